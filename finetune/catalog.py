@@ -1,0 +1,131 @@
+"""Finds recipes: by name, dotted module, file path or entry point. There is no hand-kept list.
+
+The recipes that come with the toolkit lie in ``recipes/`` beside this package and are found there, not
+through the current directory, which may hold a folder of the same name. What a recipe is about is read
+from its docstring without importing it, so that listing costs nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from finetune.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from finetune.recipe import Recipe
+
+HOUSE = Path(__file__).resolve().parent.parent
+RECIPES = HOUSE / "recipes"
+METRICS = HOUSE / "metrics"
+ENTRY_POINTS = "finetune.recipes"
+
+
+def names() -> list[str]:
+    """The recipes that come with the toolkit, by file, then those that installed packages register."""
+    files = sorted(path.stem for path in RECIPES.glob("[!_]*.py"))
+    return files + sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(files))
+
+
+def summary(name: str) -> str:
+    """The first line of a recipe's docstring, read without importing the recipe."""
+    path = RECIPES / f"{name}.py"
+    if not path.exists():
+        (point, *_) = entry_points(group=ENTRY_POINTS, name=name)
+        return f"from {point.value}"
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
+
+
+def find(name: str) -> type[Recipe]:
+    """The recipe class that ``name`` stands for.
+
+    Args:
+        name: ``yelp``, ``path/to/mine.py``, ``package.module`` or a registered entry point.
+
+    Raises:
+        UserError: if there is none, or if the file does not define exactly one recipe.
+    """
+    if (RECIPES / f"{name}.py").exists() and not name.startswith("_"):
+        return _only_recipe(_module_of_file(RECIPES / f"{name}.py", f"recipes.{name}"), name)
+    if name.endswith(".py"):
+        path = Path(name).expanduser().resolve()
+        if not path.exists():
+            raise UserError(f"recipe file not found: {name}")
+        with _importable(path.parent):
+            return _only_recipe(_module_of_file(path, f"recipe_{path.stem}"), name)
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        loaded = point.load()
+        return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
+    if "." in name:
+        with _importable(Path.cwd()):
+            try:
+                return _only_recipe(importlib.import_module(name), name)
+            except ModuleNotFoundError as error:
+                if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                    raise
+                raise UserError(f"no module '{error.name}' (recipe '{name}')") from None
+    known = names()
+    raise UserError(
+        f"unknown recipe '{name}'{suggestion(name, known)} (there are: {', '.join(known)}; "
+        "a recipe of your own is a path that ends in .py)"
+    )
+
+
+def origin(recipe: type[Recipe]) -> str:
+    """The words that make :func:`find` find this class again, for the manifest of a run."""
+    module = recipe.__module__
+    if module.startswith("recipes."):
+        return module.removeprefix("recipes.")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return str(Path(file).resolve()) if file else module
+
+
+def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
+    from finetune.recipe import Recipe
+
+    defined = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Recipe)
+        and value.__module__ == module.__name__
+    ]
+    if len(defined) != 1:
+        found = ", ".join(cls.__name__ for cls in defined) or "none"
+        raise UserError(f"'{name}': expected one class derived from Recipe defined there, found {found}")
+    return defined[0]
+
+
+def _module_of_file(path: Path, module_name: str) -> ModuleType:
+    loaded = sys.modules.get(module_name)
+    if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path:
+        return loaded
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickling look the module up by its name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+@contextmanager
+def _importable(directory: Path) -> Iterator[None]:
+    """Lets a recipe import what lies beside it, and nothing else from there afterwards."""
+    sys.path.append(str(directory))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(directory))

@@ -1,0 +1,124 @@
+"""The command line: verbs and recipes. It imports no torch until a verb needs it.
+
+    python -m finetune RECIPE [flags]
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from finetune import __version__, catalog
+from finetune.errors import UserError, suggestion
+
+VERBS = {
+    "train": "fine-tune: the long form of `python -m finetune RECIPE`",
+    "evaluate": "test the model of a run again: evaluate RUN",
+    "list": "the recipes, one line each",
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        words: The arguments; those of the process if None.
+
+    Returns:
+        The exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C.
+    """
+    words = sys.argv[1:] if words is None else words
+    _forget_current_directory()
+    try:
+        return _run(list(words))
+    except UserError as error:
+        return _refuse(error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] in ("--version", "-V"):
+        print(f"finetune {__version__}")
+        return 0
+    verb, *rest = words
+    if verb == "list":
+        print("\n".join(_lines({name: catalog.summary(name) for name in catalog.names()})))
+        return 0
+    if verb not in VERBS:
+        verb, rest = "train", words
+        if not _may_be_recipe(words[0]):
+            known = [*VERBS, *catalog.names()]
+            raise UserError(
+                f"unknown recipe or verb '{words[0]}'{suggestion(words[0], known)} "
+                f"(recipes: {', '.join(catalog.names())}; verbs: {', '.join(VERBS)}; "
+                "a recipe of your own is a path that ends in .py)"
+            )
+    return int(importlib.import_module(f"finetune.commands.{verb}").main(rest))
+
+
+def usage() -> str:
+    """What ``--help`` says: verbs and recipes."""
+    recipes = {name: catalog.summary(name) for name in catalog.names()}
+    return "\n".join(
+        [
+            "usage: python -m finetune RECIPE [flags]",
+            "       torchrun --nproc_per_node=2 -m finetune RECIPE [flags]",
+            "       accelerate launch -m finetune RECIPE [flags]",
+            "",
+            "recipes (or the path of your own, path/to/mine.py)",
+            *_lines(recipes),
+            "",
+            "verbs",
+            *_lines(VERBS),
+            "",
+            "python -m finetune RECIPE --help   the flags of a recipe",
+            "python -m finetune --version",
+        ]
+    )
+
+
+def _lines(described: dict[str, str]) -> list[str]:
+    width = max(map(len, described), default=0)
+    return [f"  {name:<{width}}  {text}" for name, text in described.items()]
+
+
+def _may_be_recipe(word: str) -> bool:
+    return word in catalog.names() or word.endswith(".py") or "." in word or word.startswith("-")
+
+
+def _forget_current_directory() -> None:
+    """Import nothing from the current directory, which ``python -m`` puts first.
+
+    A folder there named like an optional dependency (``mlx``, ``wandb``), or like ours (``recipes``),
+    would be imported instead of it.
+    """
+    here = Path.cwd()
+    if here == catalog.HOUSE:
+        return
+    sys.path[:] = [
+        entry for entry in sys.path if entry and Path(entry).resolve() != here
+    ]
+
+
+def _refuse(error: UserError) -> int:
+    """Say what is wrong, once. The other ranks wait for their launcher to end them."""
+    from finetune.job import ranks
+
+    if ranks().rank != 0:
+        time.sleep(30)
+        return 2
+    for mistake in error.mistakes:
+        print(f"error: {mistake}", file=sys.stderr)
+    sys.stderr.flush()
+    return 2

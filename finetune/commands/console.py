@@ -1,0 +1,60 @@
+"""What a person sees: the block at the start, the table at the end, and no chatter of the libraries."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from shutil import get_terminal_size
+from textwrap import wrap
+
+from finetune import job
+
+
+def say(text: str = "") -> None:
+    """A line to standard output, from rank 0 only."""
+    if job.ranks().rank == 0:
+        print(text, flush=True)
+
+
+def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
+    """A title and its facts, a line each, folded to the width of the terminal."""
+    width = max(40, min(100, get_terminal_size().columns))
+    indent = max(map(len, facts)) + 4
+    say(title)
+    for name, value in facts.items():
+        lines = [value] if isinstance(value, str) else list(value)
+        folded = [part for line in lines for part in wrap(line, width - indent) or [""]]
+        for number, line in enumerate(folded):
+            say(f"  {name if number == 0 else '':<{indent - 4}}  {line}")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell; the first is aligned left, the others right."""
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    for row in cells:
+        first, *others = (
+            f"{cell:<{width}}" if number == 0 else f"{cell:>{width}}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        say("  " + "  ".join([first, *others]).rstrip())
+
+
+def quiet() -> None:
+    """Nothing of the libraries that means nothing to the user: load reports, config dumps, bars for a file.
+
+    ``--log_level info`` brings the library's own words back.
+    """
+    import datasets
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    datasets.logging.set_verbosity_error()
+    if job.ranks().rank != 0 or not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(transformers|accelerate|datasets|torch)(\.|$)")

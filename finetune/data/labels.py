@@ -1,0 +1,70 @@
+"""Brings the labels of any source to one ``ClassLabel``: by name, in an order that never depends on luck."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from datasets import ClassLabel, Dataset, DatasetDict
+
+from finetune.errors import UserError
+
+
+def encode(dataset: DatasetDict, names: Sequence[str]) -> DatasetDict:
+    """``dataset`` with its column ``label`` as a ``ClassLabel`` that all splits share.
+
+    A source whose labels have the ``names`` of the recipe (or some of them) takes their order; any other
+    is sorted, numbers as numbers. Numbers get no names that nobody gave them: ``1`` is called ``1``.
+
+    Args:
+        dataset: Splits with a column ``label`` without missing values.
+        names: The names that the recipe knows, in its order.
+
+    Raises:
+        UserError: if the labels are numbers with a fraction.
+    """
+    values = {split: _as_names(rows) for split, rows in dataset.items()}
+    present = set().union(*(set(each) for each in values.values()))
+    feature = dataset["train"].features["label"]
+    if present <= set(names):
+        ordered = [name for name in names if name in present or set(_names(feature)) == set(names)]
+    else:
+        ordered = _names(feature) or sorted(present, key=_natural)
+        ordered += sorted(present - set(ordered), key=_natural)
+    label = ClassLabel(names=ordered)
+    number = {name: index for index, name in enumerate(ordered)}
+    return DatasetDict(
+        {
+            split: rows
+            if rows.features["label"] == label
+            else rows.remove_columns("label")
+            .add_column("label", np.array([number[each] for each in values[split]], dtype=np.int64))
+            .cast_column("label", label)
+            for split, rows in dataset.items()
+        }
+    )
+
+
+def _names(feature: Any) -> list[str]:
+    return list(feature.names) if isinstance(feature, ClassLabel) else []
+
+
+def _as_names(rows: Dataset) -> list[str]:
+    feature, values = rows.features["label"], rows["label"][:]
+    if isinstance(feature, ClassLabel):
+        return [feature.names[value] for value in values]
+    if any(isinstance(value, float) and not value.is_integer() for value in values):
+        example = next(value for value in values if not float(value).is_integer())
+        raise UserError(
+            f"the labels are numbers with a fraction ({example}): expected classes; "
+            "is --label_column the right column?"
+        )
+    return [str(int(value)) if isinstance(value, float) else str(value) for value in values]
+
+
+def _natural(name: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(name), name)
+    except ValueError:
+        return (1, 0.0, name)

@@ -1,0 +1,117 @@
+"""Reads a data set from wherever it is: the Hub, local files, or the packages of the ``embedded`` extra.
+
+Every reader gives all the columns of the source and adds ``id``, the number of the row in its split.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import DatasetDict, load_dataset
+
+from finetune import hub
+from finetune.data import embedded
+from finetune.errors import UserError, suggestion
+
+# pandas would read the words NA, null and None as missing values, in texts and in labels.
+_CSV: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".csv": ("csv", _CSV),
+    ".tsv": ("csv", {**_CSV, "sep": "\t"}),
+    ".jsonl": ("json", {}),
+    ".parquet": ("parquet", {}),
+}
+SPLITS = ("train", "validation", "test")
+assert tuple(READERS) == hub.FILES
+
+
+def read(dataset: str) -> DatasetDict:
+    """The splits of a source, with every column it has.
+
+    Args:
+        dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files, or the
+            name of a data set on the Hub.
+
+    Raises:
+        UserError: if there is nothing to read, or if it cannot be read.
+    """
+    if not dataset:
+        raise UserError("--dataset: this recipe names no data set of its own, give one")
+    if dataset.startswith(embedded.PREFIX):
+        splits = embedded.read(dataset)
+    elif hub.names_repository(dataset):
+        splits = _read_hub(dataset)
+    else:
+        splits = _read_files(_files(Path(dataset).expanduser()))
+    return DatasetDict({name: _numbered(split) for name, split in splits.items()})
+
+
+def describe(dataset: str) -> str:
+    """Where the data came from, in a few words."""
+    if dataset.startswith(embedded.PREFIX):
+        return embedded.describe(dataset)
+    return f"{dataset} ({'Hub' if hub.names_repository(dataset) else 'local'})"
+
+
+def _numbered(split: Any) -> Any:
+    if "id" in split.column_names:
+        split = split.remove_columns("id")
+    return split.add_column("id", np.arange(len(split)))
+
+
+def _files(path: Path) -> dict[str, Path]:
+    """The file of each split. A single file is ``train``."""
+    if path.is_file():
+        if path.suffix not in READERS:
+            raise UserError(
+                f"cannot read {path}: expected a file that ends in {', '.join(READERS)}"
+            )
+        return {"train": path}
+    if not path.exists():
+        lying_there = [each.name for each in path.parent.glob("*")] if path.parent.exists() else []
+        raise UserError(f"no such file or directory: {path}{suggestion(path.name, lying_there)}")
+    found: dict[str, Path] = {}
+    for split in SPLITS:
+        candidates = [path / f"{split}{suffix}" for suffix in READERS]
+        present = [candidate for candidate in candidates if candidate.exists()]
+        if len(present) > 1:
+            raise UserError(
+                f"{path}: expected one file for '{split}', found "
+                f"{' and '.join(each.name for each in present)}"
+            )
+        found.update({split: each for each in present})
+    if "train" not in found:
+        there = ", ".join(sorted(each.name for each in path.iterdir())[:10]) or "nothing"
+        raise UserError(
+            f"{path}: expected a file train{'|'.join(READERS)} (and validation, test if there are any), "
+            f"found {there}"
+        )
+    return found
+
+
+def _read_files(files: dict[str, Path]) -> dict[str, Any]:
+    splits = {}
+    for split, path in files.items():
+        if path.stat().st_size == 0:
+            raise UserError(f"{path} is empty")
+        kind, options = READERS[path.suffix]
+        try:
+            # one file at a time: two splits whose labels differ in type are told apart, not refused
+            loaded = load_dataset(kind, data_files={split: str(path)}, **options)
+        except Exception as error:  # the readers raise whatever pandas and pyarrow raise
+            reason = error.__cause__ or error
+            raise UserError(f"cannot read {path} as {kind}: {reason}") from error
+        splits[split] = loaded[split]
+    return splits
+
+
+def _read_hub(name: str) -> dict[str, Any]:
+    from datasets.exceptions import DatasetNotFoundError
+
+    try:
+        loaded = load_dataset(name)
+    except (DatasetNotFoundError, FileNotFoundError) as error:
+        raise UserError(f"data set '{name}' is not on the Hub, nor is it a local file: {error}") from error
+    return {split: loaded[split] for split in SPLITS if split in loaded}

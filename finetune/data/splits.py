@@ -1,0 +1,139 @@
+"""Carves ``train``, ``validation`` and ``test``, so that selection never sees the test set.
+
+The order is fixed: exact duplicates are dropped, the splits are carved, then rows are drawn. Everything
+hangs on one seed of its own, not on the seed of the training, so that runs with other seeds stay comparable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from datasets import Dataset, DatasetDict, Image
+
+TEST_SHARE = 0.2
+VALIDATION_SHARE = 0.1
+MOST_VALIDATION_ROWS = 10_000
+
+
+def three_way(
+    dataset: DatasetDict,
+    *,
+    column: str,
+    seed: int,
+    train_samples: int | None,
+    eval_samples: int | None,
+    note: Callable[[str], None],
+) -> DatasetDict:
+    """The three splits, each in the order of its source.
+
+    Args:
+        dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
+            ``column`` and ``label``. A test set of 20% and a validation set of 10% of the training rows
+            (at most 10,000) are carved where they are missing, stratified.
+        column: Rows with the same value here are duplicates. The first is kept; training rows that
+            stand in the source's own test or validation set too are dropped.
+        seed: Decides which rows go where.
+        train_samples: Rows to train on, or None for all.
+        eval_samples: The most rows of validation and of test each, or None for all.
+        note: Takes sentences about the rows dropped.
+    """
+    splits = dict(dataset)
+    held_out = {
+        digest
+        for name in ("validation", "test")
+        if name in splits
+        for digest in digests(splits[name], column)
+    }
+    splits["train"] = _without_duplicates(splits["train"], column, held_out, note)
+    if "test" not in splits:
+        rows = len(splits["train"])
+        splits["train"], splits["test"] = _carve(splits["train"], round(TEST_SHARE * rows), seed)
+    if "validation" not in splits:
+        size = min(round(VALIDATION_SHARE * len(splits["train"])), MOST_VALIDATION_ROWS)
+        splits["train"], splits["validation"] = _carve(splits["train"], size, seed + 1)
+    caps = {"train": train_samples, "validation": eval_samples, "test": eval_samples}
+    return DatasetDict(
+        {
+            name: splits[name] if cap is None else _draw(splits[name], cap, seed + 2)
+            for name, cap in caps.items()
+        }
+    )
+
+
+def fingerprint(dataset: DatasetDict, column: str) -> str:
+    """A hash of what the rows hold, in their order: the same data gives the same, wherever it lies."""
+    whole = hashlib.sha256()
+    for name in sorted(dataset):
+        whole.update(name.encode())
+        for digest, label in zip(digests(dataset[name], column), dataset[name]["label"], strict=True):
+            whole.update(digest + str(label).encode())
+    return whole.hexdigest()[:16]
+
+
+def digests(rows: Dataset, column: str) -> Iterator[bytes]:
+    """A short hash of each value of a column of texts or images."""
+    rows = rows.select_columns([column])
+    if isinstance(rows.features[column], Image):
+        rows = rows.cast_column(column, Image(decode=False))
+    for batch in rows.iter(batch_size=1000):
+        for value in batch[column]:
+            content = value["bytes"] if isinstance(value, dict) else value.encode()
+            yield hashlib.blake2b(content, digest_size=16).digest()
+
+
+def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Indices of ``size`` rows in which every class keeps its share, sorted.
+
+    scikit-learn's splitter refuses a class of one row, and a draw that leaves fewer rows than there are
+    classes; here the largest remainders decide (Hamilton's method), and both work.
+
+    Args:
+        labels: Shape ``(rows,)``, the class of each row.
+        size: How many rows to draw, at most ``rows``.
+        seed: Decides which rows of a class are drawn.
+    """
+    generator = np.random.default_rng(seed)
+    classes, counts = np.unique(labels, return_counts=True)
+    shares = counts * (size / len(labels))
+    quota = np.floor(shares).astype(int)
+    remainders = np.argsort(quota - shares, kind="stable")
+    quota[remainders[: size - quota.sum()]] += 1
+    drawn = [
+        generator.permutation(np.flatnonzero(labels == each))[:take]
+        for each, take in zip(classes, quota, strict=True)
+    ]
+    return np.sort(np.concatenate(drawn))
+
+
+def _without_duplicates(
+    rows: Dataset, column: str, held_out: set[bytes], note: Callable[[str], None]
+) -> Dataset:
+    seen: set[bytes] = set()
+    kept, repeated, leaked = [], 0, 0
+    for index, digest in enumerate(digests(rows, column)):
+        if digest in held_out:
+            leaked += 1
+        elif digest in seen:
+            repeated += 1
+        else:
+            seen.add(digest)
+            kept.append(index)
+    if repeated:
+        note(f"dropped {repeated:,} exact duplicates")
+    if leaked:
+        note(f"dropped {leaked:,} training rows that stand in the validation or test set too")
+    return rows if len(kept) == len(rows) else rows.select(kept)
+
+
+def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
+    taken = stratified(np.asarray(rows["label"][:]), size, seed)
+    left = np.setdiff1d(np.arange(len(rows)), taken)
+    return rows.select(left), rows.select(taken)
+
+
+def _draw(rows: Dataset, size: int, seed: int) -> Dataset:
+    if size >= len(rows):
+        return rows
+    return rows.select(stratified(np.asarray(rows["label"][:]), size, seed))

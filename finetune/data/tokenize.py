@@ -1,0 +1,56 @@
+"""Tokenizes the splits once, truncated and never padded: each batch is padded to its own longest row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import DatasetDict
+from datasets.fingerprint import Hasher
+from transformers import PreTrainedTokenizerBase
+
+from finetune.data.splits import fingerprint
+
+
+def tokenize(
+    dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> DatasetDict:
+    """Splits with what the tokenizer gives, ``labels``, and ``length`` in tokens.
+
+    The result is cached by what it is made of (data, tokenizer, length), so that every rank and every
+    later run reads it instead of doing it again. ``datasets`` would hash the tokenizer with the padding
+    and truncation it was last used with, and so would not find its own cache.
+
+    Args:
+        dataset: Splits with ``text`` and ``label``.
+        tokenizer: Of the model.
+        max_length: Longer texts are truncated to this many tokens, special tokens included.
+    """
+    vocabulary = Hasher.hash(
+        [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.init_kwargs]
+    )
+    return DatasetDict(
+        {
+            split: rows.map(
+                _encode,
+                batched=True,
+                remove_columns=rows.column_names,
+                fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
+                new_fingerprint=Hasher.hash(
+                    [fingerprint(DatasetDict({split: rows}), "text"), vocabulary, max_length]
+                ),
+                desc=f"tokenizing {split}",
+            )
+            for split, rows in dataset.items()
+        }
+    )
+
+
+def _encode(
+    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, Any]:
+    encoded = tokenizer(batch["text"], truncation=True, max_length=max_length)
+    return {
+        **encoded,
+        "labels": batch["label"],
+        "length": [len(tokens) for tokens in encoded["input_ids"]],
+    }

@@ -1,0 +1,109 @@
+"""Tokenizers and encoders of ``transformers``, from the Hub, a local directory or the embedded package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from finetune import hub
+from finetune.data import embedded
+from finetune.errors import UserError
+
+# What the model families call the two dropouts in their configurations.
+_DROPOUTS = {
+    "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "dropout"),
+    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
+}
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``model``.
+
+    Raises:
+        UserError: if there is none to be had under this name.
+    """
+    source = _source(model)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise _not_loaded(model, error) from error
+    return tokenizer
+
+
+def load_classifier(
+    model: str,
+    labels: Sequence[str],
+    hidden_dropout: float | None = None,
+    attention_dropout: float | None = None,
+) -> PreTrainedModel:
+    """``model`` with a classification head, in fp32 whatever the checkpoint says.
+
+    Args:
+        model: A name on the Hub, a local directory, or ``embedded:minilm``.
+        labels: The names of the classes; they go into the configuration, so that ``pipeline()`` says them.
+        hidden_dropout: Probability, or None for the model's own.
+        attention_dropout: Probability, or None for the model's own.
+
+    Raises:
+        UserError: if the model cannot be had, or has no such dropout.
+    """
+    source = _source(model)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            source,
+            num_labels=len(labels),
+            id2label=dict(enumerate(labels)),
+            label2id={name: index for index, name in enumerate(labels)},
+        )
+        _set_dropout(config, "hidden_dropout", hidden_dropout)
+        _set_dropout(config, "attention_dropout", attention_dropout)
+        classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+            source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loaded(model, error) from error
+    return classifier
+
+
+def describe(model: str) -> str:
+    """Where the model came from, in a few words."""
+    if model.startswith(embedded.PREFIX):
+        return embedded.describe(model)
+    return f"{model} ({'Hub' if hub.names_repository(model) else 'local'})"
+
+
+def _source(model: str) -> str:
+    if model == embedded.PREFIX + "minilm":
+        return str(embedded.model_directory())
+    if not model:
+        raise UserError("--model: this recipe names no model of its own, give one")
+    if not hub.names_repository(model):
+        path = Path(model).expanduser()
+        if not (path / "config.json").exists():
+            raise UserError(f"--model {model}: expected a directory that holds a config.json")
+        return str(path)
+    return model
+
+
+def _set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
+    if probability is None:
+        return
+    name = next((name for name in _DROPOUTS[option] if hasattr(config, name)), None)
+    if name is None:
+        raise UserError(f"--{option}: a model of type '{config.model_type}' has no such dropout")
+    setattr(config, name, probability)
+
+
+def _not_loaded(model: str, error: Exception) -> UserError:
+    reason = str(error).strip().partition("\n")[0]
+    return UserError(f"--model {model} could not be loaded: {reason}")

@@ -1,0 +1,126 @@
+"""What made a run: the facts that go into ``run.json``, without any secret."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune import job
+from finetune.data import sources
+from finetune.data.splits import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
+    from transformers.trainer_utils import TrainOutput
+
+    from finetune.settings import Settings
+    from finetune.training.arguments import FinetuneArguments
+
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
+
+
+def facts(settings: Settings, arguments: FinetuneArguments) -> dict[str, Any]:
+    """What is known when training starts."""
+    recipe = settings.recipe
+    return {
+        "recipe": settings.name,
+        "command": settings.command,
+        "options": {
+            each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)
+        },
+        "embedded_overrides": settings.overrides,
+        "arguments": arguments.to_sanitized_dict(),
+        "labels": recipe.labels,
+        "data": {
+            "source": sources.describe(recipe.dataset),
+            "rows": {name: len(rows) for name, rows in recipe.splits.items()},
+            "fingerprint": fingerprint(recipe.splits, recipe.input_column),
+            "notes": recipe.notes,
+        },
+        "launch": {
+            "parallel_mode": parallel_mode(arguments),
+            "world_size": arguments.world_size,
+            "n_gpu": arguments.n_gpu,
+            "device": str(arguments.device),
+            "precision": precision(arguments),
+        },
+        "versions": {
+            "finetune": version("finetune"),
+            "python": platform.python_version(),
+            **{name: version(name) for name in LIBRARIES},
+        },
+        "git_revision": git_revision(),
+    }
+
+
+def outcome(trained: TrainOutput, state: TrainerState, seconds: float) -> dict[str, Any]:
+    """What is known when training has ended."""
+    return {
+        "steps": trained.global_step,
+        "train_loss": trained.training_loss,
+        "train_seconds": round(seconds, 2),
+        "train_rows_per_second": trained.metrics.get("train_samples_per_second"),
+        "best_step": state.best_global_step,
+        "history": state.log_history,
+    }
+
+
+def validation_metrics(state: TrainerState) -> dict[str, float]:
+    """Of the model that was kept: the best checkpoint where there is one, or else the last evaluation."""
+    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+    if not evaluations:
+        return {}
+    kept = [entry for entry in evaluations if entry["step"] == state.best_global_step]
+    return scores_only((kept or evaluations)[-1], "eval_")
+
+
+def scores_only(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
+    """The entries with this prefix, without it, and without those that only tell the speed."""
+    speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    return {
+        name.removeprefix(prefix): value
+        for name, value in metrics.items()
+        if name.startswith(prefix) and not name.endswith(speed)
+    }
+
+
+def parallel_mode(arguments: FinetuneArguments) -> str:
+    """``one device``, ``DataParallel`` or ``DistributedDataParallel``."""
+    if job.ranks().world_size > 1:
+        return "DistributedDataParallel"
+    devices = job.devices_in_training(arguments.use_cpu)
+    return f"DataParallel on {devices} GPUs" if devices > 1 else "one device"
+
+
+def precision(arguments: FinetuneArguments) -> str:
+    """What the matrix products are computed in."""
+    return "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
+
+
+def steps(arguments: FinetuneArguments, rows: int) -> int:
+    """Optimizer steps of the training. An incomplete last step of an epoch is left out."""
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    assert arguments.global_batch_size is not None
+    return math.ceil(arguments.num_train_epochs * (rows // arguments.global_batch_size))
+
+
+def git_revision() -> str | None:
+    """The revision of the checkout that the toolkit runs from, ``-dirty`` if it was changed."""
+    house = Path(__file__).resolve().parent.parent
+    if not (house / ".git").exists():
+        return None
+    described = subprocess.run(
+        ["git", "-C", str(house), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    )
+    return described.stdout.strip() or None

@@ -1,0 +1,325 @@
+"""The recipe: what a task is made of, as a dataclass whose methods are the steps of a run.
+
+The fields of a recipe are its options: each is a flag, a config key and a keyword argument, with its help
+written once. The methods are the steps, in the order in which a run takes them, and each can be replaced::
+
+    load -> split -> prepare -> build_model, data_collator, loss, compute_metrics -> parts -> trainer
+
+A text recipe is mostly fields::
+
+    class Yelp(TextClassification):
+        dataset: str = "Yelp/yelp_review_full"
+        model: str = "google-bert/bert-base-cased"
+        training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
+
+Importing a recipe touches neither a device nor the network, and imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+from finetune.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from datasets import DatasetDict
+    from transformers import EvalPrediction, PreTrainedTokenizerBase
+
+    from finetune.training.trainer import Trainer
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a recipe: an option with its help, which the command line shows.
+
+    Args:
+        default: The value where neither a config file nor a flag says otherwise.
+        help: One line, without the default (the command line adds it).
+    """
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
+@dataclasses.dataclass(kw_only=True)
+class Recipe:
+    """The contract. Derive from it, name your options as annotated fields, and replace the steps.
+
+    Attributes:
+        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name; those of
+            the classes above are kept unless named again.
+        embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
+        input_column: The column of the raw data that the model sees; duplicates are found by it.
+        label_names: The names of the classes in the order of their numbers; a source whose labels have
+            these names is brought into this order, any other keeps its own.
+    """
+
+    training: ClassVar[Mapping[str, Any]] = {
+        "weight_decay": 0.01,
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "f1",
+        "save_total_limit": 3,
+        "logging_steps": 10,
+        "seed": 42,
+    }
+    embedded: ClassVar[Mapping[str, Any]] = {}
+    input_column: ClassVar[str] = "text"
+    label_names: ClassVar[Sequence[str]] = ()
+
+    dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
+    train_samples: int | None = option(None, "train on this many rows, drawn by class")
+    eval_samples: int | None = option(None, "cap validation and test at this many rows each")
+    split_seed: int = option(42, "seed of the splits and of the rows drawn (not of the training)")
+    drop_invalid: bool = option(False, "drop rows without a usable input or label, do not refuse")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inherited = {field.name: field for field in dataclasses.fields(cls.__mro__[1])}
+        annotated = cls.__dict__.get("__annotations__", {})
+        for name in inherited.keys() & cls.__dict__.keys():
+            if name not in annotated:
+                raise UserError(
+                    f"{cls.__name__}.{name} overrides an option without annotation, so it would have no "
+                    f"effect: write `{name}: {inherited[name].type} = ...`"
+                )
+            value = cls.__dict__[name]
+            if not isinstance(value, dataclasses.Field):
+                setattr(cls, name, option(value, inherited[name].metadata["help"]))
+        dataclasses.dataclass(kw_only=True)(cls)
+        for merged in ("training", "embedded"):
+            above = getattr(cls.__mro__[1], merged)
+            setattr(cls, merged, {**above, **cls.__dict__.get(merged, {})})
+
+    def __post_init__(self) -> None:
+        self.notes: list[str] = []
+        mistakes = [
+            f"--{name} {value}: expected a number of rows, 1 or more"
+            for name in ("train_samples", "eval_samples")
+            if (value := getattr(self, name)) is not None and value < 1
+        ]
+        if mistakes:
+            raise UserError(*mistakes)
+
+    def note(self, sentence: str) -> None:
+        """Remember something that the user must be told: it stands in the start block and the manifest."""
+        self.notes.append(sentence)
+
+    # ---- the steps -------------------------------------------------------------------------------
+
+    def load(self) -> DatasetDict:
+        """The raw data: splits with the columns ``id``, :attr:`input_column` and ``label``.
+
+        Returns:
+            A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label`` is a
+            ``ClassLabel``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        """``train``, ``validation`` and ``test``: duplicates dropped, carved, then drawn."""
+        from finetune.data import splits
+
+        return splits.three_way(
+            dataset,
+            column=self.input_column,
+            seed=self.split_seed,
+            train_samples=self.train_samples,
+            eval_samples=self.eval_samples,
+            note=self.note,
+        )
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        """What the model eats, row by row, not padded."""
+        raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
+
+    def processing_class(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer or image processor that is saved beside the model, if there is one."""
+        return None
+
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        """A fresh model with one output for each of ``labels``, to be trained.
+
+        Its ``forward`` takes the collated batch, with or without ``labels``, and returns a mapping that
+        holds ``logits`` of shape ``(rows, classes)``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must say how to build its model")
+
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        """The model saved in ``directory`` by a run."""
+        from safetensors.torch import load_model
+
+        model = self.build_model(labels)
+        load_model(model, Path(directory) / "model.safetensors")
+        return model
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        """What makes a batch of rows, ``labels`` among its keys."""
+        raise NotImplementedError(f"{type(self).__name__} must say how to collate its rows")
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of each row, not reduced: the trainer divides by the rows of the *global* step.
+
+        Args:
+            logits: Shape ``(rows, classes)``.
+            labels: Shape ``(rows,)``, int64.
+
+        Returns:
+            Shape ``(rows,)``, in nats.
+        """
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(logits, labels, reduction="none")
+
+    def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Accuracy and macro F1. Replace it for others: see :class:`finetune.scoring.Scoring`."""
+        return self._scoring(prediction)
+
+    # ---- put together ----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def splits(self) -> DatasetDict:
+        """The raw splits, loaded, carved and checked. The order of the rows is that of the source."""
+        from finetune.data import findings
+
+        self.notes.clear()
+        dataset = self.load()
+        findings.refuse_unusable(dataset)
+        dataset = self.split(dataset)
+        findings.refuse_untrainable(dataset)
+        return dataset
+
+    @functools.cached_property
+    def prepared(self) -> DatasetDict:
+        """:attr:`splits`, prepared for the model."""
+        return self.prepare(self.splits)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes, in the order of their numbers."""
+        return list(self.splits["train"].features["label"].names)
+
+    @functools.cached_property
+    def _scoring(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        from finetune.scoring import Scoring
+
+        return Scoring(accuracy={}, f1={"average": "macro"})
+
+    def parts(self) -> dict[str, Any]:
+        """The keyword arguments of ``transformers.Trainer``, but for ``args``.
+
+        The library's ``Trainer`` takes them as well as ours: the loss is right in both.
+        """
+        from finetune.training.loss import GlobalLoss
+
+        return {
+            "model": self.build_model(self.labels),
+            "train_dataset": self.prepared["train"],
+            "eval_dataset": self.prepared["validation"],
+            "data_collator": self.data_collator(),
+            "processing_class": self.processing_class(),
+            "compute_metrics": self.compute_metrics,
+            "compute_loss_func": GlobalLoss(self.loss),
+        }
+
+    def trainer(self, **training_arguments: Any) -> Trainer:
+        """A ``transformers.Trainer``, ours where it must be, ready to ``train()``.
+
+        Args:
+            **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more, over the
+                defaults of the recipe. ``output_dir`` defaults to ``runs/<recipe>``.
+
+        Raises:
+            UserError: if an argument is unknown, or if the data cannot be trained on.
+        """
+        from finetune.settings import training_arguments as build
+        from finetune.training.trainer import build_trainer
+
+        arguments = build(type(self), training_arguments)
+        return build_trainer(self.parts, arguments)
+
+
+class TextClassification(Recipe):
+    """A recipe for sentences or documents with one label each, on an encoder from ``transformers``."""
+
+    model: str = option("", "name of a model on the Hub, or a local directory")
+    text_column: str = option("text", "column that holds the text")
+    label_column: str = option("label", "column that holds the label")
+    max_length: int = option(512, "truncate texts to this many tokens")
+    hidden_dropout: float | None = option(None, "dropout of the hidden states (unset: the model's own)")
+    attention_dropout: float | None = option(None, "dropout of the attention (unset: the model's own)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        mistakes = [
+            f"--{name} {value}: expected a probability, 0 or more and below 1"
+            for name in ("hidden_dropout", "attention_dropout")
+            if (value := getattr(self, name)) is not None and not 0 <= value < 1
+        ]
+        if self.max_length < 3:
+            mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        if mistakes:
+            raise UserError(*mistakes)
+
+    def load(self) -> DatasetDict:
+        return self.labelled(self.read())
+
+    def read(self) -> DatasetDict:
+        """The source as it is, every column, with an ``id`` added: the row's number in its split."""
+        from finetune.data import sources
+
+        return sources.read(self.dataset)
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """``dataset`` brought to the columns ``id``, ``text`` and ``label``, missing values refused."""
+        from finetune.data import findings, labels
+
+        findings.require_columns(dataset, self.text_column, self.label_column)
+        dataset = dataset.select_columns(["id", self.text_column, self.label_column])
+        dataset = dataset.rename_columns(
+            {
+                old: new
+                for old, new in ((self.text_column, "text"), (self.label_column, "label"))
+                if old != new
+            }
+        )
+        dataset = findings.only_valid(dataset, drop=self.drop_invalid, note=self.note)
+        return labels.encode(dataset, self.label_names)
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.data.tokenize import tokenize
+
+        return tokenize(dataset, self.processing_class(), self.max_length)
+
+    def processing_class(self) -> PreTrainedTokenizerBase:
+        return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from finetune.pretrained import load_tokenizer
+
+        return load_tokenizer(self.model)
+
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.pretrained import load_classifier
+
+        return load_classifier(
+            self.model,
+            labels,
+            hidden_dropout=self.hidden_dropout,
+            attention_dropout=self.attention_dropout,
+        )
+
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.pretrained import load_classifier
+
+        return load_classifier(str(directory), labels)
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from transformers import DataCollatorWithPadding
+
+        return DataCollatorWithPadding(self.processing_class())

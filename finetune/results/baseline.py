@@ -1,0 +1,78 @@
+"""What a model has to beat: the majority class, and a bag of words with logistic regression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from datasets import DatasetDict, Value
+from transformers import EvalPrediction
+
+#: More rows take scikit-learn longer than the training of the model itself.
+MOST_ROWS = 100_000
+
+
+def majority(train_labels: Sequence[int], rows: int) -> np.ndarray:
+    """The most frequent class of training, for each of ``rows`` rows."""
+    return np.full(rows, np.bincount(np.asarray(train_labels)).argmax())
+
+
+def bag_of_words(
+    train_texts: Sequence[str], train_labels: Sequence[int], test_texts: Sequence[str], seed: int
+) -> tuple[np.ndarray, int]:
+    """Predictions of TF-IDF over one- and two-word terms, sublinear, with logistic regression, C = 10.
+
+    Args:
+        train_texts: The rows that the model was trained on; of more than 100,000 a random 100,000.
+        train_labels: Their classes.
+        test_texts: The rows to predict.
+        seed: Of that draw.
+
+    Returns:
+        The class of each test text, and on how many rows the baseline was fitted.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    fitted_on = min(len(train_texts), MOST_ROWS)
+    chosen = np.random.default_rng(seed).permutation(len(train_texts))[:fitted_on]
+    model = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
+        LogisticRegression(C=10, max_iter=1000),
+    )
+    model.fit([train_texts[index] for index in chosen], np.asarray(train_labels)[chosen])
+    return model.predict(test_texts), fitted_on
+
+
+def all_of(
+    splits: DatasetDict,
+    input_column: str,
+    compute_metrics: Callable[[EvalPrediction], dict[str, float]],
+    seed: int,
+) -> dict[str, dict[str, float]]:
+    """The metrics of each baseline on the test rows; the bag of words only where the input is text.
+
+    Args:
+        splits: ``train`` and ``test``, raw.
+        input_column: Of the texts or images.
+        compute_metrics: The recipe's.
+        seed: Of the draw of :func:`bag_of_words`.
+    """
+    train, test = splits["train"], splits["test"]
+    names, labels = train.features["label"].names, np.asarray(test["label"][:])
+    predicted = {"majority class": majority(train["label"][:], len(test))}
+    if isinstance(train.features[input_column], Value):
+        words, fitted_on = bag_of_words(
+            train[input_column][:], train["label"][:], test[input_column][:], seed
+        )
+        name = "TF-IDF + logistic regression"
+        if fitted_on < len(train):
+            name += f" ({fitted_on:,} rows)"
+        predicted[name] = words
+    return {
+        name: compute_metrics(
+            EvalPrediction(predictions=np.eye(len(names))[classes], label_ids=labels)
+        )
+        for name, classes in predicted.items()
+    }

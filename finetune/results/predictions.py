@@ -1,0 +1,32 @@
+"""The test rows with what the model said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from datasets import Dataset
+from scipy.special import softmax
+
+from finetune.run import PREDICTIONS
+
+
+def write(directory: Path, rows: Dataset, logits: np.ndarray) -> None:
+    """Write ``predictions.parquet``: id, text (where there is one), label, prediction, probabilities.
+
+    Args:
+        directory: Of the run.
+        rows: The raw test rows, with ``id`` and ``label``.
+        logits: Shape ``(rows, classes)``, in the order of ``rows``.
+    """
+    names = rows.features["label"].names
+    probabilities = softmax(logits.astype(np.float64), axis=1)
+    columns: dict[str, object] = {"id": rows["id"][:]}
+    if "text" in rows.column_names:
+        columns["text"] = rows["text"][:]
+    columns["label"] = [names[label] for label in rows["label"]]
+    columns["prediction"] = [names[label] for label in probabilities.argmax(axis=1)]
+    for index, name in enumerate(names):
+        columns[f"probability of {name}"] = probabilities[:, index]
+    pd.DataFrame(columns).to_parquet(directory / PREDICTIONS, index=False)

@@ -1,0 +1,50 @@
+"""The local metric modules as one ``compute_metrics``, each called with its own arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import evaluate
+import numpy as np
+from transformers import EvalPrediction
+
+from finetune.catalog import METRICS
+
+
+class Scoring:
+    """Computes metrics of the most probable class.
+
+    ``evaluate.combine`` would hand every metric the same arguments, and refuse ``average`` where one of
+    them lacks it. The modules are loaded by path, so that neither the Hub nor a folder of the same name in
+    the current directory is asked, and compute in memory, so that two runs do not share a lock.
+
+    Args:
+        **arguments: For each metric, the arguments of its ``compute``: ``accuracy={}, f1={"average":
+            "macro"}``. The names are those of the folders in ``metrics/``.
+    """
+
+    def __init__(self, **arguments: Mapping[str, Any]) -> None:
+        self.arguments = arguments
+        self.modules = {name: load(name) for name in arguments}
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The metrics of one evaluation.
+
+        Args:
+            prediction: ``predictions`` of shape ``(rows, classes)`` and ``label_ids`` of shape ``(rows,)``.
+        """
+        predicted = np.argmax(prediction.predictions, axis=-1)
+        scores: dict[str, float] = {}
+        for name, module in self.modules.items():
+            scores |= module.compute(
+                predictions=predicted, references=prediction.label_ids, **self.arguments[name]
+            )
+        return scores
+
+
+def load(name: str) -> evaluate.EvaluationModule:
+    """The metric in ``metrics/NAME`` of the toolkit."""
+    path: Path = METRICS / name
+    return evaluate.load(str(path), keep_in_memory=True)

@@ -1,0 +1,123 @@
+"""``TrainingArguments`` plus the few of ours, with the global batch resolved for the launch at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from finetune.errors import UserError
+from finetune import job
+
+#: The verbs of the command line say these, or the launcher does.
+REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
+
+
+@dataclass
+class FinetuneArguments(TrainingArguments):
+    """Every field of ``TrainingArguments`` under its own name, and these.
+
+    After construction ``global_batch_size`` equals ``per_device_train_batch_size`` x
+    ``gradient_accumulation_steps`` x processes (x GPUs under DataParallel), whichever of them was given.
+    """
+
+    per_device_train_batch_size: int | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "rows of a micro-batch on one device; takes over from the global batch, which then "
+            "grows with the processes"
+        },
+    )
+    per_device_eval_batch_size: int = field(
+        default=32, metadata={"help": "rows of a batch on one device in evaluation"}
+    )
+    global_batch_size: int | None = field(
+        default=None, metadata={"help": "rows of an optimizer step over all devices and micro-batches"}
+    )
+    save_every: int = field(
+        default=1,
+        metadata={"help": "keep a checkpoint every N epochs; the last and the best are always kept"},
+    )
+    ddp_find_unused_parameters: bool | None = field(
+        default=False,
+        metadata={"help": "let DDP look for parameters that a step does not use (slower)"},
+    )
+
+    def __post_init__(self) -> None:
+        if not torch.accelerator.is_available():
+            self.use_cpu = True  # without it the library refuses --bf16 there
+        self._refuse()
+        self._resolve_batch()
+        super().__post_init__()
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> FinetuneArguments:
+        """A draft with the batch resolved, without the device that construction touches.
+
+        Construction joins the process group where there is one; this can be called on rank 0 alone.
+
+        Args:
+            given: Fields by name; the others have their defaults.
+
+        Raises:
+            UserError: what is wrong with them, as far as ours go.
+        """
+        draft = object.__new__(cls)
+        for each in fields(cls):
+            default = each.default if each.default is not MISSING else None
+            setattr(draft, each.name, given.get(each.name, default))
+        draft.use_cpu = draft.use_cpu or not torch.accelerator.is_available()
+        draft._refuse()
+        draft._resolve_batch()
+        return draft
+
+    def _refuse(self) -> None:
+        mistakes = []
+        if self.dataloader_drop_last:
+            mistakes.append(
+                "--dataloader_drop_last would drop evaluation rows too; in training an incomplete last "
+                "step is always left out"
+            )
+        if self.train_sampling_strategy == "batch_rebalance":
+            mistakes.append(
+                "--train_sampling_strategy batch_rebalance: the steps would depend on the number of "
+                "processes; expected random, sequential or group_by_length"
+            )
+        if self.auto_find_batch_size:
+            mistakes.append(
+                "--auto_find_batch_size would change the global batch in the middle; raise "
+                "--gradient_accumulation_steps instead"
+            )
+        if self.save_every < 1:
+            mistakes.append(f"--save_every {self.save_every}: expected 1 or more epochs")
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                mistakes.append(f"--{name} {value}: expected 1 or more rows")
+        if self.gradient_accumulation_steps < 1:
+            mistakes.append(
+                f"--gradient_accumulation_steps {self.gradient_accumulation_steps}: expected 1 or more"
+            )
+        if mistakes:
+            raise UserError(*mistakes)
+
+    def _resolve_batch(self) -> None:
+        devices = job.devices_in_training(self.use_cpu)
+        shares = devices * self.gradient_accumulation_steps
+        if self.per_device_train_batch_size is None:
+            if self.global_batch_size is None:
+                self.global_batch_size = 8 * shares  # the library's 8 rows a device
+            self.per_device_train_batch_size, rest = divmod(self.global_batch_size, shares)
+            if rest or not self.per_device_train_batch_size:
+                below = self.global_batch_size // shares * shares
+                nearest = f"{below} or {below + shares}" if below else f"{shares}"
+                raise UserError(
+                    f"a global batch of {self.global_batch_size} rows does not divide into {devices} "
+                    f"devices x {self.gradient_accumulation_steps} accumulation steps; the nearest "
+                    f"that does: --global_batch_size {nearest}"
+                )
+        else:
+            self.global_batch_size = self.per_device_train_batch_size * shares

@@ -1,0 +1,50 @@
+"""The loss of a step: the sum over its rows divided by the rows of the *global* step.
+
+The stock ``Trainer`` takes a mean-reducing loss for one that it has divided already wherever the model's
+``forward`` accepts ``**kwargs``, and so doubles loss and gradient with two processes or two accumulation
+steps. Dividing by ``num_items_in_batch`` is what its ``compute_loss_func`` hook is for, and also weighs
+micro-batches of unequal size by their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+RowLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class GlobalLoss:
+    """A ``compute_loss_func`` for ``transformers.Trainer``.
+
+    Attributes:
+        rows: The loss of each row: logits ``(rows, classes)`` and labels ``(rows,)`` to ``(rows,)``.
+        label_smoothing: Weight of the mean loss over all classes (Szegedy et al., 2016); 0 is none.
+    """
+
+    rows: RowLoss
+    label_smoothing: float = 0.0
+
+    def of_rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Shape ``(rows,)``, in nats, smoothed."""
+        logits = logits.float()
+        loss = self.rows(logits, labels)
+        if not self.label_smoothing:
+            return loss
+        classes = range(logits.shape[-1])
+        uniform = torch.stack([self.rows(logits, torch.full_like(labels, each)) for each in classes])
+        return (1 - self.label_smoothing) * loss + self.label_smoothing * uniform.mean(dim=0)
+
+    def __call__(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The share of this micro-batch in the loss of the global step, a scalar."""
+        rows = len(labels) if num_items_in_batch is None else num_items_in_batch
+        return self.of_rows(outputs["logits"], labels).sum() / rows

@@ -1,0 +1,147 @@
+"""Our ``Trainer``: the library's, with an exact loss, steps of global batches and exact evaluation.
+
+It is a subclass that replaces four methods and nothing else, so everything that is said about
+``transformers.Trainer`` holds here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from transformers import set_seed
+from transformers.trainer_utils import EvalLoopOutput
+
+from finetune.errors import UserError
+from finetune.training.arguments import FinetuneArguments
+from finetune.training.checkpoint import KeepEpochs
+from finetune.training.loss import GlobalLoss
+from finetune.training.sampler import GlobalBatchSampler
+
+
+class Trainer(transformers.Trainer):
+    """``transformers.Trainer`` whose training depends on the global batch only.
+
+    Args:
+        compute_loss_func: A :class:`~finetune.training.loss.GlobalLoss`.
+        **parts: The other keyword arguments of ``transformers.Trainer``.
+    """
+
+    args: FinetuneArguments
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
+        smoothing = parts["args"].label_smoothing_factor
+        super().__init__(
+            compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
+        )
+        self.add_callback(KeepEpochs(self.args.save_every))
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """This process's share of the global loss, times the processes that DDP averages over."""
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        if isinstance(num_items_in_batch, torch.Tensor):  # under DataParallel once for each GPU
+            num_items_in_batch = num_items_in_batch.reshape(-1)[0]
+        loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Micro-batches of this process, see :class:`~finetune.training.sampler.GlobalBatchSampler`."""
+        arguments, rows = self.args, len(self.train_dataset)
+        assert arguments.global_batch_size is not None
+        if rows < arguments.global_batch_size:
+            raise UserError(
+                f"{rows} training rows are fewer than one global batch of "
+                f"{arguments.global_batch_size}; give more rows or a smaller --global_batch_size"
+            )
+        sampler = GlobalBatchSampler(
+            rows,
+            global_batch_size=arguments.global_batch_size,
+            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+            world_size=arguments.world_size,
+            rank=arguments.process_index,
+            seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
+            strategy=arguments.train_sampling_strategy,
+            lengths=self._lengths(),
+        )
+        loader = DataLoader(
+            self._remove_unused_columns(self.train_dataset, description="training"),
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=arguments.dataloader_num_workers,
+            pin_memory=arguments.dataloader_pin_memory,
+            persistent_workers=arguments.dataloader_persistent_workers,
+            prefetch_factor=arguments.dataloader_prefetch_factor,
+        )
+        # The sampler gives each process its own share: accelerate must not divide it again.
+        return prepare_data_loader(
+            loader,
+            device=self.accelerator.device,
+            num_processes=1,
+            process_index=0,
+            put_on_device=True,
+            non_blocking=self.accelerator.non_blocking,
+        )
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """The library's loop, with the loss of the gathered rows.
+
+        The library averages the means of padded batches, of which the last may be repeated; the loss
+        would depend on the batch size and on the number of processes.
+        """
+        output = super().evaluation_loop(
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
+        if output.predictions is not None and output.label_ids is not None:
+            loss = self.compute_loss_func.of_rows(
+                torch.as_tensor(output.predictions), torch.as_tensor(output.label_ids)
+            )
+            output.metrics[f"{metric_key_prefix}_loss"] = loss.double().mean().item()
+        return output
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
+        """In the order of the data: the library's would group by length, and permute predictions."""
+        return SequentialSampler(eval_dataset)
+
+    def _lengths(self) -> list[int] | None:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return None
+        column = self.args.length_column_name
+        if column not in self.train_dataset.column_names:
+            raise UserError(
+                f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
+            )
+        return list(self.train_dataset[column][:])
+
+
+def build_trainer(
+    parts: Callable[[], dict[str, Any]], arguments: FinetuneArguments
+) -> Trainer:
+    """A trainer of the parts of a recipe, seeded before the head of the model is initialised.
+
+    Args:
+        parts: Builds the keyword arguments of ``transformers.Trainer``, the model among them.
+        arguments: What ``args`` will be.
+    """
+    set_seed(arguments.seed)
+    return Trainer(args=arguments, **parts())

@@ -1,0 +1,67 @@
+"""Handwritten digits, on the small convolutional network of PyTorch's MNIST example.
+
+    python -m finetune mnist
+    python -m finetune mnist --embedded                                 # no Hub: 5,000 of the digits
+
+It shows that a recipe is not only for text: it has its own collator, its own loss and its own model.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from finetune import Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from datasets import DatasetDict
+
+MEAN, DEVIATION = 0.1307, 0.3081
+
+
+class Mnist(Recipe):
+    """MNIST (LeCun et al., 1998): 70,000 digits of 28 x 28 pixels."""
+
+    input_column = "image"
+    label_names = tuple("0123456789")
+    training = dict(
+        global_batch_size=64,
+        learning_rate=1e-3,
+        num_train_epochs=1,
+        remove_unused_columns=False,  # the collator makes `pixel_values` of the column `image`
+    )
+    embedded = dict(dataset="embedded:digits")
+
+    dataset: str = "ylecun/mnist"
+
+    def load(self) -> "DatasetDict":
+        from finetune.data import sources
+
+        return sources.read(self.dataset)
+
+    def prepare(self, dataset: "DatasetDict") -> "DatasetDict":
+        return dataset  # pictures are decoded as they are collated
+
+    def build_model(self, labels: Sequence[str]) -> "torch.nn.Module":
+        from recipes._convnet import ConvNet
+
+        return ConvNet(len(labels))
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, "torch.Tensor"]]:
+        return collate
+
+    def loss(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+        from torch.nn.functional import nll_loss
+
+        return nll_loss(logits, labels, reduction="none")
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, "torch.Tensor"]:
+    """``pixel_values`` of shape ``(rows, 1, 28, 28)``, normalised, and ``labels``."""
+    import numpy as np
+    import torch
+
+    pixels = np.stack([np.asarray(row["image"], dtype=np.float32) for row in rows]) / 255
+    return {
+        "pixel_values": torch.from_numpy((pixels - MEAN) / DEVIATION).unsqueeze(1),
+        "labels": torch.tensor([row["label"] for row in rows]),
+    }

@@ -1,0 +1,57 @@
+"""Sentiment of reviews, positive or negative, on BERT base uncased.
+
+    python -m finetune sentiment
+    torchrun --nproc_per_node=2 -m finetune sentiment --embedded        # no Hub: Rotten Tomatoes sentences
+"""
+
+from typing import TYPE_CHECKING
+
+from finetune import TextClassification
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+NAMES = ("positive", "negative")
+
+
+class Sentiment(TextClassification):
+    """Reviews labelled positive or negative; rows of any other division are dropped."""
+
+    label_names = NAMES
+    training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=3)
+    embedded = dict(
+        dataset="embedded:rotten-tomatoes",
+        model="embedded:minilm",
+        text_column="text",
+        label_column="label",
+        max_length=256,
+        learning_rate=1e-4,
+        num_train_epochs=1,
+    )
+
+    dataset: str = "davidberg/sentiment-reviews"
+    model: str = "google-bert/bert-base-uncased"
+    text_column: str = "review"
+    label_column: str = "division"
+    max_length: int = 128
+
+    def load(self) -> "DatasetDict":
+        dataset = self.read()
+        if self.label_column == "division":
+            dataset = self._only_polar(dataset)
+        return self.labelled(dataset)
+
+    def _only_polar(self, dataset: "DatasetDict") -> "DatasetDict":
+        """The data set also has a neutral division, which is no class here."""
+        polar = dataset.filter(_is_polar, input_columns=self.label_column)
+        kept, before = polar.num_rows["train"], dataset.num_rows["train"]
+        if kept < before:
+            self.note(
+                f"dropped {before - kept:,} of {before:,} rows whose division is neither positive "
+                f"nor negative: {kept:,} are left"
+            )
+        return polar
+
+
+def _is_polar(division: str | None) -> bool:
+    return division in NAMES

@@ -1,0 +1,27 @@
+"""Yelp reviews, one to five stars, on BERT base cased.
+
+    python -m finetune yelp
+    python -m finetune yelp --train_samples 1000 --eval_samples 500     # the tutorials' quick try
+    torchrun --nproc_per_node=2 -m finetune yelp --embedded             # no Hub: IMDB reviews, two classes
+"""
+
+from finetune import TextClassification
+
+
+class Yelp(TextClassification):
+    """Stars of Yelp reviews (650,000 rows, five classes, balanced; Zhang et al., 2015)."""
+
+    label_names = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
+    training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
+    embedded = dict(
+        dataset="embedded:imdb",
+        model="embedded:minilm",
+        train_samples=4000,
+        max_length=256,
+        learning_rate=1e-4,
+        num_train_epochs=1,
+    )
+
+    dataset: str = "Yelp/yelp_review_full"
+    model: str = "google-bert/bert-base-cased"
+    max_length: int = 512

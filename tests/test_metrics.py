@@ -1,0 +1,291 @@
+"""Tests of the local `evaluate` metrics: scores, types, isolation and documentation."""
+
+import ast
+import doctest
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import evaluate
+import numpy as np
+import pytest
+import sklearn.metrics
+
+METRICS_DIR = Path(__file__).resolve().parent.parent / "metrics"
+METRICS = sorted(p.name for p in METRICS_DIR.iterdir() if p.is_dir() and p.name[0] not in "._")
+
+SKLEARN_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "accuracy": sklearn.metrics.accuracy_score,
+    "f1": sklearn.metrics.f1_score,
+    "matthews_correlation": sklearn.metrics.matthews_corrcoef,
+    "precision": sklearn.metrics.precision_score,
+    "recall": sklearn.metrics.recall_score,
+}
+AVERAGED = ("f1", "precision", "recall")
+
+README_SECTIONS = [
+    "What it measures",
+    "How to use",
+    "Inputs",
+    "Output values",
+    "Examples",
+    "Limitations",
+    "Implementation",
+    "Citation",
+]
+
+_RNG = np.random.default_rng(7)
+# Case name -> (predictions, references). "absent" is a five-class task whose class 1 occurs
+# nowhere, class 3 only in the references and class 4 only in the predictions.
+DATA: dict[str, tuple[list[int], list[int]]] = {
+    "multiclass": (_RNG.integers(0, 4, 60).tolist(), _RNG.integers(0, 4, 60).tolist()),
+    "binary": (_RNG.integers(0, 2, 40).tolist(), _RNG.integers(0, 2, 40).tolist()),
+    "only_negatives": ([0, 0, 0], [0, 0, 0]),
+    "only_positives": ([1, 1, 1], [1, 1, 1]),
+    "constant_predictions": ([1, 1, 1, 1], [0, 1, 0, 1]),
+    "constant_references": ([0, 1, 0, 1], [1, 1, 1, 1]),
+    "nothing_shared": ([0, 0, 2], [4, 4, 1]),
+    "absent": ([0, 2, 2, 4, 0, 4], [0, 2, 3, 3, 2, 0]),
+}
+
+
+@pytest.fixture(autouse=True)
+def isolated_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test its own empty caches of `evaluate`, whatever was loaded before it.
+
+    `evaluate` reads the cache folders from the environment when it is first imported, possibly by
+    another test file; hence its configuration is patched instead. Metric modules imported from
+    other caches, and the places where they would be found, are hidden for the test.
+    """
+    monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", tmp_path / "caches" / "modules")
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "caches" / "metrics")
+    monkeypatch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
+    monkeypatch.setattr(
+        sys, "path", [p for p in sys.path if not Path(p, "evaluate_modules").is_dir()]
+    )
+    hidden = _pop_loaded_metric_modules()
+    yield
+    _pop_loaded_metric_modules()
+    sys.modules.update(hidden)
+
+
+def _pop_loaded_metric_modules() -> dict[str, Any]:
+    names = [name for name in sys.modules if name.split(".")[0] == "evaluate_modules"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def load(name: str, keep_in_memory: bool = True) -> evaluate.Metric:
+    """Load one of the metrics under test by the absolute path of its folder."""
+    return evaluate.load(str(METRICS_DIR / name), keep_in_memory=keep_in_memory)
+
+
+def expected_score(
+    name: str, predictions: list[int], references: list[int], options: dict[str, Any]
+) -> Any:
+    """Call the scikit-learn function of a metric, with the metric's own `zero_division`."""
+    if name in AVERAGED:
+        options = {"zero_division": 0, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SKLEARN_FUNCTIONS[name](references, predictions, **options)
+
+
+def option_sets(name: str, predictions: list[int], references: list[int]) -> list[dict[str, Any]]:
+    """List the `compute` options with which a metric is compared to scikit-learn."""
+    weights = [1.0 + i % 3 for i in range(len(references))]
+    if name not in AVERAGED:
+        sets: list[dict[str, Any]] = [{}, {"sample_weight": weights}]
+        if name == "accuracy":
+            sets += [{"normalize": False}, {"normalize": False, "sample_weight": weights}]
+        return sets
+    sets = [{"average": average} for average in ("macro", "micro", "weighted", None)]
+    sets += [
+        {"average": "macro", "sample_weight": weights},
+        {"average": None, "labels": range(5)},
+        {"average": None, "labels": [2, 0]},
+        {"average": "macro", "labels": [4, 1, 0]},
+        {"average": "macro", "labels": range(5), "zero_division": 1},
+        {"average": None, "labels": range(5), "zero_division": float("nan")},
+    ]
+    if set(predictions) | set(references) <= {0, 1}:  # what average="binary" accepts
+        sets += [{}, {"sample_weight": weights}, {"zero_division": 1}, {"pos_label": 0}]
+    return sets
+
+
+def run_doctest(test: doctest.DocTest) -> int:
+    """Run one doctest and return its number of examples; fail with its report."""
+    report: list[str] = []
+    results = doctest.DocTestRunner(verbose=False).run(test, out=report.append)
+    assert results.failed == 0, "".join(report)
+    return results.attempted
+
+
+def test_metrics_are_discovered() -> None:
+    assert len(METRICS) >= 5
+    assert set(METRICS) == set(SKLEARN_FUNCTIONS), "give a new metric its scikit-learn function"
+
+
+def test_metrics_folder_is_a_documented_package() -> None:
+    assert ast.get_docstring(ast.parse((METRICS_DIR / "__init__.py").read_text("utf-8")))
+
+
+@pytest.mark.parametrize("case", DATA)
+@pytest.mark.parametrize("name", METRICS)
+def test_agrees_with_scikit_learn(name: str, case: str) -> None:
+    predictions, references = DATA[case]
+    metric = load(name)
+    for options in option_sets(name, predictions, references):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = metric.compute(predictions=predictions, references=references, **options)
+        expected = expected_score(name, predictions, references, options)
+
+        assert list(result) == [name]
+        score = result[name]
+        np.testing.assert_array_equal(score, expected, err_msg=f"{options}")
+        if name in AVERAGED and options.get("average", "binary") is None:
+            assert type(score) is list
+            assert {type(value) for value in score} == {float}
+        else:
+            assert type(score) is float
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "score"),
+    [  # TP = 2, FP = 1, FN = 2, TN = 3 for class 1
+        ("accuracy", {}, 5 / 8),
+        ("f1", {}, 4 / 7),
+        ("precision", {}, 2 / 3),
+        ("recall", {}, 2 / 4),
+        ("matthews_correlation", {}, (2 * 3 - 1 * 2) / (3 * 4 * 4 * 5) ** 0.5),
+        ("precision", {"average": None}, [3 / 5, 2 / 3]),
+        ("recall", {"average": "macro"}, (3 / 4 + 2 / 4) / 2),
+        ("recall", {"average": "micro"}, 5 / 8),
+    ],
+)
+def test_hand_computed_scores(name: str, options: dict[str, Any], score: Any) -> None:
+    predictions = [1, 1, 1, 0, 0, 0, 0, 0]
+    references = [1, 1, 0, 1, 1, 0, 0, 0]
+    result = load(name).compute(predictions=predictions, references=references, **options)
+    assert result[name] == pytest.approx(score)
+
+
+@pytest.mark.parametrize("case", ["only_negatives", "constant_predictions", "constant_references"])
+def test_matthews_correlation_of_degenerate_input_is_zero(case: str) -> None:
+    predictions, references = DATA[case]
+    result = load("matthews_correlation").compute(predictions=predictions, references=references)
+    assert result == {"matthews_correlation": 0.0}
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_binary_average_rejects_other_classes(name: str) -> None:
+    metric = load(name)
+    with pytest.raises(ValueError, match="multiclass"):
+        metric.compute(predictions=[0, 1, 2], references=[0, 1, 1])
+    with pytest.raises(ValueError, match="pos_label"):
+        metric.compute(predictions=[0, 2], references=[2, 2])
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_rejects_bad_input(name: str) -> None:
+    metric = load(name)
+    with pytest.raises(ValueError, match="empty"):
+        metric.compute(predictions=[], references=[])
+    with pytest.raises(ValueError, match="inconsistent"):
+        metric.compute(predictions=[0, 1], references=[0, 1], sample_weight=[1.0])
+    with pytest.raises(ValueError, match="Mismatch"):
+        metric.compute(predictions=[0, 1, 1], references=[0, 1])
+
+
+@pytest.mark.parametrize("keep_in_memory", [True, False])
+@pytest.mark.parametrize("name", METRICS)
+def test_loads_from_another_directory_with_decoys(
+    name: str, keep_in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for package in {*METRICS, "metrics"}:
+        (elsewhere / package).mkdir(parents=True)
+        for file in ("__init__.py", f"{package}.py"):
+            (elsewhere / package / file).write_text("raise RuntimeError('decoy was imported')\n")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.syspath_prepend(str(elsewhere))  # as with `python -c` or a script started there
+    predictions, references = DATA["binary"]
+
+    metric = load(name, keep_in_memory)
+    result = metric.compute(predictions=predictions, references=references)
+
+    assert metric.name == name
+    assert result == {name: expected_score(name, predictions, references, {})}
+    with pytest.raises(RuntimeError, match="decoy"):  # the decoys do work
+        evaluate.load(name)
+
+
+@pytest.mark.parametrize("keep_in_memory", [True, False])
+def test_metrics_loaded_together_do_not_mix(keep_in_memory: bool) -> None:
+    macro, recall, binary = (load(name, keep_in_memory) for name in ("f1", "recall", "f1"))
+    many, two = DATA["multiclass"], DATA["binary"]
+
+    macro.add_batch(predictions=many[0][:20], references=many[1][:20])
+    recall.add_batch(predictions=many[0], references=many[1])
+    binary.add_batch(predictions=two[0], references=two[1])
+    macro.add_batch(predictions=many[0][20:], references=many[1][20:])
+
+    for metric, data, options in (
+        (recall, many, {"average": None, "labels": [3, 1]}),
+        (binary, two, {"pos_label": 0}),
+        (macro, many, {"average": "macro"}),
+    ):
+        expected = expected_score(metric.name, *data, options)
+        np.testing.assert_array_equal(metric.compute(**options)[metric.name], expected)
+    # Neither the options nor the data of the first round remain.
+    assert binary.compute(predictions=[1, 0], references=[1, 1]) == {"f1": pytest.approx(2 / 3)}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_describes_itself(name: str) -> None:
+    metric = load(name)
+    assert metric.name == name
+    assert {key: value.dtype for key, value in metric.features.items()} == {
+        "predictions": "int64",
+        "references": "int64",
+    }
+    assert metric.description
+    assert metric.citation
+    assert "Args:" in metric.inputs_description
+    assert SKLEARN_FUNCTIONS[name].__name__ in metric.reference_urls[0]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_docstring_examples(name: str) -> None:
+    module = inspect.getmodule(type(load(name)))
+    assert module is not None
+    assert sum(run_doctest(test) for test in doctest.DocTestFinder().find(module)) > 0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_readme_examples(name: str) -> None:
+    path = METRICS_DIR / name / "README.md"
+    globs = {"metrics_path": str(METRICS_DIR)}
+    test = doctest.DocTestParser().get_doctest(path.read_text("utf-8"), globs, name, str(path), 0)
+    assert run_doctest(test) > 2
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_readme_sections(name: str) -> None:
+    text = (METRICS_DIR / name / "README.md").read_text("utf-8")
+    title, *parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+
+    assert title.startswith("# ")
+    assert list(sections) == README_SECTIONS
+    assert all(body.strip() for body in sections.values())
+    assert SKLEARN_FUNCTIONS[name].__name__ in sections["Implementation"]
+    for argument in inspect.signature(load(name)._compute).parameters:
+        assert f"| `{argument}` |" in sections["Inputs"]
+    for topic in ("zero division", "absent classes"):
+        assert topic in sections["Limitations"].lower()
+    assert "```bibtex" in sections["Citation"]
