@@ -101,7 +101,9 @@ def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
     ]
     if len(defined) != 1:
         found = ", ".join(cls.__name__ for cls in defined) or "none"
-        raise UserError(f"'{name}': expected one class derived from Recipe defined there, found {found}")
+        raise UserError(
+            f"'{name}': expected one class derived from Recipe defined there, found {found}"
+        )
     return defined[0]
 
 
@@ -110,7 +112,8 @@ def _module_of_file(path: Path, module_name: str) -> ModuleType:
     if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path:
         return loaded
     spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses and pickling look the module up by its name
     try:

@@ -1,6 +1,6 @@
 """The command line: verbs and recipes. It imports no torch until a verb needs it.
 
-    python -m finetune RECIPE [flags]
+python -m finetune RECIPE [flags]
 """
 
 from __future__ import annotations
@@ -106,9 +106,7 @@ def _forget_current_directory() -> None:
     here = Path.cwd()
     if here == catalog.HOUSE:
         return
-    sys.path[:] = [
-        entry for entry in sys.path if entry and Path(entry).resolve() != here
-    ]
+    sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != here]
 
 
 def _refuse(error: UserError) -> int:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 Prepared = TypeVar("Prepared")
 _READY = "finetune/prepared"
@@ -25,7 +25,7 @@ _LONGEST_PREPARATION = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the processes of the job.
+    """One process among the processes of the job.
 
     Attributes:
         rank: Its number in the job.
@@ -41,7 +41,11 @@ class Ranks:
 def ranks() -> Ranks:
     """From the environment that ``torchrun``, ``accelerate launch`` or an MPI sets."""
     if "RANK" not in os.environ and "OMPI_COMM_WORLD_SIZE" in os.environ:
-        for ours, theirs in (("RANK", "RANK"), ("WORLD_SIZE", "SIZE"), ("LOCAL_RANK", "LOCAL_RANK")):
+        for ours, theirs in (
+            ("RANK", "RANK"),
+            ("WORLD_SIZE", "SIZE"),
+            ("LOCAL_RANK", "LOCAL_RANK"),
+        ):
             os.environ[ours] = os.environ[f"OMPI_COMM_WORLD_{theirs}"]
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
@@ -113,7 +117,7 @@ def leave() -> None:
 
 @functools.cache
 def _store() -> Store:
-    from torch.distributed import rendezvous
+    from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(rendezvous("env://"))
+    store: Store = next(rendezvous("env://"))[0]
     return store

@@ -31,9 +31,7 @@ def facts(settings: Settings, arguments: FinetuneArguments) -> dict[str, Any]:
     return {
         "recipe": settings.name,
         "command": settings.command,
-        "options": {
-            each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)
-        },
+        "options": {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)},
         "embedded_overrides": settings.overrides,
         "arguments": arguments.to_sanitized_dict(),
         "labels": recipe.labels,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
@@ -80,7 +81,7 @@ class Recipe:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         inherited = {field.name: field for field in dataclasses.fields(cls.__mro__[1])}
-        annotated = cls.__dict__.get("__annotations__", {})
+        annotated = inspect.get_annotations(cls)
         for name in inherited.keys() & cls.__dict__.keys():
             if name not in annotated:
                 raise UserError(
@@ -250,8 +251,12 @@ class TextClassification(Recipe):
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")
     max_length: int = option(512, "truncate texts to this many tokens")
-    hidden_dropout: float | None = option(None, "dropout of the hidden states (unset: the model's own)")
-    attention_dropout: float | None = option(None, "dropout of the attention (unset: the model's own)")
+    hidden_dropout: float | None = option(
+        None, "dropout of the hidden states (unset: the model's own)"
+    )
+    attention_dropout: float | None = option(
+        None, "dropout of the attention (unset: the model's own)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

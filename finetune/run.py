@@ -1,11 +1,11 @@
 """A run directory: what training leaves behind, and where everything after training starts from.
 
-    runs/yelp/
-      config.json model.safetensors tokenizer...   loads with ``from_pretrained`` and ``pipeline()``
-      run.json              recipe, options, arguments, versions, data, launch, times, status
-      metrics.json          {"validation": {...}, "test": {...}, "baseline": {...}}
-      predictions.parquet   the test rows: id, text, label, prediction, probability of every class
-      checkpoint-N/         resumable
+runs/yelp/
+  config.json model.safetensors tokenizer...   loads with ``from_pretrained`` and ``pipeline()``
+  run.json              recipe, options, arguments, versions, data, launch, times, status
+  metrics.json          {"validation": {...}, "test": {...}, "baseline": {...}}
+  predictions.parquet   the test rows: id, text, label, prediction, probability of every class
+  checkpoint-N/         resumable
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Run:
     def metrics(self) -> dict[str, dict[str, Any]]:
         """``metrics.json``: of validation, of test, and of the baselines on the same test rows."""
         if not (self.path / METRICS).exists():
-            raise UserError(f"{self.path} has no {METRICS}: its status is '{self.manifest['status']}'")
+            raise UserError(
+                f"{self.path} has no {METRICS}: its status is '{self.manifest['status']}'"
+            )
         return dict(json.loads((self.path / METRICS).read_text(encoding="utf-8")))
 
     @property

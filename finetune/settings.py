@@ -112,7 +112,9 @@ def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any
         cls = catalog.find(recipe) if isinstance(recipe, str) else recipe
     _refuse_unknown(options, cls)
     given = {**_read_config(cls, options.get("config")), **given, **options}
-    said = ", ".join([repr(catalog.origin(cls)), *(f"{name}={value!r}" for name, value in given.items())])
+    said = ", ".join(
+        [repr(catalog.origin(cls)), *(f"{name}={value!r}" for name, value in given.items())]
+    )
     return _settle(cls, given, command=f"finetune.train({said})")
 
 
@@ -125,12 +127,19 @@ def training_arguments(cls: type[Recipe], given: Mapping[str, Any]) -> FinetuneA
     from finetune.training.arguments import FinetuneArguments
 
     known = _training_names()
-    unknown = [f"unknown training argument '{name}'{suggestion(name, known)}" for name in given if name not in known]
+    unknown = [
+        f"unknown training argument '{name}'{suggestion(name, known)}"
+        for name in given
+        if name not in known
+    ]
     if unknown:
         raise UserError(*unknown)
     try:
         return FinetuneArguments(**_with_defaults(cls, given))
-    except (ValueError, ImportError) as error:  # the library's own words about what contradicts what
+    except (
+        ValueError,
+        ImportError,
+    ) as error:  # the library's own words about what contradicts what
         raise UserError(str(error)) from error
 
 
@@ -203,8 +212,7 @@ class Parser:
         namespace, left = self._parser.parse_known_args(list(words))
         known = [flag for action in self._parser._actions for flag in action.option_strings]
         mistakes = [
-            f"{where}unknown option {_flag(word, where)}"
-            f"{suggestion(word.partition('=')[0], known)}"
+            f"{where}unknown option {_flag(word, where)}{suggestion(word.partition('=')[0], known)}"
             for word in left
             if word.startswith("--")
         ]
@@ -334,13 +342,17 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 def _refuse_unknown(options: Mapping[str, Any], cls: type[Recipe]) -> None:
     _refuse_clashes(cls)
     known = {each.name for each in dataclasses.fields(cls)} | _training_names() | set(CHOICES)
-    unknown = [f"unknown option '{name}'{suggestion(name, known)}" for name in options if name not in known]
+    unknown = [
+        f"unknown option '{name}'{suggestion(name, known)}" for name in options if name not in known
+    ]
     if unknown:
         raise UserError(*unknown)
 
 
 def _refuse_clashes(cls: type[Recipe]) -> None:
-    taken = sorted({each.name for each in dataclasses.fields(cls)} & (_training_names() | set(CHOICES)))
+    taken = sorted(
+        {each.name for each in dataclasses.fields(cls)} & (_training_names() | set(CHOICES))
+    )
     if taken:
         raise UserError(
             f"{cls.__name__}: the options {', '.join(taken)} are training arguments already; "

@@ -47,7 +47,9 @@ def start(
     console.say()
 
 
-def batch(collator: Callable[[list[Any]], Any], rows: Dataset, arguments: FinetuneArguments) -> None:
+def batch(
+    collator: Callable[[list[Any]], Any], rows: Dataset, arguments: FinetuneArguments
+) -> None:
     """The shapes of one collated micro-batch."""
     size = arguments.per_device_train_batch_size
     collated = collator([rows[index] for index in range(min(size or 1, len(rows)))])
@@ -67,7 +69,10 @@ def end(run: Run) -> None:
     console.say(f"\ntest set, {rows:,} rows")
     console.table(
         ["", *columns],
-        [[name, *(f"{scores[column]:.4f}" for column in columns)] for name, scores in named.items()],
+        [
+            [name, *(f"{scores[column]:.4f}" for column in columns)]
+            for name, scores in named.items()
+        ],
     )
     seconds, speed = manifest["train_seconds"], manifest["train_rows_per_second"]
     console.say(

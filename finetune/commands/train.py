@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def main(words: Sequence[str]) -> int:
     """``finetune train RECIPE FLAGS``; the word ``train`` may be left out."""
     if words and words[0] in ("-h", "--help"):
-        print("usage: python -m finetune train RECIPE [flags]\n\nThe flags: python -m finetune RECIPE --help")
+        print(
+            "usage: python -m finetune train RECIPE [flags]\n\nThe flags: python -m finetune RECIPE --help"
+        )
         return 0
     if not words or words[0].startswith("-"):
         named = [word for word in words if word in catalog.names()]

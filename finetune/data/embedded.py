@@ -90,7 +90,9 @@ def _digits() -> Any:
     from datasets import ClassLabel, Dataset, Features, Image
     from PIL import Image as Picture
 
-    table = np.loadtxt(_verified(*_DIGITS), delimiter=",", dtype=np.uint8)  # 784 pixels, then the digit
+    table = np.loadtxt(
+        _verified(*_DIGITS), delimiter=",", dtype=np.uint8
+    )  # 784 pixels, then the digit
     return Dataset.from_dict(
         {
             "image": [Picture.fromarray(row[:-1].reshape(28, 28)) for row in table],

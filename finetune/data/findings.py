@@ -26,9 +26,7 @@ def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -
         raise UserError(*mistakes)
 
 
-def only_valid(
-    dataset: DatasetDict, *, drop: bool, note: Callable[[str], None]
-) -> DatasetDict:
+def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None]) -> DatasetDict:
     """``dataset`` without rows whose text or label is missing, or a refusal that counts and names them.
 
     Args:

@@ -81,7 +81,8 @@ def _files(path: Path) -> dict[str, Path]:
                 f"{path}: expected one file for '{split}', found "
                 f"{' and '.join(each.name for each in present)}"
             )
-        found.update({split: each for each in present})
+        if present:
+            found[split] = present[0]
     if "train" not in found:
         there = ", ".join(sorted(each.name for each in path.iterdir())[:10]) or "nothing"
         raise UserError(
@@ -113,5 +114,7 @@ def _read_hub(name: str) -> dict[str, Any]:
     try:
         loaded = load_dataset(name)
     except (DatasetNotFoundError, FileNotFoundError) as error:
-        raise UserError(f"data set '{name}' is not on the Hub, nor is it a local file: {error}") from error
+        raise UserError(
+            f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
+        ) from error
     return {split: loaded[split] for split in SPLITS if split in loaded}

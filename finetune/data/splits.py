@@ -67,7 +67,9 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     whole = hashlib.sha256()
     for name in sorted(dataset):
         whole.update(name.encode())
-        for digest, label in zip(digests(dataset[name], column), dataset[name]["label"], strict=True):
+        for digest, label in zip(
+            digests(dataset[name], column), dataset[name]["label"], strict=True
+        ):
             whole.update(digest + str(label).encode())
     return whole.hexdigest()[:16]
 

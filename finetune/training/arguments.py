@@ -35,11 +35,14 @@ class FinetuneArguments(TrainingArguments):
         default=32, metadata={"help": "rows of a batch on one device in evaluation"}
     )
     global_batch_size: int | None = field(
-        default=None, metadata={"help": "rows of an optimizer step over all devices and micro-batches"}
+        default=None,
+        metadata={"help": "rows of an optimizer step over all devices and micro-batches"},
     )
     save_every: int = field(
         default=1,
-        metadata={"help": "keep a checkpoint every N epochs; the last and the best are always kept"},
+        metadata={
+            "help": "keep a checkpoint every N epochs; the last and the best are always kept"
+        },
     )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
@@ -93,7 +96,11 @@ class FinetuneArguments(TrainingArguments):
             )
         if self.save_every < 1:
             mistakes.append(f"--save_every {self.save_every}: expected 1 or more epochs")
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"):
+        for name in (
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "global_batch_size",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 mistakes.append(f"--{name} {value}: expected 1 or more rows")

@@ -36,7 +36,9 @@ class GlobalLoss:
         if not self.label_smoothing:
             return loss
         classes = range(logits.shape[-1])
-        uniform = torch.stack([self.rows(logits, torch.full_like(labels, each)) for each in classes])
+        uniform = torch.stack(
+            [self.rows(logits, torch.full_like(labels, each)) for each in classes]
+        )
         return (1 - self.label_smoothing) * loss + self.label_smoothing * uniform.mean(dim=0)
 
     def __call__(

@@ -47,7 +47,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
         assert rest == 0, "FinetuneArguments resolves the global batch into equal shares"
         assert lengths is not None or strategy != "group_by_length"
         self.rows, self.global_batch_size, self.share = rows, global_batch_size, share
-        self.accumulation, self.world_size, self.rank = gradient_accumulation_steps, world_size, rank
+        self.accumulation, self.world_size, self.rank = (
+            gradient_accumulation_steps,
+            world_size,
+            rank,
+        )
         self.seed, self.strategy, self.lengths = seed, strategy, lengths
         self.epoch = 0
 

@@ -49,7 +49,7 @@ class Trainer(transformers.Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """This process's share of the global loss, times the processes that DDP averages over."""
+        """The share of this process of the global loss, times the processes that DDP averages over."""
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         if isinstance(num_items_in_batch, torch.Tensor):  # under DataParallel once for each GPU
@@ -134,9 +134,7 @@ class Trainer(transformers.Trainer):
         return list(self.train_dataset[column][:])
 
 
-def build_trainer(
-    parts: Callable[[], dict[str, Any]], arguments: FinetuneArguments
-) -> Trainer:
+def build_trainer(parts: Callable[[], dict[str, Any]], arguments: FinetuneArguments) -> Trainer:
     """A trainer of the parts of a recipe, seeded before the head of the model is initialised.
 
     Args:
@@ -144,4 +142,7 @@ def build_trainer(
         arguments: What ``args`` will be.
     """
     set_seed(arguments.seed)
-    return Trainer(args=arguments, **parts())
+    trainer = Trainer(args=arguments, **parts())
+    # from here on the ranks draw different dropout masks: they see different rows
+    set_seed(arguments.seed + arguments.process_index)
+    return trainer

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import random
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,30 +88,10 @@ _FORMS = (
     "My {0} is {2}, so {3}.",
     "We don't come for the {0}, but it was {2} {1}.",
 )
-_FRAME = [
-    "The",
-    "was",
-    "really",
-    "I",
-    "found",
-    "the",
-    "very",
-    "and",
-    "My",
-    "is",
-    "so",
-    "We",
-    "don",
-    "t",
-    "come",
-    "for",
-    "but",
-    "it",
-]
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 # Seven-segment digits: top, upper left, upper right, middle, lower left, lower right, bottom.
-_SEGMENTS = ("1110111", "0010010", "1011101", "1011011", "0111010")
+_SEGMENTS: tuple[str, ...] = ("1110111", "0010010", "1011101", "1011011", "0111010")
 _SEGMENTS += ("1101011", "1101111", "1010010", "1111111", "1111011")
 _BARS = (
     (slice(4, 7), slice(8, 20)),
@@ -212,8 +193,8 @@ def _build_yelp(directory: Path) -> None:
         rows = [(label, review(label)) for label in labels]
         rng.shuffle(rows)
         rows += rows[:repeated]
-        labels, texts = zip(*rows, strict=True)
-        splits[split] = pa.table({"label": pa.array(labels, pa.int64()), "text": list(texts)})
+        columns = {"label": [label for label, _ in rows], "text": [text for _, text in rows]}
+        splits[split] = pa.table(columns)
     _parquet_dataset(
         directory,
         "yelp_review_full",
@@ -307,7 +288,8 @@ def _build_mnist(directory: Path) -> None:
 
 def _vocabulary(lowercase: bool) -> list[str]:
     """Words and characters, with the special tokens where the real vocabularies have them."""
-    words = [*_FRAME, *_SUBJECTS, *_FILLERS, *(word for row in _OPINIONS for word in row)]
+    frame = re.findall(r"[A-Za-z]+", " ".join(_FORMS))
+    words = [*frame, *_SUBJECTS, *_FILLERS, *(word for row in _OPINIONS for word in row)]
     characters = [chr(code) for code in range(33, 127)]
     tokens = [*characters, *words, *(f"##{c}" for c in characters if c.isalnum())]
     if lowercase:
@@ -334,7 +316,7 @@ def _tokenizer(vocabulary: Iterable[str], lowercase: bool) -> Tokenizer:
 def _build_bert(directory: Path, lowercase: bool, dtype: torch.dtype) -> None:
     vocabulary = _vocabulary(lowercase)
     tokenizer_config = {"do_lower_case": lowercase, "model_max_length": 512}
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["BertForMaskedLM"],
         "attention_probs_dropout_prob": 0.1,
         "gradient_checkpointing": False,
@@ -364,7 +346,8 @@ def _build_bert(directory: Path, lowercase: bool, dtype: torch.dtype) -> None:
     _write(directory, "README.md", "---\nlanguage: en\nlicense: apache-2.0\n---\n")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(lowercase))
-        model = BertForPreTraining(BertConfig(**config)).to(dtype)
+        model = BertForPreTraining(BertConfig(**config))
+    model.to(dtype=dtype)
     # The real checkpoints are of the pre-training model and keep the old names of LayerNorm.
     weights = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(

@@ -1,0 +1,107 @@
+"""``python -m finetune evaluate RUN``: the model of a run on its own test set again.
+
+The data is loaded, split and prepared as the run did it, and it is an error if the rows are not the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from finetune import hub, job
+from finetune.errors import UserError
+from finetune.run import Run
+
+
+def main(words: Sequence[str]) -> int:
+    """``finetune evaluate RUN [--per_device_eval_batch_size N]``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m finetune evaluate",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        exit_on_error=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+    parser.add_argument("--per_device_eval_batch_size", type=int, default=32, metavar="N")
+    parser.error = _refuse  # type: ignore[method-assign]
+    try:
+        given = parser.parse_args(list(words))
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from error
+    run = Run.load(given.run)
+    missing = hub.missing({"dataset": run.manifest["options"]["dataset"]})
+    if job.ranks().rank == 0:
+        hub.require(missing)
+    evaluate(run, given.per_device_eval_batch_size)
+    return 0
+
+
+def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]:
+    """The metrics of the test set, computed anew; every rank calls it.
+
+    Args:
+        run: A finished run.
+        per_device_eval_batch_size: Rows of a batch on one device.
+
+    Raises:
+        UserError: if the test rows are not those of the run any more.
+    """
+    from finetune import provenance
+    from finetune.commands import console
+    from finetune.data.splits import fingerprint
+    from finetune.settings import training_arguments
+    from finetune.training.trainer import build_trainer
+
+    console.quiet()
+    manifest, recipe = run.manifest, run.recipe()
+    recorded = run.metrics["test"]
+
+    def prepared() -> None:
+        found = fingerprint(recipe.splits, recipe.input_column)
+        if found != manifest["data"]["fingerprint"]:
+            raise UserError(
+                f"the data is not that of the run any more: fingerprint {found}, the run had "
+                f"{manifest['data']['fingerprint']} ({manifest['data']['source']})"
+            )
+        _ = recipe.prepared
+
+    job.rank_zero_first(prepared)
+    job.join(None, 1800, use_cpu=not _has_accelerator())
+    try:
+        arguments = training_arguments(
+            type(recipe),
+            {
+                "output_dir": str(run.path),
+                "per_device_eval_batch_size": per_device_eval_batch_size,
+                "per_device_train_batch_size": 1,
+                "disable_tqdm": None if job.ranks().rank == 0 else True,
+            },
+        )
+        trainer = build_trainer(
+            lambda: {**recipe.parts(), "model": recipe.load_model(run.path, run.labels)}, arguments
+        )
+        metrics = trainer.predict(recipe.prepared["test"]).metrics or {}
+    finally:
+        job.leave()
+    scores = provenance.scores_only(metrics, "test_")
+    console.say(f"\ntest set of {run.path}, {manifest['data']['rows']['test']:,} rows")
+    console.table(
+        ["", *scores],
+        [
+            ["now", *(f"{value:.4f}" for value in scores.values())],
+            ["in the run", *(f"{recorded[name]:.4f}" for name in scores)],
+        ],
+    )
+    return scores
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return bool(torch.accelerator.is_available())
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UserError(f"evaluate: {message}")

@@ -1,0 +1,120 @@
+"""The whole path for notebooks and scripts: in this process, or in worker processes."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from finetune import settings
+from finetune.errors import UserError
+from finetune.run import Run
+
+if TYPE_CHECKING:
+    from finetune.recipe import Recipe
+    from finetune.settings import Settings
+
+
+def train(recipe: str | type[Recipe] | Recipe, **options: Any) -> Run:
+    """Fine-tune in this process: one device, or DataParallel where several GPUs are visible.
+
+    Args:
+        recipe: A name, a path, a recipe class, or a recipe with its options.
+        **options: Options of the recipe, training arguments, ``embedded`` and ``config``.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: what is wrong with the options or the data.
+    """
+    return _work(settings.from_keywords(recipe, options))
+
+
+def launch(
+    recipe: str | type[Recipe] | Recipe,
+    *,
+    num_processes: int,
+    port: int | None = None,
+    **options: Any,
+) -> Run:
+    """Fine-tune in ``num_processes`` worker processes of this machine, with DistributedDataParallel.
+
+    The workers are forked by ``accelerate.notebook_launcher`` where nothing is initialised yet; after a
+    trainer was built in this process, torch's elastic launch starts fresh ones.
+
+    Args:
+        recipe: A name, a path, a recipe class, or a recipe with its options.
+        num_processes: How many; on GPUs, at most as many as there are.
+        port: Where the workers meet; a free one if None.
+        **options: As in :func:`train`.
+
+    Returns:
+        The finished run, read from its directory.
+
+    Raises:
+        UserError: what is wrong with the options or the data; it is checked here, before any worker starts.
+    """
+    from accelerate.state import AcceleratorState, PartialState
+
+    from finetune.commands.train import get_ready
+
+    if num_processes < 1:
+        raise UserError(f"num_processes={num_processes}: expected 1 or more")
+    chosen = settings.from_keywords(recipe, options)
+    if num_processes == 1:
+        return _work(chosen)
+    port = port or _free_port()
+    get_ready(chosen)
+    sys.stdout.flush()
+    if AcceleratorState._shared_state or PartialState._shared_state:
+        _start_fresh(chosen, num_processes, port)
+    else:
+        from accelerate import notebook_launcher
+
+        notebook_launcher(_work, (chosen,), num_processes=num_processes, use_port=str(port))
+    return Run.load(chosen.output_dir)
+
+
+def _work(chosen: Settings) -> Run:
+    """What each worker does, and what ``train`` does in this process."""
+    from finetune import job
+    from finetune.commands.train import get_ready
+    from finetune.commands.train import train as train_
+
+    job.rank_zero_first(lambda: get_ready(chosen))
+    run = train_(chosen)
+    if run is None:
+        raise UserError(
+            "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
+        )
+    return run
+
+
+def _start_fresh(chosen: Settings, num_processes: int, port: int) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if getattr(sys.modules.get(type(chosen.recipe).__module__), "__file__", None) is None:
+        raise UserError(
+            f"{type(chosen.recipe).__name__} is defined in the notebook, and a trainer was built here "
+            "already: fresh processes cannot import it. Restart the kernel and launch first, or put the "
+            "recipe into a file"
+        )
+    configuration = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id="finetune",
+        rdzv_backend="static",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_configs={"rank": 0},
+        max_restarts=0,
+        start_method="spawn",
+    )
+    elastic_launch(configuration, _work)(chosen)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
