@@ -1,8 +1,8 @@
 """Finds recipes: by name, dotted module, file path or entry point. There is no hand-kept list.
 
-The recipes that come with the toolkit lie in ``recipes/`` beside this package and are found there, not
-through the current directory, which may hold a folder of the same name. What a recipe is about is read
-from its docstring without importing it, so that listing costs nothing.
+The recipes that come with the toolkit lie in ``recipes/`` beside this package and are found there,
+not through the current directory, which may hold a folder of the same name. What a recipe is about
+is read from its docstring without importing it, so that listing costs nothing.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def _may_be_recipe(word: str) -> bool:
 def _forget_current_directory() -> None:
     """Import nothing from the current directory, which ``python -m`` puts first.
 
-    A folder there named like an optional dependency (``mlx``, ``wandb``), or like ours (``recipes``),
-    would be imported instead of it.
+    A folder there named like an optional dependency (``mlx``, ``wandb``), or like ours
+    (``recipes``), would be imported instead of it.
     """
     here = Path.cwd()
     if here == catalog.HOUSE:

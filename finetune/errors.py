@@ -1,7 +1,8 @@
 """What a user did wrong, said so that they know what to type next.
 
-A :class:`UserError` is a mistake of the person at the keyboard; a broken invariant is an ``assert``.
-The command line prints it without a traceback, from rank 0 only, and exits with status 2.
+A :class:`UserError` is a mistake of the person at the keyboard; a broken invariant is an
+``assert``. The command line prints it without a traceback, from rank 0 only, and exits with status
+2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whether the Hub can be reached, found out in a second and before the libraries are imported.
 
-With the Hub out of reach each look-up of the libraries fails only after 23 s. So: what is cached already needs
-no network; for the rest the endpoint is tried once; and afterwards ``HF_HUB_OFFLINE=1`` holds.
+With the Hub out of reach each look-up of the libraries fails only after 23 s. So: what is cached
+already needs no network; for the rest the endpoint is tried once; and afterwards
+``HF_HUB_OFFLINE=1`` holds.
 """
 
 from __future__ import annotations

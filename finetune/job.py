@@ -1,8 +1,8 @@
 """The processes of a job: who is rank 0, who waits for it, and how they meet.
 
-Rank 0 alone reads, checks and tokenizes the data, before the process group exists: a barrier of the group
-would time out under a long preparation. The others wait on the key-value store over which the group is made
-afterwards. If rank 0 refuses, its launcher ends them; they say nothing.
+Rank 0 alone reads, checks and tokenizes the data, before the process group exists: a barrier of
+the group would time out under a long preparation. The others wait on the key-value store over
+which the group is made afterwards. If rank 0 refuses, its launcher ends them; they say nothing.
 """
 
 from __future__ import annotations

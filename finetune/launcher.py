@@ -38,10 +38,11 @@ def launch(
     port: int | None = None,
     **options: Any,
 ) -> Run:
-    """Fine-tune in ``num_processes`` worker processes of this machine, with DistributedDataParallel.
+    """Fine-tune in ``num_processes`` worker processes of this machine, with
+    DistributedDataParallel.
 
-    The workers are forked by ``accelerate.notebook_launcher`` where nothing is initialised yet; after a
-    trainer was built in this process, torch's elastic launch starts fresh ones.
+    The workers are forked by ``accelerate.notebook_launcher`` where nothing is initialised yet;
+    after a trainer was built in this process, torch's elastic launch starts fresh ones.
 
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
@@ -53,7 +54,8 @@ def launch(
         The finished run, read from its directory.
 
     Raises:
-        UserError: what is wrong with the options or the data; it is checked here, before any worker starts.
+        UserError: what is wrong with the options or the data; it is checked here, before any
+            worker starts.
     """
     from accelerate.state import AcceleratorState, PartialState
 

@@ -1,4 +1,6 @@
-"""Tokenizers and encoders of ``transformers``, from the Hub, a local directory or the embedded package."""
+"""Tokenizers and encoders of ``transformers``, from the Hub, a local directory or the embedded
+package.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def load_classifier(
 
     Args:
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
-        labels: The names of the classes; they go into the configuration, so that ``pipeline()`` says them.
+        labels: The names of the classes; they go into the configuration, so that ``pipeline()``
+            says them.
         hidden_dropout: Probability, or None for the model's own.
         attention_dropout: Probability, or None for the model's own.
 

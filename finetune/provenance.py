@@ -70,7 +70,9 @@ def outcome(trained: TrainOutput, state: TrainerState, seconds: float) -> dict[s
 
 
 def validation_metrics(state: TrainerState) -> dict[str, float]:
-    """Of the model that was kept: the best checkpoint where there is one, or else the last evaluation."""
+    """Of the model that was kept: the best checkpoint where there is one, or else the last
+    evaluation.
+    """
     evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
     if not evaluations:
         return {}

@@ -1,9 +1,11 @@
 """The recipe: what a task is made of, as a dataclass whose methods are the steps of a run.
 
-The fields of a recipe are its options: each is a flag, a config key and a keyword argument, with its help
-written once. The methods are the steps, in the order in which a run takes them, and each can be replaced::
+The fields of a recipe are its options: each is a flag, a config key and a keyword argument, with
+its help written once. The methods are the steps, in the order in which a run takes them, and each
+can be replaced::
 
-    load -> split -> prepare -> build_model, data_collator, loss, compute_metrics -> parts -> trainer
+    load -> split -> prepare -> build_model, data_collator, loss, compute_metrics -> parts ->
+    trainer
 
 A text recipe is mostly fields::
 
@@ -50,12 +52,12 @@ class Recipe:
     """The contract. Derive from it, name your options as annotated fields, and replace the steps.
 
     Attributes:
-        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name; those of
-            the classes above are kept unless named again.
+        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name;
+            those of the classes above are kept unless named again.
         embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
         input_column: The column of the raw data that the model sees; duplicates are found by it.
-        label_names: The names of the classes in the order of their numbers; a source whose labels have
-            these names is brought into this order, any other keeps its own.
+        label_names: The names of the classes in the order of their numbers; a source whose labels
+            have these names is brought into this order, any other keeps its own.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -107,7 +109,9 @@ class Recipe:
             raise UserError(*mistakes)
 
     def note(self, sentence: str) -> None:
-        """Remember something that the user must be told: it stands in the start block and the manifest."""
+        """Remember something that the user must be told: it stands in the start block and the
+        manifest.
+        """
         self.notes.append(sentence)
 
     # ---- the steps -------------------------------------------------------------------------------
@@ -116,8 +120,8 @@ class Recipe:
         """The raw data: splits with the columns ``id``, :attr:`input_column` and ``label``.
 
         Returns:
-            A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label`` is a
-            ``ClassLabel``.
+            A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label``
+            is a ``ClassLabel``.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
 
@@ -145,8 +149,8 @@ class Recipe:
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         """A fresh model with one output for each of ``labels``, to be trained.
 
-        Its ``forward`` takes the collated batch, with or without ``labels``, and returns a mapping that
-        holds ``logits`` of shape ``(rows, classes)``.
+        Its ``forward`` takes the collated batch, with or without ``labels``, and returns a mapping
+        that holds ``logits`` of shape ``(rows, classes)``.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how to build its model")
 
@@ -231,7 +235,8 @@ class Recipe:
         """A ``transformers.Trainer``, ours where it must be, ready to ``train()``.
 
         Args:
-            **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more, over the
+            **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more,
+            over the
                 defaults of the recipe. ``output_dir`` defaults to ``runs/<recipe>``.
 
         Raises:
@@ -280,7 +285,9 @@ class TextClassification(Recipe):
         return sources.read(self.dataset)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """``dataset`` brought to the columns ``id``, ``text`` and ``label``, missing values refused."""
+        """``dataset`` brought to the columns ``id``, ``text`` and ``label``, missing values
+        refused.
+        """
         from finetune.data import findings, labels
 
         findings.require_columns(dataset, self.text_column, self.label_column)

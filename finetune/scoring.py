@@ -16,12 +16,14 @@ from finetune.catalog import METRICS
 class Scoring:
     """Computes metrics of the most probable class.
 
-    ``evaluate.combine`` would hand every metric the same arguments, and refuse ``average`` where one of
-    them lacks it. The modules are loaded by path, so that neither the Hub nor a folder of the same name in
-    the current directory is asked, and compute in memory, so that two runs do not share a lock.
+    ``evaluate.combine`` would hand every metric the same arguments, and refuse ``average`` where
+    one of them lacks it. The modules are loaded by path, so that neither the Hub nor a folder of
+    the same name in the current directory is asked, and compute in memory, so that two runs do not
+    share a lock.
 
     Args:
-        **arguments: For each metric, the arguments of its ``compute``: ``accuracy={}, f1={"average":
+        **arguments: For each metric, the arguments of its ``compute``: ``accuracy={},
+        f1={"average":
             "macro"}``. The names are those of the folders in ``metrics/``.
     """
 
@@ -33,7 +35,8 @@ class Scoring:
         """The metrics of one evaluation.
 
         Args:
-            prediction: ``predictions`` of shape ``(rows, classes)`` and ``label_ids`` of shape ``(rows,)``.
+            prediction: ``predictions`` of shape ``(rows, classes)`` and ``label_ids`` of shape
+                ``(rows,)``.
         """
         predicted = np.argmax(prediction.predictions, axis=-1)
         scores: dict[str, float] = {}

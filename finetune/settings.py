@@ -1,8 +1,9 @@
-"""Recipe defaults < embedded overrides < config file < flags: from what was typed to a recipe and arguments.
+"""Recipe defaults < embedded overrides < config file < flags: from what was typed to a recipe and
+arguments.
 
 One parser reads them all. It is made from the fields of the recipe and of ``FinetuneArguments`` by
-``HfArgumentParser``; the values of a YAML file are read as strings and go through it like flags, so that both
-are checked alike.
+``HfArgumentParser``; the values of a YAML file are read as strings and go through it like flags,
+so that both are checked alike.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ CHOICES = {
     "dry_run": "do everything up to one collated batch, then stop",
 }
 #: What people use of the two hundred; the help shows these before the rest.
-USED = """output_dir num_train_epochs max_steps learning_rate global_batch_size
-per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps weight_decay warmup_steps
-lr_scheduler_type optim max_grad_norm label_smoothing_factor seed bf16 fp16 use_cpu logging_steps eval_strategy
-save_strategy save_every save_total_limit metric_for_best_model load_best_model_at_end resume_from_checkpoint
-report_to run_name push_to_hub hub_model_id dataloader_num_workers torch_compile ddp_backend ddp_timeout
-train_sampling_strategy""".split()
+USED = (
+    *("output_dir", "num_train_epochs", "max_steps", "learning_rate", "global_batch_size"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *("weight_decay", "warmup_steps", "lr_scheduler_type", "optim", "max_grad_norm"),
+    *("label_smoothing_factor", "train_sampling_strategy", "seed", "bf16", "fp16", "use_cpu"),
+    *("logging_steps", "eval_strategy", "save_strategy", "save_every", "save_total_limit"),
+    *("metric_for_best_model", "load_best_model_at_end", "resume_from_checkpoint", "report_to"),
+    *("run_name", "push_to_hub", "hub_model_id", "dataloader_num_workers", "torch_compile"),
+    *("ddp_backend", "ddp_timeout", "disable_tqdm", "log_level"),
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,8 @@ def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any
 
 
 def training_arguments(cls: type[Recipe], given: Mapping[str, Any]) -> FinetuneArguments:
-    """The training arguments of a recipe with some given. This touches the device: call it in the worker.
+    """The training arguments of a recipe with some given. This touches the device: call it in the
+    worker.
 
     Raises:
         UserError: if one is unknown, or if they contradict each other.
@@ -231,7 +237,9 @@ class Parser:
         return given
 
     def help(self) -> str:
-        """The recipe's own options first, then those of the training that people use, then the rest."""
+        """The recipe's own options first, then those of the training that people use, then the
+        rest.
+        """
         own = [each.name for each in dataclasses.fields(self.cls)]
         groups: dict[str, list[str]] = {
             f"options of {catalog.origin(self.cls)}": ["embedded", *own],
@@ -295,7 +303,9 @@ def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str) -> Settin
 
 
 def _with_defaults(cls: type[Recipe], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Training arguments: the recipe's under the given; a per-device batch given puts the global one aside."""
+    """Training arguments: the recipe's under the given; a per-device batch given puts the global
+    one aside.
+    """
     defaults = dict(cls.training)
     if given.get("per_device_train_batch_size") is not None:
         if given.get("global_batch_size") is not None:
@@ -330,7 +340,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"--config: no such file: {path}")
     try:
-        # BaseLoader reads every value as a string: `no` stays "no", and the parser judges it like a flag
+        # BaseLoader reads every value as a string: `no` stays "no", and the parser judges it like
+        # a flag
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config: {path} is no YAML: {error}") from error
@@ -367,7 +378,9 @@ def _training_names() -> set[str]:
 
 
 def _keep_secret(token: str) -> None:
-    """The library would write ``hub_token`` into every checkpoint in plain text; it reads this as well."""
+    """The library would write ``hub_token`` into every checkpoint in plain text; it reads this as
+    well.
+    """
     import os
 
     os.environ["HF_TOKEN"] = token
@@ -396,7 +409,9 @@ def _boolean(word: str) -> bool:
 
 
 def _for_help(action: argparse.Action, default: Any) -> argparse.Action:
-    """The action as the help shows it: one spelling, a default that means something, the first sentence."""
+    """The action as the help shows it: one spelling, a default that means something, the first
+    sentence.
+    """
     shown = argparse.Action(
         option_strings=action.option_strings[:1],
         dest=action.dest,

@@ -1,4 +1,6 @@
-"""The small convolutional network of PyTorch's MNIST example, with the contract of a recipe's model."""
+"""The small convolutional network of PyTorch's MNIST example, with the contract of a recipe's
+model.
+"""
 
 import torch
 from torch import nn

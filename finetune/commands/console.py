@@ -1,4 +1,6 @@
-"""What a person sees: the block at the start, the table at the end, and no chatter of the libraries."""
+"""What a person sees: the block at the start, the table at the end, and no chatter of the
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def quiet() -> None:
-    """Nothing of the libraries that means nothing to the user: load reports, config dumps, bars for a file.
+    """Nothing of the libraries that means nothing to the user: load reports, config dumps, bars
+    for a file.
 
     ``--log_level info`` brings the library's own words back.
     """

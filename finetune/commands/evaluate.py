@@ -1,6 +1,7 @@
 """``python -m finetune evaluate RUN``: the model of a run on its own test set again.
 
-The data is loaded, split and prepared as the run did it, and it is an error if the rows are not the same.
+The data is loaded, split and prepared as the run did it, and it is an error if the rows are not
+the same.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def get_ready(settings: Settings) -> None:
 
 
 def train(settings: Settings) -> Run | None:
-    """Train, evaluate once on the test set, and write the run. Every rank calls it with the same settings.
+    """Train, evaluate once on the test set, and write the run. Every rank calls it with the same
+    settings.
 
     Args:
         settings: Checked by :func:`get_ready` on every rank, rank 0 first.

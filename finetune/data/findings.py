@@ -27,7 +27,8 @@ def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -
 
 
 def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None]) -> DatasetDict:
-    """``dataset`` without rows whose text or label is missing, or a refusal that counts and names them.
+    """``dataset`` without rows whose text or label is missing, or a refusal that counts and names
+    them.
 
     Args:
         dataset: Splits with ``text`` and ``label``.

@@ -1,4 +1,6 @@
-"""Brings the labels of any source to one ``ClassLabel``: by name, in an order that never depends on luck."""
+"""Brings the labels of any source to one ``ClassLabel``: by name, in an order that never depends
+on luck.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from finetune.errors import UserError
 def encode(dataset: DatasetDict, names: Sequence[str]) -> DatasetDict:
     """``dataset`` with its column ``label`` as a ``ClassLabel`` that all splits share.
 
-    A source whose labels have the ``names`` of the recipe (or some of them) takes their order; any other
-    is sorted, numbers as numbers. Numbers get no names that nobody gave them: ``1`` is called ``1``.
+    A source whose labels have the ``names`` of the recipe (or some of them) takes their order; any
+    other is sorted, numbers as numbers. Numbers get no names that nobody gave them: ``1`` is
+    called ``1``.
 
     Args:
         dataset: Splits with a column ``label`` without missing values.

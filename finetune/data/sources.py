@@ -1,6 +1,8 @@
-"""Reads a data set from wherever it is: the Hub, local files, or the packages of the ``embedded`` extra.
+"""Reads a data set from wherever it is: the Hub, local files, or the packages of the ``embedded``
+extra.
 
-Every reader gives all the columns of the source and adds ``id``, the number of the row in its split.
+Every reader gives all the columns of the source and adds ``id``, the number of the row in its
+split.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ def read(dataset: str) -> DatasetDict:
     """The splits of a source, with every column it has.
 
     Args:
-        dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files, or the
-            name of a data set on the Hub.
+        dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files,
+            or the name of a data set on the Hub.
 
     Raises:
         UserError: if there is nothing to read, or if it cannot be read.

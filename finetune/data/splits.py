@@ -1,7 +1,8 @@
 """Carves ``train``, ``validation`` and ``test``, so that selection never sees the test set.
 
-The order is fixed: exact duplicates are dropped, the splits are carved, then rows are drawn. Everything
-hangs on one seed of its own, not on the seed of the training, so that runs with other seeds stay comparable.
+The order is fixed: exact duplicates are dropped, the splits are carved, then rows are drawn.
+Everything hangs on one seed of its own, not on the seed of the training, so that runs with other
+seeds stay comparable.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def three_way(
 
     Args:
         dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
-            ``column`` and ``label``. A test set of 20% and a validation set of 10% of the training rows
-            (at most 10,000) are carved where they are missing, stratified.
+            ``column`` and ``label``. A test set of 20% and a validation set of 10% of the training
+            rows (at most 10,000) are carved where they are missing, stratified.
         column: Rows with the same value here are duplicates. The first is kept; training rows that
             stand in the source's own test or validation set too are dropped.
         seed: Decides which rows go where.
@@ -88,8 +89,8 @@ def digests(rows: Dataset, column: str) -> Iterator[bytes]:
 def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Indices of ``size`` rows in which every class keeps its share, sorted.
 
-    scikit-learn's splitter refuses a class of one row, and a draw that leaves fewer rows than there are
-    classes; here the largest remainders decide (Hamilton's method), and both work.
+    scikit-learn's splitter refuses a class of one row, and a draw that leaves fewer rows than
+    there are classes; here the largest remainders decide (Hamilton's method), and both work.
 
     Args:
         labels: Shape ``(rows,)``, the class of each row.

@@ -1,4 +1,6 @@
-"""Tokenizes the splits once, truncated and never padded: each batch is padded to its own longest row."""
+"""Tokenizes the splits once, truncated and never padded: each batch is padded to its own longest
+row.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ def tokenize(
 ) -> DatasetDict:
     """Splits with what the tokenizer gives, ``labels``, and ``length`` in tokens.
 
-    The result is cached by what it is made of (data, tokenizer, length), so that every rank and every
-    later run reads it instead of doing it again. ``datasets`` would hash the tokenizer with the padding
-    and truncation it was last used with, and so would not find its own cache.
+    The result is cached by what it is made of (data, tokenizer, length), so that every rank and
+    every later run reads it instead of doing it again. ``datasets`` would hash the tokenizer with
+    the padding and truncation it was last used with, and so would not find its own cache.
 
     Args:
         dataset: Splits with ``text`` and ``label``.

@@ -1,1 +1,3 @@
-"""What a run is worth, computed from its rows and its predictions; it knows nothing of the training."""
+"""What a run is worth, computed from its rows and its predictions; it knows nothing of the
+training.
+"""

@@ -20,7 +20,8 @@ def majority(train_labels: Sequence[int], rows: int) -> np.ndarray:
 def bag_of_words(
     train_texts: Sequence[str], train_labels: Sequence[int], test_texts: Sequence[str], seed: int
 ) -> tuple[np.ndarray, int]:
-    """Predictions of TF-IDF over one- and two-word terms, sublinear, with logistic regression, C = 10.
+    """Predictions of TF-IDF over one- and two-word terms, sublinear, with logistic regression, C =
+    10.
 
     Args:
         train_texts: The rows that the model was trained on; of more than 100,000 a random 100,000.

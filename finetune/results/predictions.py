@@ -13,7 +13,8 @@ from finetune.run import PREDICTIONS
 
 
 def write(directory: Path, rows: Dataset, logits: np.ndarray) -> None:
-    """Write ``predictions.parquet``: id, text (where there is one), label, prediction, probabilities.
+    """Write ``predictions.parquet``: id, text (where there is one), label, prediction,
+    probabilities.
 
     Args:
         directory: Of the run.

@@ -1,4 +1,6 @@
-"""``TrainingArguments`` plus the few of ours, with the global batch resolved for the launch at hand."""
+"""``TrainingArguments`` plus the few of ours, with the global batch resolved for the launch at
+hand.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from finetune.errors import UserError
 from finetune import job
+from finetune.errors import UserError
 
 #: The verbs of the command line say these, or the launcher does.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
@@ -21,7 +23,8 @@ class FinetuneArguments(TrainingArguments):
     """Every field of ``TrainingArguments`` under its own name, and these.
 
     After construction ``global_batch_size`` equals ``per_device_train_batch_size`` x
-    ``gradient_accumulation_steps`` x processes (x GPUs under DataParallel), whichever of them was given.
+    ``gradient_accumulation_steps`` x processes (x GPUs under DataParallel), whichever of them was
+    given.
     """
 
     per_device_train_batch_size: int | None = field(  # type: ignore[assignment]

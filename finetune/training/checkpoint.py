@@ -17,7 +17,8 @@ from finetune.errors import UserError
 
 
 class KeepEpochs(TrainerCallback):
-    """With ``save_strategy="epoch"``: a checkpoint every ``every`` epochs, and of the last and the best.
+    """With ``save_strategy="epoch"``: a checkpoint every ``every`` epochs, and of the last and the
+    best.
 
     The best is kept too because ``load_best_model_at_end`` can only load what was saved.
 

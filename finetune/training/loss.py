@@ -1,9 +1,9 @@
 """The loss of a step: the sum over its rows divided by the rows of the *global* step.
 
-The stock ``Trainer`` takes a mean-reducing loss for one that it has divided already wherever the model's
-``forward`` accepts ``**kwargs``, and so doubles loss and gradient with two processes or two accumulation
-steps. Dividing by ``num_items_in_batch`` is what its ``compute_loss_func`` hook is for, and also weighs
-micro-batches of unequal size by their rows.
+The stock ``Trainer`` takes a mean-reducing loss for one that it has divided already wherever the
+model's ``forward`` accepts ``**kwargs``, and so doubles loss and gradient with two processes or
+two accumulation steps. Dividing by ``num_items_in_batch`` is what its ``compute_loss_func`` hook
+is for, and also weighs micro-batches of unequal size by their rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class GlobalLoss:
     """A ``compute_loss_func`` for ``transformers.Trainer``.
 
     Attributes:
-        rows: The loss of each row: logits ``(rows, classes)`` and labels ``(rows,)`` to ``(rows,)``.
+        rows: The loss of each row: logits ``(rows, classes)`` and labels ``(rows,)`` to
+            ``(rows,)``.
         label_smoothing: Weight of the mean loss over all classes (Szegedy et al., 2016); 0 is none.
     """
 

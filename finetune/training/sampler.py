@@ -1,9 +1,9 @@
 """Steps made of *global* batches, from the seed and the epoch alone.
 
-Each epoch is one order of the rows, cut into global batches; a global batch is cut into micro-batches, and
-each of these into the shares of the processes. So every step sees the same rows on one process, on two, and
-with accumulation, each at most once an epoch. An incomplete last batch is left out, and since the order
-changes, it is another handful of rows each epoch.
+Each epoch is one order of the rows, cut into global batches; a global batch is cut into
+micro-batches, and each of these into the shares of the processes. So every step sees the same rows
+on one process, on two, and with accumulation, each at most once an epoch. An incomplete last batch
+is left out, and since the order changes, it is another handful of rows each epoch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         world_size: Processes.
         rank: This process.
         seed: Of the order.
-        strategy: ``random``, ``sequential``, or ``group_by_length``: steps of rows of like length, in
-            random order.
+        strategy: ``random``, ``sequential``, or ``group_by_length``: steps of rows of like length,
+            in random order.
         lengths: The length of each row, for ``group_by_length``.
     """
 

@@ -59,7 +59,9 @@ class Trainer(transformers.Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Micro-batches of this process, see :class:`~finetune.training.sampler.GlobalBatchSampler`."""
+        """Micro-batches of this process, see
+        :class:`~finetune.training.sampler.GlobalBatchSampler`.
+        """
         arguments, rows = self.args, len(self.train_dataset)
         assert arguments.global_batch_size is not None
         if rows < arguments.global_batch_size:
@@ -106,8 +108,8 @@ class Trainer(transformers.Trainer):
     ) -> EvalLoopOutput:
         """The library's loop, with the loss of the gathered rows.
 
-        The library averages the means of padded batches, of which the last may be repeated; the loss
-        would depend on the batch size and on the number of processes.
+        The library averages the means of padded batches, of which the last may be repeated; the
+        loss would depend on the batch size and on the number of processes.
         """
         output = super().evaluation_loop(
             dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix

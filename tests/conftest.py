@@ -1,0 +1,93 @@
+"""Fixtures: the Hub on the loopback interface, a tiny model, and the command line in processes.
+
+Nothing here or in a test reaches a network, sleeps, or retries. The libraries read their caches from
+the environment when they are imported, so it is set here, before any of them is.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+_CACHE = tempfile.TemporaryDirectory(prefix="finetune-tests-")
+os.environ |= {
+    "HF_HOME": _CACHE.name,
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "COLUMNS": "100",
+}
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = Path(sys.executable).parent
+LAUNCHERS = {
+    "python": [sys.executable, "-m", "finetune"],
+    "torchrun": [str(SCRIPTS / "torchrun"), "--standalone", "--nproc_per_node=2", "-m", "finetune"],
+    "accelerate": [str(SCRIPTS / "accelerate"), "launch", "-m", "finetune"],
+}
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Hub"]:  # noqa: F821
+    """The Hub, with small repositories in the shapes of the real ones."""
+    from tests.hub import build_repositories, serve
+
+    root = tmp_path_factory.mktemp("hub")
+    build_repositories(root)
+    with serve(root) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a BERT of two layers and 32 dimensions, and its tokenizer."""
+    from tests.hub import build_repositories
+    from tests.hub.repositories import CASED
+
+    root = tmp_path_factory.mktemp("models")
+    build_repositories(root)
+    return str(next(path.parent for path in root.rglob("config.json") if CASED in str(path)))
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    """A CSV of 200 distinct short reviews, `text` and `label` (bad, good), that can be learned."""
+    words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
+    lines = ["text,label"]
+    for number in range(200):
+        label = ("bad", "good")[number % 2]
+        lines.append(f"the food of place {number} was {words[label][number % 3]},{label}")
+    path = tmp_path / "reviews.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Run `python -m finetune WORDS` (or under another launcher) in an empty directory."""
+    home = tmp_path / "cwd"
+    home.mkdir()
+
+    def run(
+        *words: str | Path,
+        launcher: str = "python",
+        cwd: Path = home,
+        env: dict[str, str] | None = None,
+        timeout: float = 240,
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*LAUNCHERS[launcher], *map(str, words)],
+            cwd=cwd,
+            env=dict(os.environ) if env is None else env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
