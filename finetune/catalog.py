@@ -30,7 +30,7 @@ ENTRY_POINTS = "finetune.recipes"
 
 
 def names() -> list[str]:
-    """The recipes that come with the toolkit, by file, then those that installed packages register."""
+    """The toolkit's own recipes, by file, then those that installed packages register."""
     files = sorted(path.stem for path in RECIPES.glob("[!_]*.py"))
     return files + sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(files))
 
@@ -87,6 +87,11 @@ def origin(recipe: type[Recipe]) -> str:
         return module.removeprefix("recipes.")
     file = getattr(sys.modules.get(module), "__file__", None)
     return str(Path(file).resolve()) if file else module
+
+
+def stem(recipe: type[Recipe]) -> str:
+    """The short name of a recipe: that of its file."""
+    return Path(origin(recipe)).stem
 
 
 def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:

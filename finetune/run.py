@@ -131,7 +131,8 @@ def refuse_foreign(directory: Path) -> None:
         raise UserError(f"--output_dir {directory} is a file")
     if directory.exists() and any(directory.iterdir()) and not (directory / MANIFEST).exists():
         raise UserError(
-            f"--output_dir {directory} holds files but no run; name another directory, or an empty one"
+            f"--output_dir {directory} holds files but no run; "
+            "name another directory, or an empty one"
         )
 
 

@@ -1,7 +1,7 @@
 """Fixtures: the Hub on the loopback interface, a tiny model, and the command line in processes.
 
-Nothing here or in a test reaches a network, sleeps, or retries. The libraries read their caches from
-the environment when they are imported, so it is set here, before any of them is.
+Nothing here or in a test reaches a network, sleeps, or retries. The libraries read their caches
+from the environment when they are imported, so it is set here, before any of them is.
 """
 
 import os
@@ -91,3 +91,10 @@ def command(tmp_path: Path) -> Command:
         )
 
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes, so that `make check` can leave it out."""
+    for item in items:
+        if {"command", "hub_server"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("processes")

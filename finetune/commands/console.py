@@ -53,8 +53,8 @@ def quiet() -> None:
     import datasets
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     datasets.logging.set_verbosity_error()
     if job.ranks().rank != 0 or not sys.stderr.isatty():
         datasets.disable_progress_bars()

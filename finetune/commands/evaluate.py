@@ -33,8 +33,8 @@ def main(words: Sequence[str]) -> int:
         raise UserError(str(error)) from error
     run = Run.load(given.run)
     missing = hub.missing({"dataset": run.manifest["options"]["dataset"]})
-    if job.ranks().rank == 0:
-        hub.require(missing)
+    if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
+        raise unreachable
     evaluate(run, given.per_device_eval_batch_size)
     return 0
 

@@ -76,8 +76,8 @@ def end(run: Run) -> None:
     )
     seconds, speed = manifest["train_seconds"], manifest["train_rows_per_second"]
     console.say(
-        f"\ntrained {manifest['steps']:,} steps in {_duration(seconds)}, {speed:,.1f} rows a second; "
-        f"test loss {metrics['test']['loss']:.4f}"
+        f"\ntrained {manifest['steps']:,} steps in {_duration(seconds)}, "
+        f"{speed:,.1f} rows a second; test loss {metrics['test']['loss']:.4f}"
     )
     console.say(f"the run is in {run.path}")
 

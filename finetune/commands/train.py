@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from finetune import catalog, hub, job
 from finetune.errors import UserError
-from finetune.settings import Settings, from_command_line, parser, peek
+from finetune.flags import Flags
+from finetune.settings import Settings, from_command_line, peek
 
 if TYPE_CHECKING:
     from finetune.run import Run
@@ -22,25 +23,28 @@ def main(words: Sequence[str]) -> int:
     """``finetune train RECIPE FLAGS``; the word ``train`` may be left out."""
     if words and words[0] in ("-h", "--help"):
         print(
-            "usage: python -m finetune train RECIPE [flags]\n\nThe flags: python -m finetune RECIPE --help"
+            "usage: python -m finetune train RECIPE [flags]\n\n"
+            "The flags: python -m finetune RECIPE --help"
         )
         return 0
     if not words or words[0].startswith("-"):
         named = [word for word in words if word in catalog.names()]
         raise UserError(
-            f"the name of a recipe comes first: python -m finetune {named[0] if named else 'RECIPE'} "
-            f"[flags] (there are: {', '.join(catalog.names())})"
+            "the name of a recipe comes first: python -m finetune "
+            f"{named[0] if named else 'RECIPE'} [flags] (there are: {', '.join(catalog.names())})"
         )
     recipe, *flags = words
     cls = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
-        print(parser(cls).help(), end="")
+        print(Flags(cls).help(), end="")
         return 0
 
     missing = hub.missing(peek(cls, flags))
     if job.ranks().rank == 0:
-        hub.require(missing)
-    else:
+        if unreachable := hub.unreachable(missing):
+            from_command_line(recipe, flags)  # a misspelt flag is the likelier mistake
+            raise unreachable
+    elif not missing:
         import datasets  # noqa: F401  (while rank 0 is at it)
         import transformers.trainer  # noqa: F401
 

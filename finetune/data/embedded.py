@@ -53,7 +53,7 @@ def describe(name: str) -> str:
 
 
 def read(dataset: str) -> dict[str, Any]:
-    """The single split of ``embedded:imdb``, ``embedded:rotten-tomatoes`` or ``embedded:digits``."""
+    """The single split of one of the embedded data sets."""
     name = dataset.removeprefix(PREFIX)
     if name == "digits":
         return {"train": _digits()}
@@ -115,6 +115,7 @@ def _verified(package: str, file: str, sha256: str) -> Path:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != sha256:
         raise UserError(
-            f"--embedded: {path} is not the file this toolkit knows (sha256 {digest}, expected {sha256})"
+            f"--embedded: {path} is not the file this toolkit knows "
+            f"(sha256 {digest}, expected {sha256})"
         )
     return path

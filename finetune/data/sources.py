@@ -88,8 +88,8 @@ def _files(path: Path) -> dict[str, Path]:
     if "train" not in found:
         there = ", ".join(sorted(each.name for each in path.iterdir())[:10]) or "nothing"
         raise UserError(
-            f"{path}: expected a file train{'|'.join(READERS)} (and validation, test if there are any), "
-            f"found {there}"
+            f"{path}: expected a file train{'|'.join(READERS)} "
+            f"(and validation, test if there are any), found {there}"
         )
     return found
 

@@ -64,7 +64,7 @@ def three_way(
 
 
 def fingerprint(dataset: DatasetDict, column: str) -> str:
-    """A hash of what the rows hold, in their order: the same data gives the same, wherever it lies."""
+    """A hash of what the rows hold, in their order, wherever they lie."""
     whole = hashlib.sha256()
     for name in sorted(dataset):
         whole.update(name.encode())

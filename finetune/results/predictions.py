@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,17 +13,17 @@ from scipy.special import softmax
 from finetune.run import PREDICTIONS
 
 
-def write(directory: Path, rows: Dataset, logits: np.ndarray) -> None:
+def write(directory: Path, rows: Dataset, logits: Any) -> None:
     """Write ``predictions.parquet``: id, text (where there is one), label, prediction,
     probabilities.
 
     Args:
         directory: Of the run.
         rows: The raw test rows, with ``id`` and ``label``.
-        logits: Shape ``(rows, classes)``, in the order of ``rows``.
+        logits: Array of shape ``(rows, classes)``, in the order of ``rows``.
     """
     names = rows.features["label"].names
-    probabilities = softmax(logits.astype(np.float64), axis=1)
+    probabilities = softmax(np.asarray(logits, dtype=np.float64), axis=1)
     columns: dict[str, object] = {"id": rows["id"][:]}
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]

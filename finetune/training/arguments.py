@@ -30,8 +30,8 @@ class FinetuneArguments(TrainingArguments):
     per_device_train_batch_size: int | None = field(  # type: ignore[assignment]
         default=None,
         metadata={
-            "help": "rows of a micro-batch on one device; takes over from the global batch, which then "
-            "grows with the processes"
+            "help": "rows of a micro-batch on one device; takes over from the global batch, "
+            "which then grows with the processes"
         },
     )
     per_device_eval_batch_size: int = field(
@@ -57,7 +57,7 @@ class FinetuneArguments(TrainingArguments):
             self.use_cpu = True  # without it the library refuses --bf16 there
         self._refuse()
         self._resolve_batch()
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> FinetuneArguments:
@@ -84,13 +84,13 @@ class FinetuneArguments(TrainingArguments):
         mistakes = []
         if self.dataloader_drop_last:
             mistakes.append(
-                "--dataloader_drop_last would drop evaluation rows too; in training an incomplete last "
-                "step is always left out"
+                "--dataloader_drop_last would drop evaluation rows too; in training an incomplete "
+                "last step is always left out"
             )
         if self.train_sampling_strategy == "batch_rebalance":
             mistakes.append(
-                "--train_sampling_strategy batch_rebalance: the steps would depend on the number of "
-                "processes; expected random, sequential or group_by_length"
+                "--train_sampling_strategy batch_rebalance: the steps would depend on the number "
+                "of processes; expected random, sequential or group_by_length"
             )
         if self.auto_find_batch_size:
             mistakes.append(
@@ -109,7 +109,8 @@ class FinetuneArguments(TrainingArguments):
                 mistakes.append(f"--{name} {value}: expected 1 or more rows")
         if self.gradient_accumulation_steps < 1:
             mistakes.append(
-                f"--gradient_accumulation_steps {self.gradient_accumulation_steps}: expected 1 or more"
+                f"--gradient_accumulation_steps {self.gradient_accumulation_steps}: "
+                "expected 1 or more"
             )
         if mistakes:
             raise UserError(*mistakes)
@@ -125,8 +126,9 @@ class FinetuneArguments(TrainingArguments):
                 below = self.global_batch_size // shares * shares
                 nearest = f"{below} or {below + shares}" if below else f"{shares}"
                 raise UserError(
-                    f"a global batch of {self.global_batch_size} rows does not divide into {devices} "
-                    f"devices x {self.gradient_accumulation_steps} accumulation steps; the nearest "
+                    f"a global batch of {self.global_batch_size} rows does not divide into "
+                    f"{devices} devices x "
+                    f"{self.gradient_accumulation_steps} accumulation steps; the nearest "
                     f"that does: --global_batch_size {nearest}"
                 )
         else:

@@ -46,10 +46,10 @@ class KeepEpochs(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        metrics: dict[str, float],
         **kwargs: Any,
     ) -> None:
         """The best so far after all."""
+        metrics: dict[str, float] = kwargs["metrics"]
         if args.save_strategy != SaveStrategy.EPOCH or not args.load_best_model_at_end:
             return
         name = args.metric_for_best_model or "loss"
@@ -74,7 +74,11 @@ def to_resume(resume_from_checkpoint: str | None, output_dir: str | None) -> str
     if resume_from_checkpoint is None:
         return None
     if resume_from_checkpoint in ("last", "true", "True"):
-        found = get_last_checkpoint(output_dir) if Path(output_dir or "").is_dir() else None
+        found = (
+            get_last_checkpoint(output_dir)  # type: ignore[no-untyped-call]
+            if Path(output_dir or "").is_dir()
+            else None
+        )
         if found is None:
             raise UserError(
                 f"--resume_from_checkpoint last: no checkpoint in {output_dir}; "
@@ -83,7 +87,7 @@ def to_resume(resume_from_checkpoint: str | None, output_dir: str | None) -> str
         return str(found)
     if not (Path(resume_from_checkpoint) / "trainer_state.json").exists():
         raise UserError(
-            f"--resume_from_checkpoint {resume_from_checkpoint}: expected 'last' or a directory that "
-            "holds a trainer_state.json"
+            f"--resume_from_checkpoint {resume_from_checkpoint}: expected 'last' or a directory "
+            "that holds a trainer_state.json"
         )
     return resume_from_checkpoint

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import datasets
 import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
@@ -33,6 +34,8 @@ class Trainer(transformers.Trainer):
     """
 
     args: FinetuneArguments
+    compute_loss_func: GlobalLoss
+    train_dataset: datasets.Dataset
     loss_is_scaled_for_ga = True
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
@@ -49,7 +52,7 @@ class Trainer(transformers.Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The share of this process of the global loss, times the processes that DDP averages over."""
+        """The share of this process in the global loss, times the processes DDP averages over."""
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         if isinstance(num_items_in_batch, torch.Tensor):  # under DataParallel once for each GPU
@@ -89,7 +92,7 @@ class Trainer(transformers.Trainer):
             prefetch_factor=arguments.dataloader_prefetch_factor,
         )
         # The sampler gives each process its own share: accelerate must not divide it again.
-        return prepare_data_loader(
+        prepared: DataLoader[Any] = prepare_data_loader(
             loader,
             device=self.accelerator.device,
             num_processes=1,
@@ -97,6 +100,7 @@ class Trainer(transformers.Trainer):
             put_on_device=True,
             non_blocking=self.accelerator.non_blocking,
         )
+        return prepared
 
     def evaluation_loop(
         self,
@@ -118,11 +122,12 @@ class Trainer(transformers.Trainer):
             loss = self.compute_loss_func.of_rows(
                 torch.as_tensor(output.predictions), torch.as_tensor(output.label_ids)
             )
+            assert output.metrics is not None
             output.metrics[f"{metric_key_prefix}_loss"] = loss.double().mean().item()
         return output
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
-        """In the order of the data: the library's would group by length, and permute predictions."""
+        """In the order of the data: grouped by length, the library's would permute predictions."""
         return SequentialSampler(eval_dataset)
 
     def _lengths(self) -> list[int] | None:
