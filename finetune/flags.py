@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -33,6 +34,9 @@ USED = (
     *("run_name", "push_to_hub", "hub_model_id", "dataloader_num_workers", "torch_compile"),
     *("ddp_backend", "ddp_timeout", "disable_tqdm", "log_level"),
 )
+
+
+_WIDEST_CHOICES = 40
 
 
 class Flags:
@@ -116,10 +120,9 @@ class Flags:
             "output_dir": f"runs/{catalog.stem(self.cls)}",
             **{each.name: each.default for each in dataclasses.fields(self.cls)},
         }
-        formatter = argparse.HelpFormatter(prog=self._parser.prog, max_help_position=30)
-        formatter.add_usage(None, [], [], prefix="")
-        formatter.add_text(f"python -m finetune {catalog.origin(self.cls)} [flags]\n")
-        formatter.add_text((sys.modules[self.cls.__module__].__doc__ or "").strip())
+        formatter = argparse.RawDescriptionHelpFormatter(self._parser.prog, max_help_position=30)
+        formatter.add_text(f"usage: {self._parser.prog} [flags]")
+        formatter.add_text(inspect.getdoc(sys.modules[self.cls.__module__]))
         for title, names in groups.items():
             formatter.start_section(title)
             for name in names:
@@ -183,6 +186,8 @@ def _for_help(action: argparse.Action, default: Any) -> argparse.Action:
     sentence = " ".join((action.help or "").split())
     cut = sentence.find(". ")
     sentence = sentence if cut < 0 else sentence[:cut]
+    if shown.metavar == "NAME" and action.choices:
+        sentence += f": {', '.join(str(choice) for choice in action.choices)}"
     if default not in (None, "", [], argparse.SUPPRESS):
         sentence += f" (default: {getattr(default, 'value', default)})"
     shown.help = sentence.replace("%", "%%")
@@ -191,7 +196,8 @@ def _for_help(action: argparse.Action, default: Any) -> argparse.Action:
 
 def _metavar(action: argparse.Action) -> str | None:
     if action.choices:
-        return "|".join(str(choice) for choice in action.choices)
+        choices = "|".join(str(choice) for choice in action.choices)
+        return choices if len(choices) < _WIDEST_CHOICES else "NAME"
     kind = getattr(action.type, "__name__", "")
     if kind in ("string_to_bool", "_boolean"):
         return "true|false"

@@ -75,6 +75,10 @@ def load_classifier(
         )
     except (OSError, ValueError) as error:
         raise _not_loaded(model, error) from error
+    # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
+    # under these names again, and Trainer, which reads its own checkpoints without renaming, would
+    # leave every LayerNorm out of the best model and of a resumed run.
+    classifier._weight_conversions = None
     return classifier
 
 

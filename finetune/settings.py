@@ -190,8 +190,25 @@ def _with_defaults(cls: type[Recipe], given: Mapping[str, Any]) -> dict[str, Any
                 "give one"
             )
         defaults.pop("global_batch_size", None)
+    _follow(given, defaults)
     output_dir = f"runs/{catalog.stem(cls)}"
     return {"output_dir": output_dir, **defaults, **given}
+
+
+def _follow(given: Mapping[str, Any], defaults: dict[str, Any]) -> None:
+    """Where one of evaluating and saving is changed, the other's default goes with it.
+
+    The best model can be kept only if both happen at the same time.
+    """
+    pair = ("eval_strategy", "save_strategy")
+    asked = {name: str(given[name]) for name in pair if name in given}
+    if "no" in asked.values():
+        defaults["load_best_model_at_end"] = False
+    elif len(asked) == 1 and asked.get("save_strategy") != "best":
+        defaults |= dict.fromkeys(pair, *asked.values())
+        for here, there in (("eval_steps", "save_steps"), ("save_steps", "eval_steps")):
+            if here in given and there not in given:
+                defaults[there] = given[here]
 
 
 def _read_config(cls: type[Recipe], config: str | None) -> dict[str, Any]:

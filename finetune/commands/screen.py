@@ -52,6 +52,7 @@ def batch(
 ) -> None:
     """The shapes of one collated micro-batch."""
     size = arguments.per_device_train_batch_size
+    rows = rows.select_columns([name for name in rows.column_names if name != "length"])
     collated = collator([rows[index] for index in range(min(size or 1, len(rows)))])
     console.block(
         "one collated batch",
@@ -103,7 +104,8 @@ def _model(settings: Settings, model: torch.nn.Module | None) -> str:
     if model is None:
         return described
     parameters = sum(each.numel() for each in model.parameters())
-    return f"{described}, {parameters / 1e6:,.1f}M parameters"
+    counted = f"{parameters / 1e6:,.1f}M" if parameters >= 1e6 else f"{parameters:,}"
+    return f"{described}, {counted} parameters"
 
 
 def _device(arguments: FinetuneArguments) -> list[str]:

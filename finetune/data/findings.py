@@ -14,14 +14,14 @@ from finetune.errors import UserError, suggestion
 def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -> None:
     """Refuse columns that are not there, and list those that are."""
     mistakes = []
-    for split, rows in dataset.items():
-        there = [name for name in rows.column_names if name != "id"]
-        for flag, column in (("--text_column", text_column), ("--label_column", label_column)):
-            if column not in there:
-                mistakes.append(
-                    f"{flag}: no column '{column}' in the {split} data{suggestion(column, there)} "
-                    f"(there are: {', '.join(there)})"
-                )
+    for flag, column in (("--text_column", text_column), ("--label_column", label_column)):
+        lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
+        if lacking:
+            there = [name for name in dataset[lacking[0]].column_names if name != "id"]
+            mistakes.append(
+                f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
+                f"{suggestion(column, there)} (there are: {', '.join(there)})"
+            )
     if mistakes:
         raise UserError(*mistakes)
 

@@ -1,7 +1,7 @@
 """Our ``Trainer``: the library's, with an exact loss, steps of global batches and exact evaluation.
 
-It is a subclass that replaces four methods and nothing else, so everything that is said about
-``transformers.Trainer`` holds here.
+It is a subclass that replaces a handful of methods and nothing else, so everything that is said
+about ``transformers.Trainer`` holds here.
 """
 
 from __future__ import annotations
@@ -125,6 +125,15 @@ class Trainer(transformers.Trainer):
             assert output.metrics is not None
             output.metrics[f"{metric_key_prefix}_loss"] = loss.double().mean().item()
         return output
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse a checkpoint that lacks weights: the library says so in a warning and goes on."""
+        left_out = set(getattr(self.model, "_keys_to_ignore_on_save", None) or ())
+        if missing := sorted(set(load_result.missing_keys) - left_out):
+            raise UserError(
+                f"the checkpoint lacks {len(missing)} weights of the model, the first of them "
+                f"'{missing[0]}': it cannot be loaded"
+            )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
         """In the order of the data: grouped by length, the library's would permute predictions."""

@@ -1,0 +1,128 @@
+"""Labels of every kind come to one `ClassLabel`, whose order depends on nothing but the names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from finetune.data import labels
+from finetune.errors import UserError
+
+STARS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
+
+
+def encoded(
+    *splits: Sequence[Any], names: Sequence[str] = (), feature: Any = None
+) -> tuple[list[str], dict[str, list[str]]]:
+    """The names of the classes in their order, and each split's labels by name."""
+    dataset = DatasetDict(
+        {
+            split: Dataset.from_dict(
+                {"text": [f"row {number}" for number in range(len(values))], "label": list(values)},
+                features=feature and Features({"text": Value("string"), "label": feature}),
+            )
+            for split, values in zip(("train", "test"), splits, strict=False)
+        }
+    )
+    result = labels.encode(dataset, names)
+    features = {rows.features["label"] for rows in result.values()}
+    assert len(features) == 1
+    (label,) = features
+    assert isinstance(label, ClassLabel)
+    for split, rows in result.items():
+        assert rows["text"][:] == dataset[split]["text"][:]
+    return label.names, {split: label.int2str(rows["label"][:]) for split, rows in result.items()}
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        (["good", "bad", "good"], ["bad", "good"]),
+        ([10, 9, -2, 9], ["-2", "9", "10"]),
+        (["10", "9", "2"], ["2", "9", "10"]),
+        ([2.0, 1.0, 10.0], ["1", "2", "10"]),
+        ([True, False, True], ["False", "True"]),
+        (["b", "10", "a", "2"], ["2", "10", "a", "b"]),
+        (["NA", "None", "null"], ["NA", "None", "null"]),
+    ],
+)
+def test_order_without_names(values: list[Any], order: list[str]) -> None:
+    names, by_name = encoded(values)
+
+    assert names == order
+    expected = [str(int(each)) if isinstance(each, float) else str(each) for each in values]
+    assert by_name["train"] == expected
+
+
+def test_order_of_words_that_python_reads_as_numbers() -> None:
+    """`float("nan")` compares with nothing, so that sorting by it depends on the hash seed."""
+    numbers = [str(number) for number in range(30)]
+
+    assert encoded(["nan", *reversed(numbers)])[0] == [*numbers, "nan"]
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        (["negative", "positive"], ["positive", "negative"]),  # the recipe's order
+        (["negative", "negative"], ["negative"]),  # some of them
+        (["Negative", "positive"], ["Negative", "positive"]),  # other names: sorted
+    ],
+)
+def test_order_with_the_names_of_a_recipe(values: list[str], order: list[str]) -> None:
+    names, by_name = encoded(values, names=("positive", "negative"))
+
+    assert names == order
+    assert by_name["train"] == values
+
+
+def test_numbers_get_no_names_that_nobody_gave_them() -> None:
+    assert encoded([5, 1, 3], names=STARS)[0] == ["1", "3", "5"]
+
+
+def test_class_labels_keep_their_order() -> None:
+    feature = ClassLabel(names=["zebra", "ant", "bee"])
+
+    names, by_name = encoded([2, 0, 1], feature=feature)
+
+    assert names == ["zebra", "ant", "bee"]
+    assert by_name["train"] == ["bee", "zebra", "ant"]
+
+
+def test_class_labels_take_the_order_of_the_recipe_by_name() -> None:
+    feature = ClassLabel(names=["negative", "positive"])
+
+    names, by_name = encoded([0, 1, 1], names=("positive", "negative"), feature=feature)
+
+    assert names == ["positive", "negative"]
+    assert by_name["train"] == ["negative", "positive", "positive"]
+
+
+def test_class_labels_of_the_recipe_are_all_kept() -> None:
+    names, _ = encoded([4, 0], names=STARS, feature=ClassLabel(names=list(STARS)))
+
+    assert names == list(STARS)
+
+
+def test_splits_share_their_classes() -> None:
+    names, by_name = encoded(["b", "d"], ["c", "b", "a"])
+
+    assert names == ["a", "b", "c", "d"]
+    assert by_name == {"train": ["b", "d"], "test": ["c", "b", "a"]}
+
+
+@pytest.mark.parametrize("test", [["2", "1"], [2.0, 1.0], [2, 1]])
+def test_splits_of_different_types_meet_by_name(test: list[Any]) -> None:
+    names, by_name = encoded([1, 2, 10], test)
+
+    assert names == ["1", "2", "10"]
+    assert by_name == {"train": ["1", "2", "10"], "test": ["2", "1"]}
+
+
+@pytest.mark.parametrize("splits", [([0.5, 1.0],), ([1.0, 2.0], [1.0, 3.25])])
+def test_numbers_with_a_fraction_are_refused(splits: tuple[list[float], ...]) -> None:
+    message = r"numbers with a fraction \((0.5|3.25)\): expected classes; is --label_column"
+
+    with pytest.raises(UserError, match=message):
+        encoded(*splits)

@@ -1,0 +1,147 @@
+"""The steps are made of global batches: the same rows whatever the launch."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from finetune.training.sampler import GlobalBatchSampler
+
+ROWS, GLOBAL_BATCH = 125, 12
+STEPS = ROWS // GLOBAL_BATCH
+LENGTHS = np.random.default_rng(3).integers(5, 500, ROWS).tolist()
+STRATEGIES = ("random", "sequential", "group_by_length")
+
+Steps = list[list[int]]
+
+
+def sampler(
+    strategy: str = "random", *, rows: int = ROWS, lengths: Sequence[int] = LENGTHS, **launch: int
+) -> GlobalBatchSampler:
+    return GlobalBatchSampler(
+        rows, global_batch_size=GLOBAL_BATCH, strategy=strategy, lengths=lengths, **launch
+    )
+
+
+def steps_of(
+    strategy: str, *, epoch: int = 0, world_size: int = 1, accumulation: int = 1, seed: int = 42
+) -> Steps:
+    """The rows of each step, gathered from what every rank is given, sorted."""
+    steps: Steps = [[] for _ in range(STEPS)]
+    for rank in range(world_size):
+        share = sampler(
+            strategy,
+            world_size=world_size,
+            rank=rank,
+            gradient_accumulation_steps=accumulation,
+            seed=seed,
+        )
+        share.set_epoch(epoch)
+        micro_batches = list(share)
+        assert len(micro_batches) == len(share) == STEPS * accumulation
+        for number, micro in enumerate(micro_batches):
+            assert len(micro) == GLOBAL_BATCH // (world_size * accumulation)
+            steps[number // accumulation] += micro
+    return [sorted(step) for step in steps]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_launch_takes_the_same_rows_in_each_step(
+    strategy: str, world_size: int, accumulation: int
+) -> None:
+    for epoch in (0, 1):
+        launched = steps_of(strategy, epoch=epoch, world_size=world_size, accumulation=accumulation)
+        assert launched == steps_of(strategy, epoch=epoch)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_row_comes_at_most_once_an_epoch(strategy: str) -> None:
+    rows = sum(steps_of(strategy, world_size=2, accumulation=2), [])
+    assert len(rows) == len(set(rows)) == STEPS * GLOBAL_BATCH
+    assert set(rows) <= set(range(ROWS))
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_another_handful_is_left_out_each_epoch(strategy: str) -> None:
+    left_out = [
+        frozenset(range(ROWS)) - set(sum(steps_of(strategy, epoch=epoch), [])) for epoch in range(5)
+    ]
+    assert {len(each) for each in left_out} == {ROWS % GLOBAL_BATCH}
+    assert len(set(left_out)) == 5
+
+
+def test_sequential_goes_through_the_rows_in_order() -> None:
+    assert list(sampler("sequential")) == [
+        list(range(start, start + GLOBAL_BATCH))
+        for start in range(0, STEPS * GLOBAL_BATCH, GLOBAL_BATCH)
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_the_order_hangs_on_the_seed_and_the_epoch(strategy: str) -> None:
+    assert steps_of(strategy) == steps_of(strategy)
+    assert steps_of(strategy, epoch=1) != steps_of(strategy)
+    assert steps_of(strategy, seed=43) != steps_of(strategy)
+    # seed + epoch as one number would give the same order to neighbours
+    assert steps_of(strategy, seed=43) != steps_of(strategy, epoch=1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "disturb",
+    [lambda: random.seed(1), lambda: np.random.seed(1), lambda: torch.manual_seed(1)],
+    ids=["random", "numpy", "torch"],
+)
+def test_the_order_ignores_the_global_random_state(
+    strategy: str, disturb: Callable[[], object]
+) -> None:
+    before, torch_state = steps_of(strategy, epoch=2), torch.get_rng_state()
+    numpy_state, python_state = np.random.get_state()[1].tolist(), random.getstate()
+    steps_of(strategy)
+    # nor does it draw from it: a sampler that did would change the dropout
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.random.get_state()[1].tolist() == numpy_state
+    assert random.getstate() == python_state
+    disturb()
+    assert steps_of(strategy, epoch=2) == before
+
+
+def test_going_through_an_epoch_twice_gives_it_twice() -> None:
+    same = sampler()
+    same.set_epoch(4)
+    assert list(same) == list(same)
+
+
+@pytest.mark.parametrize(
+    ("rows", "accumulation", "micro_batches"), [(11, 1, 0), (12, 1, 1), (24, 2, 4), (35, 3, 6)]
+)
+def test_len_counts_micro_batches(rows: int, accumulation: int, micro_batches: int) -> None:
+    made = sampler(rows=rows, lengths=range(rows), gradient_accumulation_steps=accumulation)
+    assert len(made) == len(list(made)) == micro_batches
+
+
+def test_group_by_length_makes_steps_of_like_lengths_in_mixed_order() -> None:
+    rows = 2000  # more than are sorted together
+    lengths = np.random.default_rng(5).integers(5, 500, rows)
+
+    def batches(strategy: str) -> np.ndarray:
+        return lengths[np.array(list(sampler(strategy, rows=rows, lengths=lengths.tolist())))]
+
+    grouped, mixed = batches("group_by_length"), batches("random")
+    assert np.ptp(grouped, axis=1).mean() < 0.1 * np.ptp(mixed, axis=1).mean()
+    # short and long steps follow each other as they come: no curriculum
+    longest_first = np.corrcoef(np.arange(len(grouped)), grouped.mean(axis=1))[0, 1]
+    assert abs(longest_first) < 0.25
+    assert not np.array_equal(np.sort(grouped[0]), np.sort(mixed[0]))
+
+
+def test_it_is_the_batch_sampler_of_a_data_loader() -> None:
+    loader = DataLoader(list(range(ROWS)), batch_sampler=sampler("sequential"))  # type: ignore[arg-type]
+    first = next(iter(loader))
+    assert len(loader) == STEPS
+    assert first.tolist() == list(range(GLOBAL_BATCH))
