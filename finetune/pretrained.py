@@ -78,7 +78,7 @@ def load_classifier(
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
     # leave every LayerNorm out of the best model and of a resumed run.
-    classifier._weight_conversions = None
+    classifier._weight_conversions = None  # type: ignore[assignment]
     return classifier
 
 

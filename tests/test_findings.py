@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from finetune.errors import UserError
@@ -60,7 +61,23 @@ def test_an_empty_split(empty: str, tmp_path: Path) -> None:
         rows = [] if split == empty else lines(20, start=100 * number)
         write(tmp_path / f"{split}.csv", *rows)
 
-    assert mistakes(tmp_path) == (f"the {empty} data has no rows",)
+    (mistake,) = mistakes(tmp_path)
+
+    assert empty in mistake
+    assert "no rows" in mistake
+
+
+@pytest.mark.parametrize("empty", ["train", "validation", "test"])
+def test_an_empty_parquet_split(empty: str, tmp_path: Path) -> None:
+    for number, split in enumerate(("train", "validation", "test")):
+        rows = [] if split == empty else [line.split(",") for line in lines(20, start=100 * number)]
+        frame = pd.DataFrame(rows, columns=["text", "label"], dtype="str")
+        frame.to_parquet(tmp_path / f"{split}.parquet")
+
+    (mistake,) = mistakes(tmp_path)
+
+    assert empty in mistake
+    assert "no rows" in mistake
 
 
 def test_one_class(tmp_path: Path) -> None:
@@ -73,9 +90,9 @@ def test_one_class(tmp_path: Path) -> None:
 
 def test_one_class_and_an_empty_split_at_once(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", *lines(20, label="good"))
-    write(tmp_path / "test.csv")
+    write(tmp_path / "test.csv", "review,")
 
-    first, second = mistakes(tmp_path)
+    first, second = mistakes(tmp_path, drop_invalid=True)
 
     assert first == "the test data has no rows"
     assert "one class only ('good')" in second

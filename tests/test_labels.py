@@ -26,11 +26,10 @@ def encoded(
         }
     )
     result = labels.encode(dataset, names)
-    features = {rows.features["label"] for rows in result.values()}
-    assert len(features) == 1
-    (label,) = features
+    label = result["train"].features["label"]
     assert isinstance(label, ClassLabel)
     for split, rows in result.items():
+        assert rows.features["label"] == label
         assert rows["text"][:] == dataset[split]["text"][:]
     return label.names, {split: label.int2str(rows["label"][:]) for split, rows in result.items()}
 

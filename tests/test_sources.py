@@ -147,7 +147,10 @@ def test_a_csv_that_is_not_utf_8(tmp_path: Path) -> None:
     [
         (["test.csv", "valid.csv"], r"expected a file train.*found test.csv, valid.csv"),
         ([], r"expected a file train.*found nothing"),
-        (["train.csv", "train.tsv"], r"one file for 'train', found train.csv and train.tsv"),
+        (
+            ["train.csv", "train.tsv", "test.csv"],
+            r"one file for 'train', found train.csv and train.tsv",
+        ),
     ],
 )
 def test_directories_that_cannot_be_read(names: list[str], message: str, tmp_path: Path) -> None:
@@ -170,8 +173,9 @@ def test_names_that_mean_nothing(dataset: str, message: str) -> None:
         sources.read(dataset)
 
 
-def test_a_data_set_that_the_hub_does_not_give(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'nobody/nothing' is not on the Hub"):
+def test_a_data_set_that_cannot_be_had() -> None:
+    """Here the Hub is out of reach; a command says so earlier, a notebook comes as far as this."""
+    with pytest.raises(UserError, match="'nobody/nothing'"):
         sources.read("nobody/nothing")
 
 
