@@ -1,4 +1,4 @@
-"""The data and the model of the `embedded` extra: what is in them, and that nothing else is taken."""
+"""The data and the model of the `embedded` extra: what is in them, and nothing else is taken."""
 
 import importlib
 import shutil

@@ -114,7 +114,7 @@ def mean_loss(recipe: Reviews, rows: int) -> float:
 
 def recipe_row(recipe: Reviews, index: int) -> dict[str, Any]:
     row = recipe.prepared["train"][index]
-    return {name: row[name] for name in ("input_ids", "attention_mask", "label")}
+    return {name: row[name] for name in ("input_ids", "attention_mask", "labels")}
 
 
 def logged(trainer: transformers.Trainer, name: str = "loss") -> list[float]:

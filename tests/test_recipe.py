@@ -45,9 +45,8 @@ def write(path: Path, *classes: str, before: str = "") -> Path:
         f"class {name}(TextClassification):\n    dataset: str = 'data of {name}'"
         for name in classes
     )
-    path.write_text(
-        f'"""A recipe of its own."""\n{before}\nfrom finetune import TextClassification\n\n{bodies}\n'
-    )
+    head = f'"""A recipe of its own."""\n{before}\nfrom finetune import TextClassification'
+    path.write_text(f"{head}\n\n{bodies}\n")
     return path
 
 
@@ -101,11 +100,10 @@ def test_an_override_without_annotation_is_refused_two_classes_down() -> None:
             temperature = 0.5
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "global_batch_size", "do_train", "embedded"])
+@pytest.mark.parametrize(
+    "name", ["learning_rate", "global_batch_size", "config", "dry_run", "do_train"]
+)
 def test_a_field_that_is_taken_is_refused_by_name(name: str) -> None:
-    """A class body that has both would be read as the recipe's: `embedded` is a class variable."""
-    if name == "embedded":
-        pytest.skip("`embedded` holds the overrides of the recipe")
     wrong = type("Wrong", (TextClassification,), {"__annotations__": {name: float}, name: 0.1})
 
     with pytest.raises(UserError, match=rf"Wrong: the options {name} are training arguments"):
@@ -337,7 +335,6 @@ def test_a_recipe_named_like_the_standard_library_shadows_nothing(tmp_path: Path
 
     assert catalog.find(str(path)).__name__ == "Json"
     assert sys.modules["json"] is json
-    assert str(tmp_path) not in sys.path
 
 
 def test_a_recipe_imports_what_lies_beside_it(tmp_path: Path) -> None:
@@ -345,7 +342,19 @@ def test_a_recipe_imports_what_lies_beside_it(tmp_path: Path) -> None:
     path = write(tmp_path / "uses.py", "Uses", before="from words_beside_it import WORDS")
 
     assert catalog.find(str(path)).__name__ == "Uses"
-    assert str(tmp_path) not in sys.path
+
+
+def test_a_step_imports_what_lies_beside_the_recipe(tmp_path: Path) -> None:
+    """What needs torch is imported inside the step that uses it, as `mnist` does its network."""
+    (tmp_path / "network_beside_it.py").write_text("NETWORK = 'a network'\n")
+    path = write(tmp_path / "lazy.py", "Lazy")
+    with path.open("a") as stream:
+        stream.write(
+            "\n    def build_model(self, labels):\n"
+            "        from network_beside_it import NETWORK\n\n        return NETWORK\n"
+        )
+
+    assert catalog.find(str(path))().build_model(["a", "b"]) == "a network"
 
 
 def test_a_recipe_that_fails_is_not_kept_half_made(tmp_path: Path) -> None:

@@ -66,6 +66,20 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     assert sources.read(str(path))["train"].column_names == ["text", "label", "id"]
 
 
+@pytest.mark.parametrize(
+    ("first", "last"), [("review 1,2", "review 2,other"), (",2", "review 2,2")]
+)
+def test_a_column_is_not_judged_by_its_first_rows(first: str, last: str, tmp_path: Path) -> None:
+    """The reader takes 10,000 rows at a time, and would take their types for those of the file."""
+    path = tmp_path / "long.csv"
+    path.write_text("\n".join(["text,label", *[first] * 12_000, last]) + "\n")
+
+    rows = sources.read(str(path))["train"]
+
+    assert rows["text"][-1] == "review 2"
+    assert str(rows["label"][-1]) == last.partition(",")[2]
+
+
 def test_a_directory_gives_a_split_for_each_file(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", {"text": ["a", "b", "c"], "label": [1, 2, 1]})
     write(tmp_path / "validation.jsonl", {"text": ["d"], "label": ["1"]})
