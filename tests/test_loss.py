@@ -123,7 +123,7 @@ def logged(trainer: transformers.Trainer, name: str = "loss") -> list[float]:
 
 
 def plain(recipe: Reviews, output_dir: Path, accumulation: int, **parts: Any) -> list[float]:
-    """Losses that the library's own Trainer logs over the same rows, without our loss or with it."""
+    """What the library's own Trainer logs over the same rows, without our loss or with it."""
     transformers.set_seed(42)
     arguments = TrainingArguments(
         output_dir=str(output_dir),

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_every_launch_takes_the_same_rows_in_each_step(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_row_comes_at_most_once_an_epoch(strategy: str) -> None:
-    rows = sum(steps_of(strategy, world_size=2, accumulation=2), [])
+    rows = list(chain.from_iterable(steps_of(strategy, world_size=2, accumulation=2)))
     assert len(rows) == len(set(rows)) == STEPS * GLOBAL_BATCH
     assert set(rows) <= set(range(ROWS))
 
@@ -69,7 +70,7 @@ def test_a_row_comes_at_most_once_an_epoch(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 def test_another_handful_is_left_out_each_epoch(strategy: str) -> None:
     left_out = [
-        frozenset(range(ROWS)) - set(sum(steps_of(strategy, epoch=epoch), [])) for epoch in range(5)
+        frozenset(range(ROWS)).difference(*steps_of(strategy, epoch=epoch)) for epoch in range(5)
     ]
     assert {len(each) for each in left_out} == {ROWS % GLOBAL_BATCH}
     assert len(set(left_out)) == 5

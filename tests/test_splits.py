@@ -213,3 +213,19 @@ def test_fingerprint_is_of_the_content_not_of_the_place(reviews: Path, tmp_path:
         assert changed.read_text() != content
         assert fingerprint(changed) != expected
     assert fingerprint(reviews, split_seed=1) != expected
+
+
+def test_fingerprint_is_of_texts_labels_order_and_split() -> None:
+    texts, labels = ["a", "b", "c"], [0, 1, 1]
+    alike = [{"train": with_labels(texts, labels)} for _ in range(2)]
+    other = [
+        {"train": with_labels(texts, [1, 1, 0])},
+        {"train": with_labels(texts[::-1], labels[::-1])},
+        {"train": with_labels(["a", "b", "d"], labels)},
+        {"test": with_labels(texts, labels)},
+    ]
+
+    prints = [splits.fingerprint(DatasetDict(each), "text") for each in [*alike, *other]]
+
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 1 + len(other)

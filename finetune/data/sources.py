@@ -105,6 +105,8 @@ def _read_files(files: dict[str, Path]) -> dict[str, Any]:
             loaded = load_dataset(kind, data_files={split: str(path)}, **options)
         except Exception as error:  # the readers raise whatever pandas and pyarrow raise
             reason = error.__cause__ or error
+            if "corresponds to no data" in str(reason):  # a header and nothing else
+                raise UserError(f"the {split} data has no rows: {path}") from error
             raise UserError(f"cannot read {path} as {kind}: {reason}") from error
         splits[split] = loaded[split]
     return splits

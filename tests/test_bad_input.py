@@ -1,0 +1,147 @@
+"""Each mistake gets one clear message and status 2, before any model is loaded, and leaves no run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from finetune import cli
+from tests.conftest import Command
+
+ROWS = [f"place {index} was {('bad', 'good')[index % 2]}" for index in range(60)]
+GOOD = "text,label\n" + "".join(f"{row},{row.split()[-1]}\n" for row in ROWS)
+MODEL = ["--model", "no-model-is-loaded"]
+
+
+def write(name: str, content: str) -> Callable[[Path], None]:
+    def make(cwd: Path) -> None:
+        path = cwd / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+    return make
+
+
+def both(*makers: Callable[[Path], None]) -> Callable[[Path], None]:
+    def make(cwd: Path) -> None:
+        for each in makers:
+            each(cwd)
+
+    return make
+
+
+CASES = {
+    "unknown recipe": (None, ["ylep"], ["unknown recipe or verb 'ylep'", "did you mean 'yelp'"]),
+    "missing file": (
+        write("reviews.csv", GOOD),
+        ["yelp", "--dataset", "review.csv", *MODEL],
+        ["no such file or directory: review.csv", "did you mean 'reviews.csv'"],
+    ),
+    "wrong column": (
+        write("data.csv", GOOD),
+        ["yelp", "--dataset", "data.csv", "--label_column", "lable", *MODEL],
+        ["--label_column: no column 'lable'", "did you mean 'label'", "there are: text, label"],
+    ),
+    "no rows": (
+        write("data.csv", "text,label\n"),
+        ["yelp", "--dataset", "data.csv", *MODEL],
+        ["the train data has no rows"],
+    ),
+    "empty split": (
+        both(write("data/train.csv", GOOD), write("data/test.csv", "text,label\n")),
+        ["yelp", "--dataset", "data", *MODEL],
+        ["the test data has no rows"],
+    ),
+    "one class": (
+        write("data.csv", GOOD.replace(",bad", ",good")),
+        ["yelp", "--dataset", "data.csv", *MODEL],
+        ["one class only ('good')", "expected two or more"],
+    ),
+    "missing values": (
+        write("data.csv", GOOD + ",good\n,bad\n"),
+        ["yelp", "--dataset", "data.csv", *MODEL],
+        ["2 of 62 train rows whose text is missing", "first rows: 60, 61", "--drop_invalid"],
+    ),
+    "no text": (
+        write("data.csv", "text,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40))),
+        ["yelp", "--dataset", "data.csv", *MODEL],
+        ["40 of 40 train rows whose text is missing or no text", "first rows: 0, 1, 2, 3, 4"],
+    ),
+    "label unknown in training": (
+        both(
+            write("data/train.csv", GOOD),
+            write("data/test.csv", "text,label\nplace 99 was odd,odd\nplace 98 was bad,bad\n"),
+        ),
+        ["yelp", "--dataset", "data", *MODEL],
+        ["the test data has labels that the training data does not have: 'odd'"],
+    ),
+    "train_samples 0": (
+        None,
+        ["yelp", "--embedded", "--train_samples", "0"],
+        ["--train_samples 0: expected a number of rows"],
+    ),
+    "unknown key": (
+        write("options.yaml", "learnin_rate: 1e-4\n"),
+        ["yelp", "--embedded", "--config", "options.yaml"],
+        ["options.yaml: unknown option 'learnin_rate'", "did you mean '--learning_rate'"],
+    ),
+    "wrong type": (
+        None,
+        ["yelp", "--embedded", "--num_train_epochs", "many"],
+        ["--num_train_epochs: expected float, found 'many'"],
+    ),
+    "wrong type in a file": (
+        write("options.yaml", "max_length: long\n"),
+        ["yelp", "--embedded", "--config", "options.yaml"],
+        ["options.yaml: 'max_length': expected int, found 'long'"],
+    ),
+    "fewer rows than a step": (
+        write("data.csv", GOOD),
+        ["yelp", "--dataset", "data.csv", "--global_batch_size", "64", *MODEL],
+        ["43 training rows are fewer than one global batch of 64"],
+    ),
+    "unknown model": (
+        write("data.csv", GOOD),
+        ["yelp", "--dataset", "data.csv", "--model", "./nothing"],
+        ["--model ./nothing: expected a directory that holds a config.json"],
+    ),
+    "foreign directory": (
+        both(write("data.csv", GOOD), write("mine/letter.txt", "dear")),
+        ["yelp", "--dataset", "data.csv", "--output_dir", "mine", *MODEL],
+        ["--output_dir mine holds files but no run"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_message(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, words, expected = CASES[case]
+    if make:
+        make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("finetune.hub.missing", lambda wanted: [])  # the Hub has tests of its own
+    status = cli.main(words)
+    said = capsys.readouterr()
+    assert status == 2
+    for each in expected:
+        assert each in said.err
+    assert said.err.count("error: ") == 1
+    assert "Traceback" not in said.err
+    assert said.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.processes
+def test_two_processes_say_it_once(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "data.csv").write_text(GOOD)
+    answer = command(
+        *["yelp", "--dataset", tmp_path / "data.csv", "--text_column", "txt", *MODEL[:1], tmp_path],
+        launcher="torchrun",
+        cwd=tmp_path,
+    )
+    assert answer.returncode != 0
+    assert answer.stderr.count("error: --text_column: no column 'txt' in the train data") == 1
+    assert "finetune/" not in answer.stderr  # no traceback of ours
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,283 @@
+"""The command line: it answers at once, refuses in one message, and leaves nothing half made."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from finetune import __version__, catalog, cli, hub
+from tests.conftest import ROOT, Command
+
+RECIPES = catalog.names()
+LIBRARIES = {"torch", "transformers", "datasets", "accelerate", "numpy", "sklearn", "pandas"}
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def without_hub(home: Path, endpoint: str) -> dict[str, str]:
+    """The environment of someone who has no cache, and no Hub at `endpoint`."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("HF_") and not name.lower().endswith("_proxy")
+    }
+    return environment | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+
+
+def refusal(
+    words: Sequence[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The lines of standard error of a command that ends with status 2."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+# ---- help, list, version ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["--version"], []])
+def test_the_light_commands_import_no_library(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "finetune", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    imported = re.findall(r"\| +(\w+)[\w.]*$", done.stderr, flags=re.MULTILINE)
+
+    assert done.returncode == 0
+    assert "finetune" in imported
+    assert LIBRARIES & set(imported) == set()
+
+
+def test_help_names_verbs_and_recipes() -> None:
+    text = cli.usage()
+
+    assert len(RECIPES) >= 3
+    for name in RECIPES:
+        assert f"  {name:<9}  {catalog.summary(name)}" in text
+    for verb in cli.VERBS:
+        assert re.search(rf"^  {verb} ", text, flags=re.MULTILINE)
+
+
+def test_list_has_a_line_for_each_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == RECIPES
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+
+    assert capsys.readouterr().out == f"finetune {__version__}\n"
+
+
+@pytest.mark.parametrize("words", ["list", "--help", "yelp --help"])
+def test_a_reader_that_has_read_enough_is_no_error(words: str) -> None:
+    """As under `| head -1`; here the reader is gone before the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "finetune", *words.split()],
+        cwd=ROOT,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+# ---- refusals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["yepl"], ["train", "yepl"], ["yepl", "--help"]])
+def test_an_unknown_recipe_suggests_the_nearest(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = refusal(words, capsys, monkeypatch)
+
+    assert line.startswith("error: unknown recipe")
+    assert "'yepl'; did you mean 'yelp'?" in line
+    assert "mnist, sentiment, yelp" in line
+
+
+def test_an_unknown_verb_suggests_the_nearest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = refusal(["evalaute", "runs/yelp"], capsys, monkeypatch)
+
+    assert "'evalaute'; did you mean 'evaluate'?" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "example"),
+    [
+        (["--embedded", "yelp"], "python -m finetune yelp [flags]"),
+        (["train", "--embedded", "yelp"], "python -m finetune yelp [flags]"),
+        (["--embedded"], "python -m finetune RECIPE [flags]"),
+        (["train"], "python -m finetune RECIPE [flags]"),
+    ],
+)
+def test_the_recipe_comes_first(
+    words: list[str],
+    example: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (line,) = refusal(words, capsys, monkeypatch)
+
+    assert line.startswith(f"error: the name of a recipe comes first: {example}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere/mine.py"], "recipe file not found: nowhere/mine.py"),
+        (["no.such.module"], "no module 'no' (recipe 'no.such.module')"),
+        (["yelp", "--embedded", "--train_samples", "0"], "--train_samples 0: expected"),
+        (["yelp", "--embedded", "--learning_rte", "1"], "unknown option --learning_rte; did you"),
+    ],
+)
+def test_other_mistakes_are_one_line(
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (line,) = refusal(words, capsys, monkeypatch)
+
+    assert line.startswith(f"error: {message}")
+
+
+def test_every_mistake_has_a_line_and_nothing_is_left_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reviews.csv").write_text("words,stars\nfine,1\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["yelp", "--dataset", "reviews.csv", "--model", "./none"]
+    files = sorted(tmp_path.rglob("*"))
+
+    lines = refusal(words, capsys, monkeypatch)
+
+    assert len(lines) == 2
+    assert lines[0].startswith("error: --text_column: no column 'text'")
+    assert lines[1].startswith("error: --label_column: no column 'label'")
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+# ---- the Hub out of reach --------------------------------------------------------------------
+
+
+def test_the_hub_out_of_reach_is_one_message_in_five_seconds(
+    command: Command, closed_port: int, tmp_path: Path
+) -> None:
+    endpoint = f"http://127.0.0.1:{closed_port}"
+    environment = without_hub(tmp_path / "home", endpoint)
+
+    started = time.perf_counter()
+    done = command("yelp", env=environment)
+    seconds = time.perf_counter() - started
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("error:") == 1
+    first, *ways = done.stderr.splitlines()
+    assert first.startswith(
+        "error: the data set 'Yelp/yelp_review_full' and the model 'google-bert/bert-base-cased' "
+        f"could not be had: {endpoint} does not answer"
+    )
+    assert [way.split()[0] for way in ways] == [
+        "--embedded",
+        "--dataset",
+        "HF_ENDPOINT=https://a.mirror",
+    ]
+    assert "--model" in ways[1]
+    assert "HF_HOME=" in ways[2]
+    assert list((tmp_path / "cwd").iterdir()) == []
+    assert seconds < 5
+
+
+def test_what_is_wanted_of_the_hub_alone_is_named(
+    closed_port: int, tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port}")
+    wanted = hub.missing({"dataset": str(reviews), "model": "some/model"})
+
+    error = hub.unreachable(wanted)
+
+    assert wanted == ["the model 'some/model'"]
+    assert str(error).startswith("the model 'some/model' could not be had: http://127.0.0.1")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_nothing_is_asked_of_a_hub_that_is_not_needed(
+    reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+
+    for wanted in (
+        {"dataset": str(reviews), "model": tiny_model},
+        {"dataset": "embedded:imdb", "model": "embedded:minilm"},
+        {"dataset": "embedded:digits", "model": None},
+        {},
+    ):
+        assert hub.missing(wanted) == []
+    assert hub.unreachable([]) is None
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert hub.unreachable(["the model 'some/model'"]) is None
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE is set" in str(hub.unreachable(["the model 'some/model'"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "on_the_hub"),
+    [
+        ("Yelp/yelp_review_full", True),
+        ("imdb", True),
+        ("./data", False),
+        ("/data", False),
+        ("~/data", False),
+        ("reviews.csv", False),
+        ("embedded:imdb", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_names_on_the_hub(name: str | None, on_the_hub: bool) -> None:
+    assert hub.names_repository(name) is on_the_hub

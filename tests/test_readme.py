@@ -1,0 +1,177 @@
+"""Every command of the README runs as it stands there, from a directory full of decoys.
+
+The Hub is the one on the loopback interface. The two make targets are left out: one of them runs this.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from tests.conftest import LAUNCHERS, ROOT, SCRIPTS
+from tests.hub import Hub
+from tests.hub.repositories import MNIST, SENTIMENT, YELP
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for line in re.findall(r"^    ((?:python|torchrun|accelerate) .*)$", README, re.MULTILINE)
+]
+MINE = '''
+"""Reviews of my own."""
+from finetune import TextClassification
+
+
+class Mine(TextClassification):
+    """Reviews of my own."""
+
+    training = dict(global_batch_size=16, num_train_epochs=1)
+    dataset: str = "reviews.csv"
+    model: str = "DIRECTORY"
+'''
+
+
+@dataclass
+class Shell:
+    """Where the commands run, and what they printed, by command."""
+
+    cwd: Path
+    environment: dict[str, str]
+    directory: str
+    printed: dict[str, str] = field(default_factory=dict)
+
+    def run(self, words: list[str]) -> str:
+        program, *rest = [self.directory if word == "DIRECTORY" else word for word in words]
+        answer = subprocess.run(
+            [str(SCRIPTS / program), *rest],
+            cwd=self.cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert answer.returncode == 0, f"{shlex.join(words)}\n{answer.stdout}\n{answer.stderr}"
+        assert "Traceback" not in answer.stderr
+        return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def shell(hub: Hub, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    cwd = tmp_path_factory.mktemp("readme")
+    for decoy in ("recipes", "metrics", "accuracy", "mlx"):
+        (cwd / decoy).mkdir()
+        for name in ("__init__", "accuracy", "yelp", decoy):
+            (cwd / decoy / f"{name}.py").write_text(f"raise SystemExit('decoy {decoy}')\n")
+    rows = [f"place {index} was {('dull', 'great')[index % 2]},{index % 2}" for index in range(120)]
+    (cwd / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    (cwd / "path" / "to").mkdir(parents=True)
+    (cwd / "path" / "to" / "mine.py").write_text(MINE.replace("DIRECTORY", tiny_model))
+    shell = Shell(cwd, hub.environment(tmp_path_factory.mktemp("home")), tiny_model)
+    for words in COMMANDS:
+        shell.printed[shlex.join(words)] = shell.run(words)
+    yield shell
+
+
+def test_the_readme_has_the_commands() -> None:
+    assert len(COMMANDS) >= 12
+    assert shlex.split("torchrun --nproc_per_node=2 -m finetune yelp") in COMMANDS
+    assert shlex.split("accelerate launch -m finetune sentiment") in COMMANDS
+    assert shlex.split("python -m finetune mnist") in COMMANDS
+    assert LAUNCHERS["python"][1:] == ["-m", "finetune"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("command", "names", "kept"),
+    [
+        (
+            "torchrun --nproc_per_node=2 -m finetune yelp",
+            ["1 star", "2 star", "3 stars", "4 stars", "5 stars"],
+            "356 train, 40 validation, 100 test",
+        ),
+        (
+            "accelerate launch -m finetune sentiment",
+            ["positive", "negative"],
+            "2,554 train, 284 validation, 710 test",
+        ),
+    ],
+)
+def test_mission_commands_leave_a_model_with_the_names_of_its_labels(
+    shell: Shell, command: str, names: list[str], kept: str
+) -> None:
+    printed = shell.printed[command]
+    recipe = command.rpartition(" ")[2]
+    assert printed.count("rows a step") == 1  # one start block, from rank 0
+    assert kept in printed
+    assert "fine-tuned" in printed
+    assert "majority class" in printed
+    assert "TF-IDF + logistic regression" in printed
+    assert f"the run is in runs/{recipe}" in printed
+    first = next(
+        path
+        for path in sorted((shell.cwd / "runs").glob(f"{recipe}*"))
+        if json.loads((path / "run.json").read_text())["command"].endswith(f"finetune {recipe}")
+    )
+    model = AutoModelForSequenceClassification.from_pretrained(first)
+    assert list(model.config.id2label.values()) == names
+    assert json.loads((first / "run.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.processes
+def test_global_batch_is_divided_over_the_processes(shell: Shell) -> None:
+    printed = shell.printed["torchrun --nproc_per_node=2 -m finetune yelp"]
+    assert "16 per device x 1 accumulation x 2 processes = 32 rows a step" in printed
+
+
+@pytest.mark.processes
+def test_dropped_rows_are_counted_out_loud(shell: Shell) -> None:
+    printed = " ".join(shell.printed["accelerate launch -m finetune sentiment"].split())
+    assert "dropped 536 of 4,084 rows" in printed
+    assert "3,548 are left" in printed
+
+
+@pytest.mark.processes
+def test_each_data_set_was_downloaded_once(shell: Shell, hub: Hub) -> None:
+    for name in (YELP, SENTIMENT, MNIST):
+        downloads = hub.downloads(name)
+        assert sum(file.endswith((".parquet", ".csv")) for file in downloads) >= 1
+        assert set(downloads.values()) == {1}, downloads
+
+
+@pytest.mark.processes
+def test_runs_of_one_name_are_moved_aside(shell: Shell) -> None:
+    runs = sorted(path.name for path in (shell.cwd / "runs").glob("yelp*"))
+    trained = [
+        words for words in COMMANDS if "yelp" in words and not {"--help", "--dry_run"} & set(words)
+    ]
+    assert runs == ["yelp", *(f"yelp.{number}" for number in range(1, len(trained)))]
+
+
+@pytest.mark.processes
+def test_python_blocks_of_a_run_and_of_a_metric(shell: Shell) -> None:
+    blocks = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+        if "pipeline(" in block or "evaluate.load" in block
+    ]
+    assert len(blocks) == 2
+    for block in blocks:
+        lines = block.strip().replace('"metrics/', f'"{ROOT}/metrics/').splitlines()
+        lines[-1] = f"print({lines[-1]})"
+        answer = subprocess.run(
+            [str(SCRIPTS / "python"), "-P", "-c", textwrap.dedent("\n".join(lines))],
+            cwd=shell.cwd,
+            env=shell.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert re.search(r"'label': '(positive|negative)'|'f1': 0\.6", answer.stdout)

@@ -1,0 +1,284 @@
+"""A run that was stopped and continued is the run that was not stopped."""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from finetune import Run, UserError, cli
+
+RECIPE = '''
+"""Reviews, good or bad: nine steps an epoch, stopped where the environment says."""
+
+import os
+
+from finetune import TextClassification
+
+
+class Stoppable(TextClassification):
+    """With the dropout of the model, whose random state a checkpoint must carry."""
+
+    training = dict(
+        global_batch_size=16, learning_rate=3e-3, num_train_epochs=3, logging_steps=3,
+        disable_tqdm=True, metric_for_best_model="loss",
+    )
+
+    def parts(self):
+        from transformers import TrainerCallback
+
+        class Stop(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                if state.global_step == int(os.environ.get("STOP_AT", -1)):
+                    raise KeyboardInterrupt
+
+        return {**super().parts(), "callbacks": [Stop()]}
+'''
+EPOCH, STEPS = 9, 27
+RESUME = ("--resume_from_checkpoint", "last")
+Finetune = Callable[..., int]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads only wait for each other over matrices this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> list[str]:
+    """What is typed in every test: recipe, data and model."""
+    directory = tmp_path_factory.mktemp("recipe")
+    recipe, reviews = directory / "stoppable.py", directory / "reviews.csv"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    adjectives = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
+    lines = ["text,label"]
+    for number in range(200):
+        label = ("bad", "good")[number % 2]
+        lines.append(f"the food of place {number} was {adjectives[label][number % 3]},{label}")
+    reviews.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [str(recipe), "--dataset", str(reviews), "--model", tiny_model]
+
+
+@pytest.fixture
+def finetune(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Finetune:
+    """The command line in this process; `stop_at` a step."""
+
+    def run(output_dir: Path, *flags: str, stop_at: int = -1) -> int:
+        monkeypatch.setenv("STOP_AT", str(stop_at))
+        return cli.main([*words, "--output_dir", str(output_dir), *flags])
+
+    return run
+
+
+def content(run: Path) -> dict[str, bytes]:
+    """Every file of a directory, by its path in it."""
+    files = (path for path in run.rglob("*") if path.is_file())
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+def learned(run: Path) -> list[dict[str, Any]]:
+    """What was logged, without the speed."""
+    speed = ("runtime", "per_second", "flos")
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(speed)}
+        for entry in Run.load(run).manifest["history"]
+    ]
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    assert Run.load(found).manifest["status"] == "finished"
+    assert Run.load(found).metrics == Run.load(expected).metrics
+    assert Run.load(found).predictions.equals(Run.load(expected).predictions)
+    assert learned(found)[:-1] == learned(expected)[:-1]  # the last line is about the speed
+    for checkpoint in ("", f"checkpoint-{STEPS}"):
+        weights = load_file(found / checkpoint / "model.safetensors")
+        for name, value in load_file(expected / checkpoint / "model.safetensors").items():
+            assert torch.equal(weights[name], value), f"{checkpoint} {name}"
+
+
+# ---- one process ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "stop_at", "went_on_from"),
+    [
+        ((), EPOCH, EPOCH),
+        ((), EPOCH + 4, EPOCH),
+        (("--gradient_accumulation_steps", "2", "--lr_scheduler_type", "cosine"), 20, 2 * EPOCH),
+        (("--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "9"), 14, 12),
+        (("--train_sampling_strategy", "group_by_length"), EPOCH, EPOCH),
+    ],
+    ids=[
+        "after an epoch",
+        "in an epoch",
+        "accumulation",
+        "from the middle of an epoch",
+        "group_by_length",
+    ],
+)
+def test_stopped_and_continued_is_not_stopped(
+    finetune: Finetune, tmp_path: Path, flags: tuple[str, ...], stop_at: int, went_on_from: int
+) -> None:
+    assert finetune(tmp_path / "whole", *flags) == 0
+    stopped = tmp_path / "stopped"
+    assert finetune(stopped, *flags, stop_at=stop_at) == 130
+    checkpoints = [int(path.name.partition("-")[2]) for path in stopped.glob("checkpoint-*")]
+    assert max(checkpoints) == went_on_from
+    assert finetune(stopped, *flags, *RESUME) == 0
+    assert_same_run(stopped, tmp_path / "whole")
+
+
+def test_a_path_says_which_checkpoint(finetune: Finetune, tmp_path: Path) -> None:
+    assert finetune(tmp_path / "whole") == 0
+    copied = shutil.copytree(tmp_path / "whole", tmp_path / "copied")
+    first = str(copied / f"checkpoint-{EPOCH}")
+    assert finetune(copied, "--resume_from_checkpoint", first) == 0
+    assert_same_run(copied, tmp_path / "whole")
+
+
+def test_resuming_a_finished_run_trains_no_further_step(finetune: Finetune, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert finetune(run) == 0
+    before = shutil.copytree(run, tmp_path / "before")
+    assert finetune(run, *RESUME, stop_at=STEPS) == 0  # 130 if it began another
+    assert_same_run(run, before)
+    assert Run.load(run).manifest["steps"] == STEPS
+
+
+# ---- what is said, and what is kept --------------------------------------------------------------
+
+
+def test_there_must_be_something_to_resume(
+    finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert finetune(run, *RESUME) == 2
+    assert capfd.readouterr().err == (
+        f"error: --resume_from_checkpoint last: no checkpoint in {run}; "
+        "leave the flag out to start anew\n"
+    )
+    assert finetune(run, "--resume_from_checkpoint", str(tmp_path)) == 2
+    assert "expected 'last' or a directory" in capfd.readouterr().err
+    assert not run.exists()
+
+
+def test_an_interrupted_run_says_so_and_how_to_go_on(
+    finetune: Finetune, words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert finetune(run, stop_at=EPOCH) == 130
+    assert Run.load(run).manifest["status"] == "interrupted"
+    with pytest.raises(UserError, match="its status is 'interrupted'"):
+        _ = Run.load(run).metrics
+    (said,) = re.findall(r"^interrupted; to go on: (.*)$", capfd.readouterr().out, re.MULTILINE)
+    _, *typed = shlex.split(said)
+    assert typed == ["-m", "finetune", *words, "--output_dir", str(run), *RESUME]
+
+
+def test_in_a_notebook_the_way_on_is_python(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    import finetune
+
+    recipe, _, dataset, _, model = words
+    options: dict[str, Any] = dict(dataset=dataset, model=model, output_dir=str(tmp_path / "run"))
+    monkeypatch.setenv("STOP_AT", str(EPOCH))
+    with pytest.raises(KeyboardInterrupt):
+        finetune.train(recipe, **options)
+    (said,) = re.findall(r"^interrupted; to go on: (.*)$", capfd.readouterr().out, re.MULTILINE)
+    call = ast.parse(said, mode="eval").body
+    assert isinstance(call, ast.Call)
+    given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+    assert given == {**options, "resume_from_checkpoint": "last"}
+
+
+def test_a_second_run_moves_an_interrupted_one_aside_whole(
+    finetune: Finetune, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert finetune(run, stop_at=EPOCH) == 130
+    before = content(run)
+    assert f"checkpoint-{EPOCH}/optimizer.pt" in before
+    assert finetune(run) == 0
+    assert content(tmp_path / "run.1") == before
+    assert Run.load(run).manifest["status"] == "finished"
+    assert finetune(run, "--max_steps", "1") == 0
+    assert content(tmp_path / "run.1") == before
+    assert Run.load(tmp_path / "run.2").manifest["steps"] == STEPS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.1", "run.2"]
+
+
+def test_and_says_how_to_go_on_with_it_which_works(
+    finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence quotes shell commands and flags: they are followed to the letter."""
+    assert finetune(tmp_path / "whole") == 0
+    run = tmp_path / "run"
+    assert finetune(run, stop_at=EPOCH + 1) == 130
+    capfd.readouterr()
+    # another run comes between, with other checkpoints of the same numbers
+    assert finetune(run, "--seed", "7") == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert f"the run that was in {run} is now in {run}.1" in said
+    quoted = re.findall(r"`([^`]+)`", said.partition(f"is now in {run}.1")[2])
+    flags = []
+    for words in quoted:
+        if words.startswith("--"):
+            flags += shlex.split(words)
+        else:
+            subprocess.run(words, shell=True, check=True, cwd=tmp_path)
+    assert "--resume_from_checkpoint" in flags
+    assert finetune(run, *flags) == 0
+    (continued,) = (
+        path
+        for path in tmp_path.rglob("run*")
+        if path.is_dir() and Run.load(path).manifest["arguments"]["seed"] == 42
+    )
+    assert_same_run(continued, tmp_path / "whole")
+
+
+# ---- two processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_so_it_is_in_two_processes(
+    command: Callable[..., "subprocess.CompletedProcess[str]"], words: list[str], tmp_path: Path
+) -> None:
+    def launch(output_dir: Path, *flags: str, stop_at: int = -1) -> int:
+        done = command(
+            *words,
+            *("--output_dir", output_dir, "--num_train_epochs", "2"),
+            *flags,
+            launcher="torchrun",
+            env=os.environ | {"STOP_AT": str(stop_at)},
+        )
+        return done.returncode
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert launch(whole) == 0
+    assert launch(stopped, stop_at=EPOCH) != 0
+    kept = [path.name for path in stopped.glob("checkpoint-*")]
+    assert kept == [f"checkpoint-{EPOCH}"]
+    assert launch(stopped, *RESUME) == 0
+    for run in (whole, stopped):
+        launched = Run.load(run).manifest["launch"]
+        assert (launched["world_size"], launched["parallel_mode"]) == (2, "DistributedDataParallel")
+    found, expected = Run.load(stopped).metrics, Run.load(whole).metrics
+    for split in ("validation", "test"):
+        assert found[split] == pytest.approx(expected[split], rel=1e-6)
+    assert learned(stopped)[:-1] == learned(whole)[:-1]

@@ -1,0 +1,504 @@
+"""Recipe < embedded overrides < config file < flags, all read by one parser and checked alike."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainingArguments
+
+from finetune import catalog
+from finetune.errors import UserError
+from finetune.flags import USED, Flags
+from finetune.settings import Settings, from_command_line, from_keywords, peek
+from finetune.training.arguments import REFUSED, FinetuneArguments
+from recipes.yelp import Yelp
+
+RECIPES = catalog.names()
+
+
+@pytest.fixture(scope="module")
+def flags() -> Flags:
+    return Flags(Yelp)
+
+
+def config(path: Path, *lines: str) -> str:
+    file = path / "options.yaml"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(file)
+
+
+def settle(*words: str) -> Settings:
+    return from_command_line("yelp", words)
+
+
+def mistakes(*words: str) -> tuple[str, ...]:
+    with pytest.raises(UserError) as refusal:
+        settle(*words).draft()
+    return refusal.value.mistakes
+
+
+# ---- precedence ------------------------------------------------------------------------------
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = config(tmp_path, "max_length: 128", "learning_rate: 3e-4")
+    layers: list[tuple[list[str], int, float]] = [
+        ([], 512, 2e-5),
+        (["--embedded"], 256, 1e-4),
+        (["--embedded", "--config", file], 128, 3e-4),
+        (["--config", file, "--max_length", "64", "--learning_rate", "5e-4"], 64, 5e-4),
+        (["--learning_rate", "5e-4", "--embedded", "--max_length", "64"], 64, 5e-4),
+    ]
+    for words, max_length, learning_rate in layers:
+        settings = settle(*words)
+        assert settings.recipe.max_length == max_length  # type: ignore[attr-defined]
+        assert settings.draft().learning_rate == learning_rate
+
+
+def test_flags_win_over_the_file_wherever_they_stand(tmp_path: Path) -> None:
+    file = config(tmp_path, "max_length: 128", "max_steps: 3")
+
+    for words in (["--max_length", "64", "--config", file], ["--config", file, "--max_length=64"]):
+        settings = settle(*words)
+        assert settings.recipe.max_length == 64  # type: ignore[attr-defined]
+        assert settings.draft().max_steps == 3
+
+
+def test_the_defaults_of_a_recipe_reach_the_arguments() -> None:
+    draft = settle().draft()
+
+    assert (draft.global_batch_size, draft.num_train_epochs) == (32, 4)
+    assert (draft.weight_decay, draft.seed, draft.save_total_limit) == (0.01, 42, 3)
+    assert (draft.eval_strategy, draft.save_strategy, draft.logging_steps) == ("epoch", "epoch", 10)
+    assert draft.output_dir == "runs/yelp"
+    assert settle("--output_dir", "elsewhere").output_dir == Path("elsewhere")
+
+
+def test_overrides_are_what_embedded_changed_and_nobody_said() -> None:
+    settings = settle("--embedded", "--train_samples", "100")
+
+    assert settings.overrides == {
+        name: value for name, value in Yelp.embedded.items() if name != "train_samples"
+    }
+    assert settings.given == {"embedded": True, "train_samples": 100}
+    assert settle("--embedded", "false").overrides == {}
+
+
+def test_embedded_in_a_file(tmp_path: Path) -> None:
+    settings = settle("--config", config(tmp_path, "embedded: true"))
+
+    assert settings.recipe.dataset == "embedded:imdb"
+
+
+def test_a_recipe_without_embedded_data_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "bare.py"
+    path.write_text("from finetune import Recipe\n\n\nclass Bare(Recipe):\n    pass\n")
+
+    with pytest.raises(UserError, match=r"--embedded: the recipe .*bare.py' has no embedded data"):
+        from_command_line(str(path), ["--embedded"])
+
+
+@pytest.mark.parametrize("dry", [["--dry_run"], ["--dry-run"], ["--dry_run", "true"]])
+def test_dry_run(dry: list[str]) -> None:
+    assert settle(*dry).dry_run
+    assert not settle().dry_run
+
+
+# ---- flags -----------------------------------------------------------------------------------
+
+
+def test_every_recipe_has_a_parser() -> None:
+    assert len(RECIPES) >= 3
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_training_argument_is_a_flag(name: str) -> None:
+    cls = catalog.find(name)
+    there = {each.name for each in dataclasses.fields(TrainingArguments) if each.init}
+    parsed = set(Flags(cls).defaults)
+
+    assert len(there) > 100
+    assert there - set(REFUSED) <= parsed
+    assert {"global_batch_size", "save_every"} <= parsed
+    assert {each.name for each in dataclasses.fields(cls)} <= parsed
+
+
+def test_dashes_and_underscores(flags: Flags) -> None:
+    given = {"max_length": 9, "learning_rate": 0.1, "load_best_model_at_end": False}
+
+    for mark in "_-":
+        words = "--max_length 9 --learning_rate=0.1 --load_best_model_at_end no".replace("_", mark)
+        assert flags.read(words.split()) == given
+
+
+def test_negative_numbers(flags: Flags) -> None:
+    words = ["--max_steps", "-1", "--weight_decay", "-0.5", "--learning_rate=-1e-5"]
+
+    assert flags.read(words) == {
+        "max_steps": -1,
+        "weight_decay": -0.5,
+        "learning_rate": -1e-5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--learning_rte", "unknown option --learning_rte; did you mean '--learning_rate'?"),
+        ("--max-lenght=3", "unknown option --max-lenght; did you mean '--max-length'?"),
+        ("--learn", "unknown option --learn"),  # nothing is guessed from a beginning
+        ("--zzzzqqqq", "unknown option --zzzzqqqq"),
+    ],
+)
+def test_an_unknown_flag_is_refused(word: str, message: str) -> None:
+    (mistake,) = mistakes(word)
+
+    assert mistake.startswith(message)
+
+
+def test_several_unknown_flags_are_told_at_once() -> None:
+    assert len(mistakes("--max_lenght", "3", "--sede", "1")) == 2
+
+
+def test_a_word_that_is_no_flag_is_refused() -> None:
+    assert mistakes("sentiment") == ("unexpected word 'sentiment'",)
+
+
+WRONG_TYPES = [
+    ("train_samples", "abc", "expected int, found 'abc'"),
+    ("train_samples", "1.5", "expected int, found '1.5'"),
+    ("learning_rate", "fast", "expected float, found 'fast'"),
+    ("hidden_dropout", "much", "expected float, found 'much'"),
+    ("drop_invalid", "maybe", "expected true or false, found 'maybe'"),
+    ("embedded", "maybe", "expected true or false, found 'maybe'"),
+    ("bf16", "maybe", "expected true or false, found 'maybe'"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG_TYPES)
+def test_a_value_of_the_wrong_type(name: str, value: str, message: str, tmp_path: Path) -> None:
+    assert mistakes(f"--{name}", value) == (f"--{name}: {message}",)
+    file = config(tmp_path, f"{name}: {value}")
+    assert mistakes("--config", file) == (f"{file}: '{name}': {message}",)
+
+
+@pytest.mark.parametrize("name", ["eval_strategy", "lr_scheduler_type"])
+def test_a_choice_that_there_is_not_lists_those_there_are(name: str) -> None:
+    (mistake,) = mistakes(f"--{name}", "sometimes")
+
+    assert mistake.startswith(f"--{name}: ")
+    assert "'sometimes'" in mistake
+    assert {"eval_strategy": "epoch", "lr_scheduler_type": "cosine"}[name] in mistake
+
+
+def test_a_value_that_is_missing() -> None:
+    assert mistakes("--learning_rate") == ("--learning_rate: expected one argument",)
+
+
+def test_no_samples_are_refused(tmp_path: Path) -> None:
+    message = "--train_samples 0: expected a number of rows, 1 or more"
+
+    assert mistakes("--train_samples", "0") == (message,)
+    assert mistakes("--config", config(tmp_path, "train_samples: 0")) == (message,)
+
+
+@pytest.mark.parametrize("name", ["do_train", "do_eval", "do_predict"])
+def test_what_the_verb_says_is_no_flag(name: str, tmp_path: Path) -> None:
+    assert mistakes(f"--{name}") == (f"--{name}: the verb says it, leave it out",)
+    file = config(tmp_path, f"{name}: true")
+    assert mistakes("--config", file) == (f"{file}: '{name}': the verb says it, leave it out",)
+
+
+@pytest.mark.parametrize("word", ["--local_rank=1", "--local-rank=1"])
+def test_what_the_launcher_says_is_no_flag(word: str) -> None:
+    (mistake,) = mistakes(word)
+
+    assert mistake.startswith("--local_rank: the launcher says it; start with torchrun")
+
+
+# ---- a file ----------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_word_for_word(tmp_path: Path) -> None:
+    file = config(
+        tmp_path,
+        "save_strategy: no",
+        "load-best-model-at-end: no",
+        "max_steps: -1",
+        "learning_rate: 1e-3",
+        "run_name: 0x10",
+        "train_samples: null",
+        "eval_samples:",
+        "label_names: [labels, more]",
+        "lr_scheduler_type: cosine_with_restarts",
+        "lr_scheduler_kwargs: {num_cycles: 2}",
+        "use_cpu: true",
+    )
+    settings = settle("--config", file)
+    arguments = settings.arguments()
+
+    assert settings.recipe.train_samples is None
+    assert settings.recipe.eval_samples is None
+    assert arguments.save_strategy == "no"
+    assert arguments.load_best_model_at_end is False
+    assert arguments.max_steps == -1
+    assert arguments.learning_rate == 1e-3
+    assert arguments.run_name == "0x10"
+    assert arguments.label_names == ["labels", "more"]
+    assert str(arguments.lr_scheduler_kwargs["num_cycles"]) == "2"
+
+
+def test_numbers_in_a_mapping_stay_numbers(tmp_path: Path) -> None:
+    file = config(tmp_path, "lr_scheduler_kwargs: {num_cycles: 2}", "use_cpu: true")
+
+    assert settle("--config", file).arguments().lr_scheduler_kwargs == {"num_cycles": 2}
+    words = ["--lr_scheduler_kwargs", '{"num_cycles": 2}', "--use_cpu"]
+    assert settle(*words).arguments().lr_scheduler_kwargs == {"num_cycles": 2}
+
+
+def test_an_unknown_key_names_the_file_and_the_nearest_key(tmp_path: Path) -> None:
+    file = config(tmp_path, "learning_rte: 1", "sede: 2")
+
+    first, second = mistakes("--config", file)
+
+    assert first.startswith(f"{file}: unknown option 'learning_rte'; did you mean ")
+    assert "learning_rate'?" in first
+    assert second.startswith(f"{file}: unknown option 'sede'")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["- a", "- b"], r"options.yaml: expected lines like `learning_rate: 2e-5`"),
+        (["a: [1"], r"options.yaml is no YAML"),
+        (["config: other.yaml"], r"options.yaml: 'config' cannot name another file"),
+    ],
+)
+def test_files_that_cannot_be_read(lines: Sequence[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        settle("--config", config(tmp_path, *lines))
+
+
+def test_a_file_that_is_not_there() -> None:
+    assert mistakes("--config", "nowhere.yaml") == ("--config: no such file: nowhere.yaml",)
+
+
+# ---- the batch is global ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("processes", "accumulation", "per_device"), [(1, 1, 32), (2, 1, 16), (2, 4, 4), (4, 8, 1)]
+)
+def test_a_global_batch_is_shared(
+    processes: int, accumulation: int, per_device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    draft = settle("--use_cpu", "--gradient_accumulation_steps", str(accumulation)).draft()
+
+    assert draft.per_device_train_batch_size == per_device
+    assert draft.global_batch_size == 32
+
+
+def test_a_batch_of_one_device_grows_with_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    words = ["--use_cpu", "--per_device_train_batch_size", "5"]
+    draft = settle(*words, "--gradient_accumulation_steps", "2").draft()
+
+    assert (draft.per_device_train_batch_size, draft.global_batch_size) == (5, 30)
+
+
+def test_both_batches_are_refused(tmp_path: Path) -> None:
+    message = (
+        "--global_batch_size and --per_device_train_batch_size contradict each other: give one"
+    )
+    flag = ["--per_device_train_batch_size", "4"]
+
+    assert mistakes("--global_batch_size", "32", *flag) == (message,)
+    file = config(tmp_path, "global_batch_size: 32")
+    assert mistakes("--config", file, *flag) == (message,)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "nearest"), [(32, 1, [30, 33]), (32, 5, [30, 45]), (2, 1, [3])]
+)
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
+    batch: int, accumulation: int, nearest: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+
+    def check(size: int) -> FinetuneArguments:
+        return FinetuneArguments.check(
+            {
+                "use_cpu": True,
+                "global_batch_size": size,
+                "gradient_accumulation_steps": accumulation,
+            }
+        )
+
+    message = rf"{batch} rows does not divide into 3 devices x {accumulation} accumulation steps"
+    with pytest.raises(UserError, match=message) as refusal:
+        check(batch)
+
+    named = str(refusal.value).partition("--global_batch_size ")[2]
+    assert [int(number) for number in re.findall(r"\d+", named)] == nearest
+    for size in nearest:
+        assert check(size).global_batch_size == size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dataloader_drop_last", "--dataloader_drop_last would drop evaluation rows too"),
+        ("--auto_find_batch_size", "--auto_find_batch_size would change the global batch"),
+        ("--save_every 0", "--save_every 0: expected 1 or more epochs"),
+        ("--global_batch_size 0", "--global_batch_size 0: expected 1 or more rows"),
+        ("--per_device_eval_batch_size -1", "--per_device_eval_batch_size -1: expected 1 or more"),
+        ("--gradient_accumulation_steps 0", "--gradient_accumulation_steps 0: expected 1 or more"),
+        ("--train_sampling_strategy batch_rebalance", "--train_sampling_strategy batch_rebalance:"),
+    ],
+)
+def test_arguments_that_cannot_work(words: str, message: str) -> None:
+    (mistake,) = mistakes(*words.split())
+
+    assert mistake.startswith(message)
+
+
+def test_arguments_that_contradict_each_other() -> None:
+    settings = settle("--use_cpu", "--bf16", "--fp16")
+
+    with pytest.raises(UserError, match="fp16 and bf16"):
+        settings.arguments()
+
+
+# ---- secrets ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hub_token", "hf_secret"],
+        ["--hub-token", "hf_secret"],
+        ["--hub_token=hf_secret"],
+        ["--hub-token=hf_secret"],
+    ],
+)
+def test_a_token_is_kept_nowhere(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    settings = settle(*words, "--max_steps", "1")
+
+    assert "secret" not in repr(settings)
+    assert settings.command.startswith("python")
+    assert "***" in settings.command
+    assert settings.command.endswith("--max_steps 1")
+    assert settings.draft().hub_token is None
+    assert os.environ["HF_TOKEN"] == "hf_secret"  # where the library looks as well
+
+
+def test_a_token_in_a_file_or_a_keyword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    file = config(tmp_path, "hub_token: hf_secret")
+
+    assert "secret" not in repr(settle("--config", file))
+    assert "secret" not in repr(from_keywords("yelp", {"hub_token": "hf_secret"}))
+
+
+# ---- keywords --------------------------------------------------------------------------------
+
+
+def test_keywords(tmp_path: Path) -> None:
+    file = config(tmp_path, "max_length: 128", "max_steps: 3")
+    settings = from_keywords("yelp", {"config": file, "embedded": True, "max_steps": 7})
+
+    assert settings.recipe.max_length == 128  # type: ignore[attr-defined]
+    assert settings.recipe.dataset == "embedded:imdb"
+    assert settings.draft().max_steps == 7
+    assert settings.draft().learning_rate == 1e-4
+    assert settings.command.startswith("finetune.train('yelp', ")
+
+
+@pytest.mark.parametrize("recipe", ["yelp", Yelp, Yelp()])
+def test_keywords_of_a_recipe_in_any_form(recipe: Any) -> None:
+    settings = from_keywords(recipe, {"train_samples": 5})
+
+    assert type(settings.recipe) is Yelp
+    assert settings.name == "yelp"
+    assert settings.recipe.train_samples == 5
+
+
+def test_the_options_of_an_instance_count_as_given() -> None:
+    settings = from_keywords(Yelp(max_length=33, train_samples=9), {"embedded": True})
+
+    assert settings.recipe.max_length == 33  # type: ignore[attr-defined]
+    assert settings.recipe.train_samples == 9
+    assert settings.recipe.dataset == "embedded:imdb"
+
+
+def test_unknown_keywords_are_refused_at_once() -> None:
+    with pytest.raises(UserError) as refusal:
+        from_keywords("yelp", {"max_lenght": 3, "sede": 1})
+
+    first, second = refusal.value.mistakes
+    assert first == "unknown option 'max_lenght'; did you mean 'max_length'?"
+    assert second.startswith("unknown option 'sede'")
+
+
+def test_unknown_training_arguments_are_refused() -> None:
+    with pytest.raises(UserError, match=r"'lerning_rate'; did you mean 'learning_rate'\?"):
+        Yelp().trainer(lerning_rate=1.0)
+
+
+# ---- help ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_help_shows_the_options_of_the_recipe_first(name: str) -> None:
+    cls = catalog.find(name)
+    text = Flags(cls).help()
+    shown = re.findall(r"^ +--(\w+)", text, flags=re.MULTILINE)
+
+    own = ["embedded", *(each.name for each in dataclasses.fields(cls))]
+    assert shown[: len(own)] == own
+    assert shown[len(own) :][: 2 + len(USED)] == ["config", "dry_run", *USED]
+    rest = shown[len(own) + 2 + len(USED) :]
+    assert rest == sorted(rest)
+    assert len(shown) == len(set(shown))
+    assert set(shown) == set(Flags(cls).defaults) - set(REFUSED)
+    assert f"default: runs/{name}" in text
+
+
+def test_help_shows_the_defaults_of_the_recipe(flags: Flags) -> None:
+    text = " ".join(flags.help().split())
+
+    assert "--max_length N truncate texts to this many tokens (default: 512)" in text
+    assert re.search(r"--global_batch_size N [^(]+\(default: 32\)", text)
+    assert re.search(r"--learning_rate X [^(]+\(default: 2e-05\)", text)
+
+
+# ---- where the data comes from, known early --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "dataset", "model"),
+    [
+        ([], "Yelp/yelp_review_full", "google-bert/bert-base-cased"),
+        (["--embedded"], "embedded:imdb", "embedded:minilm"),
+        (["--embedded=no"], "Yelp/yelp_review_full", "google-bert/bert-base-cased"),
+        (["--dataset", "a.csv", "--seed", "1"], "a.csv", "google-bert/bert-base-cased"),
+        (["--embedded", "--model=./here"], "embedded:imdb", "./here"),
+    ],
+)
+def test_peek_agrees_with_the_settings(words: list[str], dataset: str, model: str) -> None:
+    assert peek(Yelp, words) == {"dataset": dataset, "model": model}
+    recipe = settle(*words).recipe
+    assert (recipe.dataset, recipe.model) == (dataset, model)  # type: ignore[attr-defined]
+
+
+def test_peek_reads_the_file(tmp_path: Path) -> None:
+    file = config(tmp_path, "embedded: yes", "model: ./here")
+
+    assert peek(Yelp, ["--config", file]) == {"dataset": "embedded:imdb", "model": "./here"}
+    assert peek(Yelp, ["--config", "nowhere.yaml"]) == {}
