@@ -8,11 +8,13 @@ is read from its docstring without importing it, so that listing costs nothing.
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -60,19 +62,20 @@ def find(name: str) -> type[Recipe]:
         path = Path(name).expanduser().resolve()
         if not path.exists():
             raise UserError(f"recipe file not found: {name}")
-        with _importable(path.parent):
-            return _only_recipe(_module_of_file(path, f"recipe_{path.stem}"), name)
+        _let_import(path.parent)
+        unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+        return _only_recipe(_module_of_file(path, f"recipe_{path.stem}_{unique}"), name)
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
     if "." in name:
-        with _importable(Path.cwd()):
-            try:
-                return _only_recipe(importlib.import_module(name), name)
-            except ModuleNotFoundError as error:
-                if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                    raise
-                raise UserError(f"no module '{error.name}' (recipe '{name}')") from None
+        _let_import(Path.cwd(), named=name.partition(".")[0])
+        try:
+            return _only_recipe(importlib.import_module(name), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise UserError(f"no module '{error.name}' (recipe '{name}')") from None
     known = names()
     raise UserError(
         f"unknown recipe '{name}'{suggestion(name, known)} (there are: {', '.join(known)}; "
@@ -129,11 +132,29 @@ def _module_of_file(path: Path, module_name: str) -> ModuleType:
     return module
 
 
-@contextmanager
-def _importable(directory: Path) -> Iterator[None]:
-    """Lets a recipe import what lies beside it, and nothing else from there afterwards."""
-    sys.path.append(str(directory))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(directory))
+class _Beside(MetaPathFinder):
+    """Finds modules and packages in one directory, after everything else was asked.
+
+    Unlike an entry of ``sys.path`` it leaves out folders without ``__init__.py``: one that is named
+    like an optional dependency (``wandb``, ``mlx``) would pass for it.
+
+    Args:
+        directory: Where to look.
+        named: The one folder that may do without, because the user named it.
+    """
+
+    def __init__(self, directory: str, named: str) -> None:
+        self.directory, self.named = directory, named
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, [self.directory]) if path is None else None
+        return spec if spec is not None and (spec.loader or fullname == self.named) else None
+
+
+def _let_import(directory: Path, named: str = "") -> None:
+    """Let a recipe import what lies beside it, also later, in one of its steps."""
+    finders = [each for each in sys.meta_path if isinstance(each, _Beside)]
+    if (str(directory), named) not in [(each.directory, each.named) for each in finders]:
+        sys.meta_path.append(_Beside(str(directory), named))

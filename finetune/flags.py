@@ -136,18 +136,21 @@ class Flags:
         # argparse: "argument --learning_rate/--learning-rate: invalid float value: 'abc'"
         text = message.removeprefix("argument ")
         flags, _, complaint = text.partition(": ")
-        if complaint.startswith("invalid") and "value: " in complaint:
+        if complaint.startswith("Truthy value expected: got "):
+            value = complaint.removeprefix("Truthy value expected: got ").partition(" but ")[0]
+            complaint = f"expected true or false, found '{value}'"
+        elif complaint.startswith("invalid") and "value: " in complaint:
             kind, _, value = complaint.removeprefix("invalid ").partition(" value: ")
-            kind = {"string_to_bool": "true or false", "_boolean": "true or false"}.get(kind, kind)
             complaint = f"expected {kind}, found {value}"
         raise UserError(f"{self._where}{_flag(flags.partition('/')[0], self._where)}: {complaint}")
 
 
 def refuse_clashes(cls: type[Recipe]) -> None:
     """Refuse a recipe whose options are training arguments: one flag would mean two things."""
-    taken = sorted(
-        {each.name for each in dataclasses.fields(cls)} & (training_names() | set(CHOICES))
-    )
+    from finetune.training.arguments import REFUSED
+
+    reserved = training_names() | set(CHOICES) | set(REFUSED)
+    taken = sorted({each.name for each in dataclasses.fields(cls)} & reserved)
     if taken:
         raise UserError(
             f"{cls.__name__}: the options {', '.join(taken)} are training arguments already; "

@@ -24,7 +24,16 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from finetune.errors import UserError
 
@@ -100,11 +109,28 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
+        self._refuse_wrong_types()
         mistakes = [
             f"--{name} {value}: expected a number of rows, 1 or more"
             for name in ("train_samples", "eval_samples")
             if (value := getattr(self, name)) is not None and value < 1
         ]
+        if mistakes:
+            raise UserError(*mistakes)
+
+    def _refuse_wrong_types(self) -> None:
+        """Flags are typed by their parser; what comes from a notebook is not."""
+        mistakes = []
+        for name, expected in get_type_hints(type(self)).items():
+            allowed = get_args(expected) or (expected,)
+            plain = all(each in (bool, int, float, str, NoneType) for each in allowed)
+            if get_origin(expected) is ClassVar or not plain or not hasattr(self, name):
+                continue
+            value = getattr(self, name)
+            widened = (*allowed, int) if float in allowed else allowed
+            if type(value) not in widened:
+                wanted = " or ".join(each.__name__ for each in allowed if each is not NoneType)
+                mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
         if mistakes:
             raise UserError(*mistakes)
 

@@ -101,7 +101,10 @@ def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any
     _refuse_unknown(options, cls)
     given = {**_read_config(cls, options.get("config")), **given, **options}
     said = ", ".join(
-        [repr(catalog.origin(cls)), *(f"{name}={value!r}" for name, value in given.items())]
+        [
+            repr(catalog.origin(cls)),
+            *(f"{name}={value!r}" for name, value in _spoken(given).items()),
+        ]
     )
     return _settle(cls, given, command=f"finetune.train({said})")
 
@@ -246,6 +249,13 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 def _refuse_unknown(options: Mapping[str, Any], cls: type[Recipe]) -> None:
     refuse_clashes(cls)
+    mistakes = [
+        f"{name}: expected True or False, found {options[name]!r}"
+        for name in ("embedded", "dry_run")
+        if not isinstance(options.get(name, False), bool)
+    ]
+    if mistakes:
+        raise UserError(*mistakes)
     known = {each.name for each in dataclasses.fields(cls)} | training_names() | set(CHOICES)
     unknown = [
         f"unknown option '{name}'{suggestion(name, known)}" for name in options if name not in known
@@ -261,6 +271,10 @@ def _keep_secret(token: str) -> None:
     import os
 
     os.environ["HF_TOKEN"] = token
+
+
+def _spoken(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: "***" if name == "hub_token" else value for name, value in given.items()}
 
 
 def _without_secrets(words: Iterable[str]) -> list[str]:

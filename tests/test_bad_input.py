@@ -1,4 +1,4 @@
-"""Each mistake gets one clear message and status 2, before any model is loaded, and leaves no run."""
+"""Each mistake gets one message and status 2, before any model is loaded, and leaves no run."""
 
 from collections.abc import Callable
 from pathlib import Path

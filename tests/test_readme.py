@@ -1,6 +1,6 @@
 """Every command of the README runs as it stands there, from a directory full of decoys.
 
-The Hub is the one on the loopback interface. The two make targets are left out: one of them runs this.
+The Hub is the one on the loopback interface. The make targets are left out: one runs this.
 """
 
 import json
@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +63,7 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def shell(hub: Hub, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def shell(hub: Hub, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     cwd = tmp_path_factory.mktemp("readme")
     for decoy in ("recipes", "metrics", "accuracy", "mlx"):
         (cwd / decoy).mkdir()
@@ -77,7 +76,7 @@ def shell(hub: Hub, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -
     shell = Shell(cwd, hub.environment(tmp_path_factory.mktemp("home")), tiny_model)
     for words in COMMANDS:
         shell.printed[shlex.join(words)] = shell.run(words)
-    yield shell
+    return shell
 
 
 def test_the_readme_has_the_commands() -> None:

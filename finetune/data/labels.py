@@ -4,11 +4,12 @@ on luck.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features
 
 from finetune.errors import UserError
 
@@ -39,14 +40,20 @@ def encode(dataset: DatasetDict, names: Sequence[str]) -> DatasetDict:
     number = {name: index for index, name in enumerate(ordered)}
     return DatasetDict(
         {
-            split: rows
-            if rows.features["label"] == label
-            else rows.remove_columns("label")
-            .add_column("label", np.array([number[each] for each in values[split]], dtype=np.int64))
-            .cast_column("label", label)
+            split: _with_label(rows, label, [number[each] for each in values[split]])
             for split, rows in dataset.items()
         }
     )
+
+
+def _with_label(rows: Dataset, label: ClassLabel, numbers: list[int]) -> Dataset:
+    if rows.features["label"] == label:
+        return rows
+    if not numbers:  # a column cannot be added to an empty selection
+        features = Features({**rows.features, "label": label})
+        return Dataset.from_dict({name: [] for name in features}, features=features)
+    rows = rows.remove_columns("label").add_column("label", np.array(numbers, dtype=np.int64))
+    return rows.cast_column("label", label)
 
 
 def _names(feature: Any) -> list[str]:
@@ -68,6 +75,7 @@ def _as_names(rows: Dataset) -> list[str]:
 
 def _natural(name: str) -> tuple[int, float, str]:
     try:
-        return (0, float(name), name)
+        value = float(name)
     except ValueError:
         return (1, 0.0, name)
+    return (0, value, name) if math.isfinite(value) else (1, 0.0, name)  # nan sorts anywhere

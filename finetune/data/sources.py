@@ -7,24 +7,22 @@ split.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import DatasetDict, load_dataset
+import pandas as pd
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, Features, Value, load_dataset
 
 from finetune import hub
 from finetune.data import embedded
 from finetune.errors import UserError, suggestion
 
-# pandas would read the words NA, null and None as missing values, in texts and in labels.
-_CSV: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
-READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".csv": ("csv", _CSV),
-    ".tsv": ("csv", {**_CSV, "sep": "\t"}),
-    ".jsonl": ("json", {}),
-    ".parquet": ("parquet", {}),
-}
+READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".parquet": "parquet"}
+# What the csv and the parquet reader say of a file with columns and no rows.
+_SIGNS_OF_NO_ROWS = ("corresponds to no data", "BatchSize must be greater than 0, got 0")
 SPLITS = ("train", "validation", "test")
 assert tuple(READERS) == hub.FILES
 
@@ -99,17 +97,44 @@ def _read_files(files: dict[str, Path]) -> dict[str, Any]:
     for split, path in files.items():
         if path.stat().st_size == 0:
             raise UserError(f"{path} is empty")
-        kind, options = READERS[path.suffix]
+        kind = READERS[path.suffix]
         try:
             # one file at a time: two splits whose labels differ in type are told apart, not refused
+            options = _csv_options(path) if kind == "csv" else {}
             loaded = load_dataset(kind, data_files={split: str(path)}, **options)
         except Exception as error:  # the readers raise whatever pandas and pyarrow raise
             reason = error.__cause__ or error
-            if "corresponds to no data" in str(reason):  # a header and nothing else
+            if any(sign in str(reason) for sign in _SIGNS_OF_NO_ROWS):
                 raise UserError(f"the {split} data has no rows: {path}") from error
             raise UserError(f"cannot read {path} as {kind}: {reason}") from error
-        splits[split] = loaded[split]
+        splits[split] = _with_numbers(loaded[split]) if kind == "csv" else loaded[split]
     return splits
+
+
+def _csv_options(path: Path) -> dict[str, Any]:
+    """Every column as strings, in which nothing but the empty one is missing.
+
+    By itself the reader takes the words NA, null and None for missing values, in texts and in
+    labels, and judges the type of a column by its first 10,000 rows.
+    """
+    separator = "\t" if path.suffix == ".tsv" else ","
+    columns = pd.read_csv(path, sep=separator, nrows=0).columns
+    return {
+        "sep": separator,
+        "keep_default_na": False,
+        "na_values": [""],
+        "features": Features({name: Value("string") for name in columns}),
+    }
+
+
+def _with_numbers(rows: Dataset) -> Dataset:
+    """``rows`` with the columns that hold nothing but numbers as numbers."""
+    for name in rows.column_names:
+        for kind in ("int64", "float64"):
+            with contextlib.suppress(pa.ArrowInvalid):
+                rows = rows.cast_column(name, Value(kind))
+                break
+    return rows
 
 
 def _read_hub(name: str) -> dict[str, Any]:
@@ -117,7 +142,7 @@ def _read_hub(name: str) -> dict[str, Any]:
 
     try:
         loaded = load_dataset(name)
-    except (DatasetNotFoundError, FileNotFoundError) as error:
+    except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
         raise UserError(
             f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
         ) from error

@@ -33,21 +33,22 @@ def three_way(
         dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
             ``column`` and ``label``. A test set of 20% and a validation set of 10% of the training
             rows (at most 10,000) are carved where they are missing, stratified.
-        column: Rows with the same value here are duplicates. The first is kept; training rows that
-            stand in the source's own test or validation set too are dropped.
+        column: Rows with the same value here are duplicates; the first is kept. Training rows that
+            stand in the source's own test or validation set are dropped as well, and validation
+            rows that stand in its test set. The test set is left as it is.
         seed: Decides which rows go where.
         train_samples: Rows to train on, or None for all.
         eval_samples: The most rows of validation and of test each, or None for all.
         note: Takes sentences about the rows dropped.
     """
     splits = dict(dataset)
-    held_out = {
-        digest
-        for name in ("validation", "test")
-        if name in splits
-        for digest in digests(splits[name], column)
-    }
-    splits["train"] = _without_duplicates(splits["train"], column, held_out, note)
+    held_out: set[bytes] = set()
+    for name in ("test", "validation", "train"):  # each is cleared of what is held out so far
+        if name == "train":
+            splits[name] = _without_duplicates(splits[name], column, held_out, note)
+        elif name in splits:
+            splits[name] = _without(splits[name], column, held_out, name, note)
+            held_out |= set(digests(splits[name], column))
     if "test" not in splits:
         rows = len(splits["train"])
         splits["train"], splits["test"] = _carve(splits["train"], round(TEST_SHARE * rows), seed)
@@ -113,21 +114,26 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
 def _without_duplicates(
     rows: Dataset, column: str, held_out: set[bytes], note: Callable[[str], None]
 ) -> Dataset:
-    seen: set[bytes] = set()
-    kept, repeated, leaked = [], 0, 0
-    for index, digest in enumerate(digests(rows, column)):
-        if digest in held_out:
-            leaked += 1
-        elif digest in seen:
-            repeated += 1
-        else:
-            seen.add(digest)
-            kept.append(index)
-    if repeated:
+    rows = _without(rows, column, held_out, "training", note)
+    first = {digest: index for index, digest in reversed(list(enumerate(digests(rows, column))))}
+    if repeated := len(rows) - len(first):
         note(f"dropped {repeated:,} exact duplicates")
-    if leaked:
-        note(f"dropped {leaked:,} training rows that stand in the validation or test set too")
-    return rows if len(kept) == len(rows) else rows.select(kept)
+        rows = rows.select(sorted(first.values()))
+    return rows
+
+
+def _without(
+    rows: Dataset, column: str, held_out: set[bytes], name: str, note: Callable[[str], None]
+) -> Dataset:
+    """``rows`` without those that a set held out from them has too."""
+    if not held_out:
+        return rows
+    kept = [index for index, digest in enumerate(digests(rows, column)) if digest not in held_out]
+    if leaked := len(rows) - len(kept):
+        others = "test set" if name == "validation" else "validation or test set"
+        note(f"dropped {leaked:,} {name} rows that stand in the {others} too")
+        rows = rows.select(kept)
+    return rows
 
 
 def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:

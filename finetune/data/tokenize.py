@@ -4,11 +4,12 @@ row.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from datasets import DatasetDict
 from datasets.fingerprint import Hasher
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from finetune.data.splits import fingerprint
 
@@ -27,9 +28,7 @@ def tokenize(
         tokenizer: Of the model.
         max_length: Longer texts are truncated to this many tokens, special tokens included.
     """
-    vocabulary = Hasher.hash(
-        [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.init_kwargs]
-    )
+    identity = _identity(tokenizer)
     return DatasetDict(
         {
             split: rows.map(
@@ -38,13 +37,22 @@ def tokenize(
                 remove_columns=rows.column_names,
                 fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
                 new_fingerprint=Hasher.hash(
-                    [fingerprint(DatasetDict({split: rows}), "text"), vocabulary, max_length]
+                    [fingerprint(DatasetDict({split: rows}), "text"), identity, max_length]
                 ),
                 desc=f"tokenizing {split}",
             )
             for split, rows in dataset.items()
         }
     )
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of all that decides the tokens, but for the padding and truncation last used."""
+    parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.get_vocab()]
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        backend = json.loads(tokenizer.backend_tokenizer.to_str())
+        parts.append({**backend, "padding": None, "truncation": None})
+    return str(Hasher.hash(json.dumps(parts, sort_keys=True, default=str)))
 
 
 def _encode(
