@@ -18,7 +18,7 @@ from tests.conftest import LAUNCHERS, ROOT, SCRIPTS
 from tests.hub import Hub
 from tests.hub.repositories import MNIST, SENTIMENT, YELP
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
 COMMANDS = [
     shlex.split(line, comments=True)
     for line in re.findall(r"^    ((?:python|torchrun|accelerate) .*)$", README, re.MULTILINE)

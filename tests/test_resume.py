@@ -224,32 +224,60 @@ def test_a_second_run_moves_an_interrupted_one_aside_whole(
 
 
 def test_and_says_how_to_go_on_with_it_which_works(
-    finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    finetune: Finetune,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The sentence quotes shell commands and flags: they are followed to the letter."""
-    assert finetune(tmp_path / "whole") == 0
-    run = tmp_path / "run"
-    assert finetune(run, stop_at=EPOCH + 1) == 130
+    monkeypatch.chdir(tmp_path)
+    run, flags = Path("run"), ("--learning_rate", "1e-1")  # it is the first epochs that are best
+    assert finetune(Path("whole"), *flags) == 0
+    assert Run.load("whole").manifest["best_step"] < STEPS
+    assert finetune(run, *flags, stop_at=2 * EPOCH) == 130
     capfd.readouterr()
-    # another run comes between, with other checkpoints of the same numbers
-    assert finetune(run, "--seed", "7") == 0
-    said = " ".join(capfd.readouterr().out.split())
-    assert f"the run that was in {run} is now in {run}.1" in said
-    quoted = re.findall(r"`([^`]+)`", said.partition(f"is now in {run}.1")[2])
-    flags = []
-    for words in quoted:
-        if words.startswith("--"):
-            flags += shlex.split(words)
+    # another run comes between, with other checkpoints of the same names
+    assert finetune(run, *flags, "--seed", "7") == 0
+    _, _, said = " ".join(capfd.readouterr().out.split()).partition("is now in run.1")
+    added = []
+    for quoted in re.findall(r"`([^`]+)`", said):
+        if quoted.startswith("--"):
+            added += shlex.split(quoted)
         else:
-            subprocess.run(words, shell=True, check=True, cwd=tmp_path)
-    assert "--resume_from_checkpoint" in flags
-    assert finetune(run, *flags) == 0
-    (continued,) = (
-        path
-        for path in tmp_path.rglob("run*")
-        if path.is_dir() and Run.load(path).manifest["arguments"]["seed"] == 42
-    )
-    assert_same_run(continued, tmp_path / "whole")
+            subprocess.run(quoted, shell=True, check=True)
+    assert "--resume_from_checkpoint" in added
+    assert finetune(run, *flags, *added) == 0
+    manifests = {path.parent: Run.load(path.parent).manifest for path in Path().rglob("run.json")}
+    seeds = {path: manifest["arguments"]["seed"] for path, manifest in manifests.items()}
+    assert sorted(seeds.values()) == [7, 42, 42]
+    (continued,) = (path for path, seed in seeds.items() if seed == 42 and path.name != "whole")
+    assert_same_run(continued, Path("whole"))
+
+
+def test_a_run_that_was_moved_goes_on_with_its_own_best_model(
+    finetune: Finetune, tmp_path: Path
+) -> None:
+    """The library remembers where the best checkpoint lay: another run may be there now."""
+    flags = ("--learning_rate", "1e-1")
+    assert finetune(tmp_path / "whole", *flags) == 0
+    assert Run.load(tmp_path / "whole").manifest["best_step"] < STEPS
+    assert finetune(tmp_path / "run", *flags, stop_at=2 * EPOCH) == 130
+    assert finetune(tmp_path / "run", *flags, "--seed", "7") == 0
+    moved = tmp_path / "run.1"
+    assert finetune(moved, *flags, *RESUME) == 0
+    assert_same_run(moved, tmp_path / "whole")
+
+
+def test_a_path_is_not_broken_where_it_is_said(
+    finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Or it could not be copied: hyphens are no places to fold a path or a flag."""
+    run = tmp_path / "-".join(["a"] * 20) / "run"
+    assert finetune(run, "--max_steps", "1") == 0
+    capfd.readouterr()
+    assert finetune(run, "--max_steps", "1") == 0
+    said = capfd.readouterr().out.split()
+    assert f"{run}.1" in said
 
 
 # ---- two processes -------------------------------------------------------------------------------

@@ -1,0 +1,419 @@
+"""A run directory: what is written, that it is true, and that nothing in the way is lost."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, f1_score, log_loss
+
+import finetune
+from finetune import Run, TextClassification, UserError, cli
+from finetune.results import baseline, predictions
+from finetune.run import clear_way
+
+SECRET = "hf_ThisIsASecret0123456789"
+
+
+class Reviews(TextClassification):
+    """Food, in three classes."""
+
+    label_names = ("dish", "drink", "place")
+    training = dict(global_batch_size=16, learning_rate=3e-3, num_train_epochs=2, disable_tqdm=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 rows, three classes of unequal size, words that do not quite tell them apart."""
+    adjectives = ("awful", "great", "lovely", "dull", "fine")
+    lines = ["text,label"]
+    for number in range(150):
+        name = ("dish", "drink", "drink", "place", "drink")[number % 5]
+        said = name if number % 3 else "food"
+        lines.append(f"the {said} number {number} was {adjectives[number % 4]},{name}")
+    path = tmp_path_factory.mktemp("data") / "food.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads only wait for each other over matrices this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    output_dir = tmp_path_factory.mktemp("runs") / "food"
+    return finetune.train(
+        Reviews, dataset=str(data), model=tiny_model, output_dir=str(output_dir), logging_steps=2
+    )
+
+
+@pytest.fixture(scope="module")
+def recipe(data: Path, tiny_model: str) -> Reviews:
+    return Reviews(dataset=str(data), model=tiny_model)
+
+
+def make_run(directory: Path, **facts: Any) -> Run:
+    """A directory that holds a manifest and a checkpoint."""
+    (directory / "checkpoint-3").mkdir(parents=True)
+    run = Run(directory)
+    run.update(**{"status": "finished", **facts})
+    return run
+
+
+def scores(truth: Any, predicted: Any) -> dict[str, float]:
+    """What the recipes report, by scikit-learn."""
+    return {
+        "accuracy": accuracy_score(truth, predicted),
+        "f1": f1_score(truth, predicted, average="macro", labels=np.unique(truth)),
+    }
+
+
+# ---- what is in the directory --------------------------------------------------------------------
+
+
+def test_the_files_of_a_run(run: Run) -> None:
+    assert {path.name for path in run.path.iterdir()} == {
+        *("run.json", "metrics.json", "predictions.parquet"),
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        *("training_args.bin", "checkpoint-6", "checkpoint-12"),
+    }
+
+
+def test_run_json_says_what_made_the_run(run: Run, data: Path, tiny_model: str) -> None:
+    manifest = run.manifest
+    assert manifest["recipe"] == str(Path(__file__).resolve())
+    assert manifest["status"] == "finished"
+    assert manifest["options"]["dataset"] == str(data)
+    assert manifest["options"]["model"] == tiny_model
+    assert manifest["options"]["max_length"] == 512  # also those that nobody typed
+    assert manifest["arguments"]["learning_rate"] == 3e-3
+    assert manifest["arguments"]["global_batch_size"] == 16
+    assert manifest["labels"] == run.labels == ["dish", "drink", "place"]
+    assert manifest["data"]["source"] == f"{data} (local)"
+    assert manifest["data"]["rows"] == {"train": 108, "validation": 12, "test": 30}
+    assert len(manifest["data"]["fingerprint"]) == 16
+    assert manifest["launch"] == {
+        "parallel_mode": "one device",
+        "world_size": 1,
+        "n_gpu": 0,
+        "device": "cpu",
+        "precision": "fp32",
+    }
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["versions"]["finetune"] == finetune.__version__
+    assert {"python", "transformers", "accelerate", "datasets"} <= manifest["versions"].keys()
+    assert manifest["git_revision"] is None or len(manifest["git_revision"]) >= 12
+    assert manifest["steps"] == 12
+    assert manifest["best_step"] in (6, 12)
+    assert manifest["train_seconds"] > 0
+    assert manifest["train_rows_per_second"] > 0
+    assert [entry["step"] for entry in manifest["history"] if "loss" in entry] == [
+        2,
+        4,
+        6,
+        8,
+        10,
+        12,
+    ]
+
+
+def test_the_fingerprint_is_of_the_data_not_of_its_place(
+    run: Run, data: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    text = data.read_text(encoding="utf-8")
+    copied, changed = tmp_path / "elsewhere.csv", tmp_path / "changed.csv"
+    copied.write_text(text, encoding="utf-8")
+    changed.write_text(text.replace("number 17 ", "number 1700 "), encoding="utf-8")
+    found = {
+        path: finetune.train(
+            Reviews,
+            dataset=str(path),
+            model=tiny_model,
+            max_steps=1,
+            output_dir=str(tmp_path / path.stem),
+        ).manifest["data"]["fingerprint"]
+        for path in (copied, changed)
+    }
+    assert found[copied] == run.manifest["data"]["fingerprint"] != found[changed]
+
+
+def test_metrics_json_is_of_validation_test_and_baselines(run: Run) -> None:
+    metrics = json.loads((run.path / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics == run.metrics
+    assert {name: set(scores) for name, scores in metrics.items()} == {
+        "validation": {"loss", "accuracy", "f1"},
+        "test": {"loss", "accuracy", "f1"},
+        "baseline": {"majority class", "TF-IDF + logistic regression"},
+    }
+    values = [*metrics["validation"].values(), *metrics["test"].values()]
+    values += [value for scores in metrics["baseline"].values() for value in scores.values()]
+    assert {type(value) for value in values} == {float}
+
+
+# ---- that it is true -----------------------------------------------------------------------------
+
+
+def test_predictions_are_of_the_test_rows_in_their_order(run: Run, recipe: Reviews) -> None:
+    table, test = run.predictions, recipe.splits["test"]
+    assert list(table.columns) == [
+        *("id", "text", "label", "prediction"),
+        *("probability of dish", "probability of drink", "probability of place"),
+    ]
+    assert table["id"].tolist() == test["id"][:]
+    assert table["text"].tolist() == test["text"][:]
+    assert table["label"].tolist() == [run.labels[label] for label in test["label"]]
+    # the id is the number of the row in the file
+    lines = Path(recipe.dataset).read_text(encoding="utf-8").splitlines()[1:]
+    read_back = [lines[number].rpartition(",") for number in table["id"]]
+    assert [(text, label) for text, _, label in read_back] == list(
+        zip(table["text"], table["label"], strict=True)
+    )
+    splits = {name: set(recipe.splits[name]["id"]) for name in ("train", "validation", "test")}
+    assert sum(map(len, splits.values())) == len(set.union(*splits.values())) == 150
+
+
+def test_the_prediction_is_the_most_probable_class(run: Run) -> None:
+    table = run.predictions
+    probabilities = table[[f"probability of {name}" for name in run.labels]].to_numpy()
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-12)
+    assert probabilities.min() > 0
+    assert table["prediction"].tolist() == [run.labels[each] for each in probabilities.argmax(1)]
+
+
+def test_the_metrics_can_be_computed_from_the_predictions(run: Run) -> None:
+    table, metrics = run.predictions, run.metrics["test"]
+    expected = scores(table["label"], table["prediction"])
+    probabilities = table[[f"probability of {name}" for name in run.labels]].to_numpy()
+    expected["loss"] = log_loss(table["label"], probabilities, labels=run.labels)
+    assert metrics == pytest.approx(expected, rel=1e-6)
+    assert table["prediction"].nunique() > 1  # or the order of the rows would not matter
+
+
+def test_the_validation_metrics_are_those_of_the_model_that_was_kept(
+    run: Run, recipe: Reviews, tmp_path: Path
+) -> None:
+    model = recipe.load_model(run.path, run.labels).eval()
+    rows = recipe.prepared["validation"].remove_columns("length")
+    batch = recipe.data_collator()(list(rows))
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        logits = model(**batch).logits
+    found = scores(labels, logits.argmax(dim=1))
+    found["loss"] = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert run.metrics["validation"] == pytest.approx(found, rel=1e-4)
+
+
+def test_the_baselines_are_those_of_scikit_learn(run: Run, recipe: Reviews) -> None:
+    train, test = (recipe.splits[name].to_pandas() for name in ("train", "test"))
+    terms = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(train["text"])
+    classifier = LogisticRegression(C=10, max_iter=1000)
+    classifier.fit(terms.transform(train["text"]), train["label"])
+    predicted = {
+        "majority class": np.full(len(test), train["label"].mode()[0]),
+        "TF-IDF + logistic regression": classifier.predict(terms.transform(test["text"])),
+    }
+    found = run.metrics["baseline"]
+    assert found.keys() == predicted.keys()
+    for name, classes in predicted.items():
+        assert found[name] == pytest.approx(scores(test["label"], classes)), name
+    # 18 of 30 are drinks; macro F1 gives the other two classes their weight
+    assert found["majority class"] == pytest.approx({"accuracy": 0.6, "f1": 0.25})
+    assert 0.6 < found["TF-IDF + logistic regression"]["accuracy"] < 1
+
+
+def test_of_very_many_rows_the_baseline_takes_a_seeded_draw(
+    recipe: Reviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline, "MOST_ROWS", 40)
+
+    def found(seed: int) -> dict[str, dict[str, float]]:
+        return baseline.all_of(recipe.splits, "text", recipe.compute_metrics, seed)
+
+    assert list(found(1)) == ["majority class", "TF-IDF + logistic regression (40 rows)"]
+    assert found(1) == found(1)
+
+
+def test_half_precision_logits_still_give_probabilities(recipe: Reviews, tmp_path: Path) -> None:
+    rows = recipe.splits["test"]
+    logits = np.random.default_rng(0).normal(scale=30, size=(len(rows), 3)).astype(np.float16)
+    predictions.write(tmp_path, rows, logits)
+    written = Run(tmp_path).predictions.filter(like="probability").to_numpy()
+    np.testing.assert_allclose(written.sum(axis=1), 1, rtol=1e-12)
+
+
+# ---- no secret -----------------------------------------------------------------------------------
+
+
+def by_keywords(options: dict[str, str], directory: Path) -> None:
+    finetune.train("sentiment", **options, max_steps=1)
+
+
+def by_flags(options: dict[str, str], directory: Path) -> None:
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    assert cli.main(["sentiment", *words, "--max_steps", "1"]) == 0
+
+
+def by_flags_with_dashes(options: dict[str, str], directory: Path) -> None:
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    assert cli.main(["sentiment", *words, "--max-steps=1"]) == 0
+
+
+def by_file(options: dict[str, str], directory: Path) -> None:
+    config = directory / "options.yaml"
+    lines = [f"{name}: {value}" for name, value in {**options, "max_steps": 1}.items()]
+    config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert cli.main(["sentiment", "--config", str(config)]) == 0
+
+
+@pytest.mark.parametrize("train", [by_keywords, by_flags, by_flags_with_dashes, by_file])
+def test_a_token_is_in_no_file_of_the_run(
+    train: Callable[[dict[str, str], Path], None],
+    reviews: Path,
+    tiny_model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")  # restored afterwards
+    directory = tmp_path / "run"
+    train(
+        dict(
+            dataset=str(reviews),
+            model=tiny_model,
+            text_column="text",
+            label_column="label",
+            output_dir=str(directory),
+            hub_token=SECRET,
+        ),
+        tmp_path,
+    )
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    assert {"run.json", "training_args.bin"} <= {path.name for path in files}
+    held = [path.name for path in files if SECRET.encode() in path.read_bytes()]
+    assert held == []
+    assert SECRET not in "".join(capfd.readouterr())
+    assert os.environ["HF_TOKEN"] == SECRET  # where the library looks for it
+
+
+# ---- Run -----------------------------------------------------------------------------------------
+
+
+def test_load_refuses_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not the directory of a run: no such directory"):
+        Run.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"is not the directory of a run: no run\.json in it"):
+        Run.load(tmp_path)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UserError, match="is not the directory of a run"):
+        Run.load(file)
+
+
+def test_an_unfinished_run_has_no_metrics_and_says_why(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", status="running")
+    with pytest.raises(UserError, match=r"has no metrics\.json: its status is 'running'"):
+        _ = Run.load(run.path).metrics
+
+
+def test_update_adds_facts_and_keeps_the_others(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", recipe="yelp", status="running")
+    run.update(status="finished", steps=3)
+    assert run.manifest == {"recipe": "yelp", "status": "finished", "steps": 3}
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoint-3", "run.json"]
+
+
+def test_a_manifest_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", recipe="yelp")
+    before = run.manifest
+    with pytest.raises(ValueError, match="[Cc]ircular"):
+        run.update(facts=(circle := []), more=circle.append(circle))
+    assert run.manifest == before
+
+
+def test_the_recipe_of_a_run_has_its_options(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    run = finetune.train(
+        "sentiment",
+        dataset=str(reviews),
+        model=tiny_model,
+        text_column="text",
+        label_column="label",
+        eval_samples=10,
+        max_length=16,
+        hidden_dropout=0.25,
+        max_steps=1,
+        output_dir=str(tmp_path / "run"),
+    )
+    recipe = Run.load(run.path).recipe()
+    assert isinstance(recipe, TextClassification)
+    assert (recipe.dataset, recipe.max_length, recipe.eval_samples) == (str(reviews), 16, 10)
+    assert recipe.hidden_dropout == 0.25
+    assert recipe.splits["test"]["id"][:] == run.predictions["id"].tolist()
+
+
+# ---- the way is cleared, and nothing is lost -----------------------------------------------------
+
+
+def test_a_run_is_moved_to_the_first_free_number(tmp_path: Path) -> None:
+    directory = tmp_path / "yelp"
+    for number in range(1, 4):
+        make_run(directory, number=number)
+        said = clear_way(directory)
+        assert said == f"the run that was in {directory} is now in {directory}.{number}"
+        assert not directory.exists()
+    (tmp_path / "yelp.2").rename(tmp_path / "kept")
+    make_run(directory, number=4)
+    clear_way(directory)
+    numbers = {path.name: Run.load(path).manifest["number"] for path in tmp_path.iterdir()}
+    assert numbers == {"yelp.1": 1, "kept": 2, "yelp.3": 3, "yelp.2": 4}
+
+
+def test_an_interrupted_run_can_be_continued_and_that_is_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "yelp", status="interrupted")
+    said = clear_way(tmp_path / "yelp")
+    assert said is not None
+    assert "had not finished" in said
+    assert "--resume_from_checkpoint" in said
+    make_run(tmp_path / "mnist", status="interrupted")
+    (tmp_path / "mnist" / "checkpoint-3").rmdir()  # nothing to go on from
+    assert "--resume_from_checkpoint" not in (clear_way(tmp_path / "mnist") or "")
+
+
+def test_an_empty_directory_is_used(tmp_path: Path) -> None:
+    assert clear_way(tmp_path) is None
+    assert clear_way(tmp_path / "new") is None
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}*")) == [tmp_path]
+
+
+def test_a_directory_of_something_else_is_refused_and_left_alone(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "thesis"
+    foreign.mkdir()
+    (foreign / "chapter.tex").write_text("words", encoding="utf-8")
+    with pytest.raises(UserError, match="holds files but no run"):
+        clear_way(foreign)
+    file = tmp_path / "file"
+    file.write_text("words", encoding="utf-8")
+    with pytest.raises(UserError, match="is a file"):
+        clear_way(file)
+    for output_dir, said in ((foreign, "holds files but no run"), (file, "is a file")):
+        with pytest.raises(UserError, match=said):
+            finetune.train(
+                Reviews, dataset=str(reviews), model=tiny_model, output_dir=str(output_dir)
+            )
+    assert [path.name for path in foreign.iterdir()] == ["chapter.tex"]
+    assert file.read_text(encoding="utf-8") == "words"
