@@ -75,13 +75,27 @@ def unreachable(what: Sequence[str]) -> UserError | None:
 
 
 def _is_cached(kind: str, name: str) -> bool:
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")).expanduser()
+    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    home = Path(os.environ.get("HF_HOME", caches / "huggingface")).expanduser()
     if kind == "model":
         hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
         snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
-        return any(snapshots.glob("*/config.json")) and any(snapshots.glob("*/*.safetensors"))
+        weights = [*snapshots.glob("*/*.safetensors"), *snapshots.glob("*/pytorch_model*.bin")]
+        return bool(weights) and any(
+            (path.parent / "config.json").exists() and any(path.parent.glob("tokenizer*.json"))
+            for path in weights
+        )
     datasets = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
-    return any((datasets / name.replace("/", "___")).glob("*/*/*/dataset_info.json"))
+    wanted = _spelled_alike(name.replace("/", "___"))
+    return any(
+        _spelled_alike(path.name) == wanted and any(path.glob("*/*/*/dataset_info.json"))
+        for path in datasets.glob("*")
+    )
+
+
+def _spelled_alike(name: str) -> str:
+    """The cache writes ``MyReviews`` as ``my_reviews``."""
+    return name.replace("_", "").lower()
 
 
 def _answers(endpoint: str) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import TrainerState
     from transformers.trainer_utils import TrainOutput
 
+    from finetune.recipe import Recipe
     from finetune.settings import Settings
     from finetune.training.arguments import FinetuneArguments
 
@@ -31,7 +32,7 @@ def facts(settings: Settings, arguments: FinetuneArguments) -> dict[str, Any]:
     return {
         "recipe": settings.name,
         "command": settings.command,
-        "options": {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)},
+        "options": _options(recipe),
         "embedded_overrides": settings.overrides,
         "arguments": arguments.to_sanitized_dict(),
         "labels": recipe.labels,
@@ -55,6 +56,13 @@ def facts(settings: Settings, arguments: FinetuneArguments) -> dict[str, Any]:
         },
         "git_revision": git_revision(),
     }
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
+    """The options of the recipe; a path as one that is found from any directory."""
+    options = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
+    path = Path(recipe.dataset).expanduser()
+    return options | ({"dataset": str(path.resolve())} if path.exists() else {})
 
 
 def outcome(trained: TrainOutput, state: TrainerState, seconds: float) -> dict[str, Any]:

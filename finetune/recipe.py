@@ -240,15 +240,18 @@ class Recipe:
 
         return Scoring(accuracy={}, f1={"average": "macro"})
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """The keyword arguments of ``transformers.Trainer``, but for ``args``.
 
         The library's ``Trainer`` takes them as well as ours: the loss is right in both.
+
+        Args:
+            model: Instead of a fresh one.
         """
         from finetune.training.loss import GlobalLoss
 
         return {
-            "model": self.build_model(self.labels),
+            "model": self.build_model(self.labels) if model is None else model,
             "train_dataset": self.prepared["train"],
             "eval_dataset": self.prepared["validation"],
             "data_collator": self.data_collator(),

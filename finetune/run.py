@@ -78,11 +78,14 @@ class Run:
         return pd.read_parquet(self.path / PREDICTIONS)
 
     def recipe(self) -> Recipe:
-        """The recipe of the run, with the options it had."""
+        """The recipe of the run, with the options it had; its model and tokenizer are the run's."""
         from finetune import catalog
 
         manifest = self.manifest
-        return catalog.find(manifest["recipe"])(**manifest["options"])
+        options = manifest["options"]
+        if "model" in options:
+            options["model"] = str(self.path)
+        return catalog.find(manifest["recipe"])(**options)
 
     def model(self) -> torch.nn.Module:
         """The model of the run, in evaluation mode."""

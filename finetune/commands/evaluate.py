@@ -81,7 +81,7 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
             },
         )
         trainer = build_trainer(
-            lambda: {**recipe.parts(), "model": recipe.load_model(run.path, run.labels)}, arguments
+            lambda: recipe.parts(recipe.load_model(run.path, run.labels)), arguments
         )
         metrics = trainer.predict(recipe.prepared["test"]).metrics or {}
     finally:
