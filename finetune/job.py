@@ -56,6 +56,13 @@ def ranks() -> Ranks:
     )
 
 
+def launcher() -> list[str]:
+    """The words before ``-m finetune`` that start a job like this one on this machine."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
+    return ["python"]
+
+
 def devices_in_training(use_cpu: bool) -> int:
     """How many devices share a step: processes, or the visible GPUs under DataParallel."""
     import torch

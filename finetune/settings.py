@@ -12,13 +12,12 @@ import argparse
 import dataclasses
 import json
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import catalog
+from finetune import catalog, job
 from finetune.errors import UserError, suggestion
 from finetune.flags import CHOICES, Flags, refuse_clashes, training_names
 from finetune.recipe import Recipe
@@ -77,7 +76,7 @@ def from_command_line(recipe: str, flags: Sequence[str]) -> Settings:
     cls = catalog.find(recipe)
     typed = Flags(cls).read(flags)
     given = {**_read_config(cls, typed.get("config")), **typed}
-    words = [sys.executable.rpartition("/")[2] or "python", "-m", "finetune", recipe, *flags]
+    words = [*job.launcher(), "-m", "finetune", recipe, *flags]
     return _settle(cls, given, command=shlex.join(_without_secrets(words)))
 
 

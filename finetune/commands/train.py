@@ -119,7 +119,7 @@ def train(settings: Settings) -> Run | None:
         except KeyboardInterrupt:
             if leads:
                 run.update(status="interrupted")
-                console.say(f"\ninterrupted; to go on: {resuming(settings)}")
+                console.say(f"\ninterrupted; {how_to_go_on(settings)}")
             raise
         seconds = time.perf_counter() - started
         trainer.save_model()
@@ -148,6 +148,8 @@ def train(settings: Settings) -> Run | None:
     return run
 
 
-def resuming(settings: Settings) -> str:
-    """The command that goes on with an interrupted run."""
-    return f"{settings.command} --resume_from_checkpoint last"
+def how_to_go_on(settings: Settings) -> str:
+    """What to do after an interruption."""
+    if not any(settings.output_dir.glob("checkpoint-*")):
+        return "no checkpoint was saved yet: start again"
+    return f"to go on: {settings.command} --resume_from_checkpoint last"
