@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from finetune import settings
 from finetune.errors import UserError
@@ -68,13 +70,18 @@ def launch(
         return _work(chosen)
     port = port or _free_port()
     get_ready(chosen)
-    sys.stdout.flush()
+    screen = sys.stdout
+    screen.flush()
     if AcceleratorState._shared_state or PartialState._shared_state:
         _start_fresh(chosen, num_processes, port)
     else:
         from accelerate import notebook_launcher
 
-        notebook_launcher(_work, (chosen,), num_processes=num_processes, use_port=str(port))
+        # It announces "2 CUDAs" also where there are none; the workers speak for themselves.
+        with contextlib.redirect_stdout(io.StringIO()):
+            notebook_launcher(
+                _work_forked, (chosen, screen), num_processes=num_processes, use_port=str(port)
+            )
     return Run.load(chosen.output_dir)
 
 
@@ -91,6 +98,11 @@ def _work(chosen: Settings) -> Run:
             "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
         )
     return run
+
+
+def _work_forked(chosen: Settings, screen: TextIO) -> None:
+    sys.stdout = screen
+    _work(chosen)
 
 
 def _start_fresh(chosen: Settings, num_processes: int, port: int) -> None:
