@@ -122,8 +122,8 @@ def clear_way(directory: Path) -> str | None:
     sentence = f"the run that was in {directory} is now in {aside}"
     if manifest.get("status") != "finished" and any(aside.glob("checkpoint-*")):
         sentence += (
-            f"; it had not finished: to go on with it instead, `mv {aside} {directory}` and add "
-            "`--resume_from_checkpoint last`"
+            "; it had not finished: to go on with it, add "
+            f"`--output_dir {aside} --resume_from_checkpoint last`"
         )
     return sentence
 

@@ -37,6 +37,7 @@ class Settings:
         given: What the config file and the flags said, by name.
         dry_run: Whether to stop after one collated batch.
         command: The command that says the same again, for people.
+        resuming: The command that goes on with this run where it was interrupted.
     """
 
     recipe: Recipe
@@ -45,6 +46,7 @@ class Settings:
     given: dict[str, Any] = field(default_factory=dict)
     dry_run: bool = False
     command: str = ""
+    resuming: str = ""
 
     @property
     def name(self) -> str:
@@ -77,7 +79,8 @@ def from_command_line(recipe: str, flags: Sequence[str]) -> Settings:
     typed = Flags(cls).read(flags)
     given = {**_read_config(cls, typed.get("config")), **typed}
     words = [*job.launcher(), "-m", "finetune", recipe, *flags]
-    return _settle(cls, given, command=shlex.join(_without_secrets(words)))
+    command = shlex.join(_without_secrets(words))
+    return _settle(cls, given, command, f"{command} --resume_from_checkpoint last")
 
 
 def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]) -> Settings:
@@ -99,13 +102,11 @@ def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any
         cls = catalog.find(recipe) if isinstance(recipe, str) else recipe
     _refuse_unknown(options, cls)
     given = {**_read_config(cls, options.get("config")), **given, **options}
-    said = ", ".join(
-        [
-            repr(catalog.origin(cls)),
-            *(f"{name}={value!r}" for name, value in _spoken(given).items()),
-        ]
-    )
-    return _settle(cls, given, command=f"finetune.train({said})")
+    said = [repr(catalog.origin(cls)), *(f"{name}={value!r}" for name, value in _spoken(given))]
+    command = f"finetune.train({', '.join(said)})"
+    said.append("resume_from_checkpoint='last'")
+    resuming = f"finetune.train({', '.join(said)})"
+    return _settle(cls, given, command, resuming)
 
 
 def training_arguments(cls: type[Recipe], given: Mapping[str, Any]) -> FinetuneArguments:
@@ -159,7 +160,7 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any]:
     return {name: merged.get(name) for name in ("dataset", "model")}
 
 
-def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str) -> Settings:
+def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming: str) -> Settings:
     own = {each.name for each in dataclasses.fields(cls)}
     overrides = dict(cls.embedded) if given.get("embedded") else {}
     if given.get("embedded") and not overrides:
@@ -177,6 +178,7 @@ def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str) -> Settin
         given={name: value for name, value in given.items() if name != "hub_token"},
         dry_run=bool(given.get("dry_run")),
         command=command,
+        resuming=resuming,
     )
 
 
@@ -272,8 +274,8 @@ def _keep_secret(token: str) -> None:
     os.environ["HF_TOKEN"] = token
 
 
-def _spoken(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: "***" if name == "hub_token" else value for name, value in given.items()}
+def _spoken(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, "***" if name == "hub_token" else value) for name, value in given.items()]
 
 
 def _without_secrets(words: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """A run that was stopped and continued is the run that was not stopped."""
 
 import ast
-import os
+import functools
 import re
 import shlex
 import shutil
@@ -32,7 +32,7 @@ class Stoppable(TextClassification):
         disable_tqdm=True, metric_for_best_model="loss",
     )
 
-    def parts(self):
+    def parts(self, model=None):
         from transformers import TrainerCallback
 
         class Stop(TrainerCallback):
@@ -40,7 +40,7 @@ class Stoppable(TextClassification):
                 if state.global_step == int(os.environ.get("STOP_AT", -1)):
                     raise KeyboardInterrupt
 
-        return {**super().parts(), "callbacks": [Stop()]}
+        return {**super().parts(model), "callbacks": [Stop()]}
 '''
 EPOCH, STEPS = 9, 27
 # The accuracy stays what it is, so that the first epoch is the best, and the last is not.
@@ -80,6 +80,19 @@ def finetune(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Finetune:
     def run(output_dir: Path, *flags: str, stop_at: int = -1) -> int:
         monkeypatch.setenv("STOP_AT", str(stop_at))
         return cli.main([*words, "--output_dir", str(output_dir), *flags])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The directory of the run that was not stopped, with these flags."""
+
+    @functools.cache
+    def run(*flags: str) -> Path:
+        directory = tmp_path_factory.mktemp("whole") / "run"
+        assert cli.main([*words, "--output_dir", str(directory), *flags]) == 0
+        return directory
 
     return run
 
@@ -131,31 +144,37 @@ def assert_same_run(found: Path, expected: Path) -> None:
     ],
 )
 def test_stopped_and_continued_is_not_stopped(
-    finetune: Finetune, tmp_path: Path, flags: tuple[str, ...], stop_at: int, went_on_from: int
+    finetune: Finetune,
+    whole: Callable[..., Path],
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    stop_at: int,
+    went_on_from: int,
 ) -> None:
-    assert finetune(tmp_path / "whole", *flags) == 0
     stopped = tmp_path / "stopped"
     assert finetune(stopped, *flags, stop_at=stop_at) == 130
     checkpoints = [int(path.name.partition("-")[2]) for path in stopped.glob("checkpoint-*")]
     assert max(checkpoints) == went_on_from
     assert finetune(stopped, *flags, *RESUME) == 0
-    assert_same_run(stopped, tmp_path / "whole")
+    assert_same_run(stopped, whole(*flags))
 
 
-def test_a_path_says_which_checkpoint(finetune: Finetune, tmp_path: Path) -> None:
-    assert finetune(tmp_path / "whole") == 0
-    copied = shutil.copytree(tmp_path / "whole", tmp_path / "copied")
+def test_a_path_says_which_checkpoint(
+    finetune: Finetune, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    copied = shutil.copytree(whole(), tmp_path / "copied")
     first = str(copied / f"checkpoint-{EPOCH}")
     assert finetune(copied, "--resume_from_checkpoint", first) == 0
-    assert_same_run(copied, tmp_path / "whole")
+    assert_same_run(copied, whole())
+    assert Run.load(copied).manifest["steps"] == STEPS
 
 
-def test_resuming_a_finished_run_trains_no_further_step(finetune: Finetune, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert finetune(run) == 0
-    before = shutil.copytree(run, tmp_path / "before")
+def test_resuming_a_finished_run_trains_no_further_step(
+    finetune: Finetune, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole(), tmp_path / "run")
     assert finetune(run, *RESUME, stop_at=STEPS) == 0  # 130 if it began another
-    assert_same_run(run, before)
+    assert_same_run(run, whole())
     assert Run.load(run).manifest["steps"] == STEPS
 
 
@@ -187,6 +206,15 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     (said,) = re.findall(r"^interrupted; to go on: (.*)$", capfd.readouterr().out, re.MULTILINE)
     _, *typed = shlex.split(said)
     assert typed == ["-m", "finetune", *words, "--output_dir", str(run), *RESUME]
+
+
+def test_before_the_first_checkpoint_there_is_no_way_on(
+    finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune(tmp_path / "run", stop_at=2) == 130
+    assert "no checkpoint was saved yet" in capfd.readouterr().out
+    assert finetune(tmp_path / "run", "--max_steps", "1") == 0
+    assert "--resume_from_checkpoint" not in capfd.readouterr().out
 
 
 def test_in_a_notebook_the_way_on_is_python(
@@ -227,6 +255,7 @@ def test_a_second_run_moves_an_interrupted_one_aside_whole(
 
 def test_and_says_how_to_go_on_with_it_which_works(
     finetune: Finetune,
+    whole: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -234,8 +263,7 @@ def test_and_says_how_to_go_on_with_it_which_works(
     """The sentence quotes shell commands and flags: they are followed to the letter."""
     monkeypatch.chdir(tmp_path)
     run = Path("run")
-    assert finetune(Path("whole"), *FLAT) == 0
-    assert Run.load("whole").manifest["best_step"] == EPOCH
+    assert Run.load(whole(*FLAT)).manifest["best_step"] == EPOCH
     assert finetune(run, *FLAT, stop_at=2 * EPOCH) == 130
     capfd.readouterr()
     # another run comes between, with other checkpoints of the same names
@@ -251,23 +279,21 @@ def test_and_says_how_to_go_on_with_it_which_works(
     assert finetune(run, *FLAT, *added) == 0
     manifests = {path.parent: Run.load(path.parent).manifest for path in Path().rglob("run.json")}
     seeds = {path: manifest["arguments"]["seed"] for path, manifest in manifests.items()}
-    assert sorted(seeds.values()) == [7, 42, 42]
-    (continued,) = (path for path, seed in seeds.items() if seed == 42 and path.name != "whole")
-    assert_same_run(continued, Path("whole"))
+    assert sorted(seeds.values()) == [7, 42]
+    (continued,) = (path for path, seed in seeds.items() if seed == 42)
+    assert_same_run(continued, whole(*FLAT))
 
 
 @pytest.mark.parametrize("stop_at", [2 * EPOCH, -1], ids=["interrupted", "finished"])
 def test_a_run_that_was_moved_goes_on_with_its_own_best_model(
-    finetune: Finetune, tmp_path: Path, stop_at: int
+    finetune: Finetune, whole: Callable[..., Path], tmp_path: Path, stop_at: int
 ) -> None:
     """The library remembers where the best checkpoint lay: another run is there now."""
-    assert finetune(tmp_path / "whole", *FLAT) == 0
-    assert Run.load(tmp_path / "whole").manifest["best_step"] == EPOCH
     assert finetune(tmp_path / "run", *FLAT, stop_at=stop_at) in (0, 130)
     assert finetune(tmp_path / "run", *FLAT, "--seed", "7") == 0
     moved = tmp_path / "run.1"
     assert finetune(moved, *FLAT, *RESUME) == 0
-    assert_same_run(moved, tmp_path / "whole")
+    assert_same_run(moved, whole(*FLAT))
 
 
 def test_a_path_is_not_broken_where_it_is_said(
@@ -289,22 +315,21 @@ def test_a_path_is_not_broken_where_it_is_said(
 def test_so_it_is_in_two_processes(
     command: Callable[..., "subprocess.CompletedProcess[str]"], words: list[str], tmp_path: Path
 ) -> None:
-    def launch(output_dir: Path, *flags: str, stop_at: int = -1) -> int:
-        done = command(
-            *words,
-            *("--output_dir", output_dir, "--num_train_epochs", "2"),
-            *flags,
-            launcher="torchrun",
-            env=os.environ | {"STOP_AT": str(stop_at)},
-        )
-        return done.returncode
+    """Stopped by taking away all that the second epoch left: each launch takes ten seconds."""
 
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert launch(whole) == 0
-    assert launch(stopped, stop_at=EPOCH) != 0
-    kept = [path.name for path in stopped.glob("checkpoint-*")]
-    assert kept == [f"checkpoint-{EPOCH}"]
-    assert launch(stopped, *RESUME) == 0
+    def launch(output_dir: Path, *flags: str) -> None:
+        options = ("--output_dir", output_dir, "--num_train_epochs", "2", *flags)
+        done = command(*words, *options, launcher="torchrun")
+        assert done.returncode == 0, done.stderr
+
+    whole = tmp_path / "whole"
+    launch(whole)
+    stopped = shutil.copytree(
+        whole, tmp_path / "stopped", ignore=lambda _, names: {f"checkpoint-{2 * EPOCH}"} & {*names}
+    )
+    for written_at_the_end in ("metrics.json", "predictions.parquet", "model.safetensors"):
+        (stopped / written_at_the_end).unlink()
+    launch(stopped, *RESUME)
     for run in (whole, stopped):
         launched = Run.load(run).manifest["launch"]
         assert (launched["world_size"], launched["parallel_mode"]) == (2, "DistributedDataParallel")

@@ -27,7 +27,12 @@ def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
     say(title)
     for name, value in facts.items():
         lines = [value] if isinstance(value, str) else list(value)
-        folded = [part for line in lines for part in wrap(line, width - indent) or [""]]
+        folded = [
+            part
+            for line in lines
+            for part in wrap(line, width - indent, break_on_hyphens=False, break_long_words=False)
+            or [""]
+        ]
         for number, line in enumerate(folded):
             say(f"  {name if number == 0 else '':<{indent - 4}}  {line}")
 

@@ -152,4 +152,4 @@ def how_to_go_on(settings: Settings) -> str:
     """What to do after an interruption."""
     if not any(settings.output_dir.glob("checkpoint-*")):
         return "no checkpoint was saved yet: start again"
-    return f"to go on: {settings.command} --resume_from_checkpoint last"
+    return f"to go on: {settings.resuming}"

@@ -29,6 +29,21 @@ class KeepEpochs(TrainerCallback):
     def __init__(self, every: int) -> None:
         self.every = every
 
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """In a run that is resumed: the best checkpoint is the one here, wherever it was saved.
+
+        The state remembers a path. If the run was moved since, another may lie there now.
+        """
+        if state.best_global_step:
+            here = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
+            state.best_model_checkpoint = str(here) if here.is_dir() else None
+
     def on_epoch_end(
         self,
         args: TrainingArguments,
