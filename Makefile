@@ -29,7 +29,7 @@ test-all: $(READY)  ## the tests, the slow ones too
 	$(BIN)/python -m pytest -m ''
 
 check: $(READY) lint  ## lint, types and the fast tests (under a minute)
-	$(BIN)/python -m pytest -q -m 'not slow and not processes'
+	$(BIN)/python -m pytest -q -m 'not slow and not processes and not trains'
 
 lint: $(READY)  ## lint and types
 	$(BIN)/ruff check .

@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _refuse(error)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # `| head` has read enough of a help text
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -110,12 +110,15 @@ def _forget_current_directory() -> None:
 
 
 def _refuse(error: UserError) -> int:
-    """Say what is wrong, once. The other ranks wait for their launcher to end them."""
+    """Say what is wrong, once.
+
+    The other ranks wait for their launcher to end them. One that is left speaks after all: what is
+    wrong is wrong on its machine only.
+    """
     from finetune.job import ranks
 
     if ranks().rank != 0:
         time.sleep(30)
-        return 2
     for mistake in error.mistakes:
         print(f"error: {mistake}", file=sys.stderr)
     sys.stderr.flush()

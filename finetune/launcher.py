@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from finetune import settings
+from finetune import catalog, hub, settings
 from finetune.errors import UserError
 from finetune.run import Run
 
@@ -30,7 +30,7 @@ def train(recipe: str | type[Recipe] | Recipe, **options: Any) -> Run:
     Raises:
         UserError: what is wrong with the options or the data.
     """
-    return _work(settings.from_keywords(recipe, options))
+    return _work(_settled(recipe, options))
 
 
 def launch(
@@ -65,7 +65,7 @@ def launch(
 
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes}: expected 1 or more")
-    chosen = settings.from_keywords(recipe, options)
+    chosen = _settled(recipe, options)
     if num_processes == 1:
         return _work(chosen)
     port = port or _free_port()
@@ -83,6 +83,15 @@ def launch(
                 _work_forked, (chosen, screen), num_processes=num_processes, use_port=str(port)
             )
     return Run.load(chosen.output_dir)
+
+
+def _settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Settings:
+    """The settings, refused if they need a Hub that does not answer."""
+    chosen = settings.from_keywords(recipe, options)
+    wanted = {name: getattr(chosen.recipe, name, None) for name in ("dataset", "model")}
+    if unreachable := hub.unreachable(hub.missing(wanted)):
+        raise unreachable
+    return chosen
 
 
 def _work(chosen: Settings) -> Run:
@@ -105,6 +114,10 @@ def _work_forked(chosen: Settings, screen: TextIO) -> None:
     _work(chosen)
 
 
+def _work_fresh(recipe: str, given: dict[str, Any]) -> None:
+    _work(settings.from_keywords(recipe, given))
+
+
 def _start_fresh(chosen: Settings, num_processes: int, port: int) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -125,7 +138,8 @@ def _start_fresh(chosen: Settings, num_processes: int, port: int) -> None:
         max_restarts=0,
         start_method="spawn",
     )
-    elastic_launch(configuration, _work)(chosen)
+    # the class of a recipe file has no importable name: the worker finds it again by the file
+    elastic_launch(configuration, _work_fresh)(catalog.origin(type(chosen.recipe)), chosen.given)
 
 
 def _free_port() -> int:

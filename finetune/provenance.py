@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import platform
@@ -55,6 +56,7 @@ def facts(settings: Settings, arguments: FinetuneArguments) -> dict[str, Any]:
             **{name: version(name) for name in LIBRARIES},
         },
         "git_revision": git_revision(),
+        "process": {"host": platform.node(), "pid": os.getpid()},
     }
 
 
@@ -65,10 +67,21 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     return options | ({"dataset": str(path.resolve())} if path.exists() else {})
 
 
-def outcome(trained: TrainOutput, state: TrainerState, seconds: float) -> dict[str, Any]:
-    """What is known when training has ended."""
+def steps_before(checkpoint: str | None) -> int:
+    """The steps that a run had done when it was resumed."""
+    if checkpoint is None:
+        return 0
+    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+    return int(state["global_step"])
+
+
+def outcome(
+    trained: TrainOutput, state: TrainerState, seconds: float, steps_before: int
+) -> dict[str, Any]:
+    """What is known when training has ended; loss, seconds and speed are those since it started."""
     return {
         "steps": trained.global_step,
+        "steps_before": steps_before,
         "train_loss": trained.training_loss,
         "train_seconds": round(seconds, 2),
         "train_rows_per_second": trained.metrics.get("train_samples_per_second"),

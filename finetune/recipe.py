@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import EvalPrediction, PreTrainedTokenizerBase
 
+    from finetune.scoring import Scoring
     from finetune.training.trainer import Trainer
 
 
@@ -87,7 +88,6 @@ class Recipe:
     train_samples: int | None = option(None, "train on this many rows, drawn by class")
     eval_samples: int | None = option(None, "cap validation and test at this many rows each")
     split_seed: int = option(42, "seed of the splits and of the rows drawn (not of the training)")
-    drop_invalid: bool = option(False, "drop rows without a usable input or label, do not refuse")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -208,7 +208,7 @@ class Recipe:
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Accuracy and macro F1. Replace it for others: see :class:`finetune.scoring.Scoring`."""
-        return self._scoring(prediction)
+        return self.scoring(prediction)
 
     # ---- put together ----------------------------------------------------------------------------
 
@@ -219,6 +219,7 @@ class Recipe:
 
         self.notes.clear()
         dataset = self.load()
+        findings.refuse_unlabelled(dataset, self.input_column)
         findings.refuse_unusable(dataset)
         dataset = self.split(dataset)
         findings.refuse_untrainable(dataset)
@@ -235,7 +236,8 @@ class Recipe:
         return list(self.splits["train"].features["label"].names)
 
     @functools.cached_property
-    def _scoring(self) -> Callable[[EvalPrediction], dict[str, float]]:
+    def scoring(self) -> Scoring:
+        """The local metric modules that :meth:`compute_metrics` calls."""
         from finetune.scoring import Scoring
 
         return Scoring(accuracy={}, f1={"average": "macro"})
@@ -271,10 +273,16 @@ class Recipe:
         Raises:
             UserError: if an argument is unknown, or if the data cannot be trained on.
         """
+        from finetune import job
+        from finetune.run import MANIFEST, clear_way
         from finetune.settings import training_arguments as build
         from finetune.training.trainer import build_trainer
 
         arguments = build(type(self), training_arguments)
+        directory = Path(arguments.output_dir or "")
+        anew = arguments.resume_from_checkpoint is None and (directory / MANIFEST).exists()
+        if anew and job.ranks().rank == 0:
+            clear_way(directory)  # the checkpoints of a run are not for another to rotate
         return build_trainer(self.parts, arguments)
 
 
@@ -284,6 +292,7 @@ class TextClassification(Recipe):
     model: str = option("", "name of a model on the Hub, or a local directory")
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")
+    drop_invalid: bool = option(False, "drop rows without a text or a label, do not refuse them")
     max_length: int = option(512, "truncate texts to this many tokens")
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"

@@ -10,8 +10,10 @@ runs/yelp/
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,7 @@ class Run:
 
     def update(self, **facts: Any) -> None:
         """Add facts to ``run.json``."""
+        self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / MANIFEST
         known = self.manifest if path.exists() else {}
         _write_json(path, {**known, **facts})
@@ -100,6 +103,21 @@ class Run:
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics.json``."""
         _write_json(self.path / METRICS, metrics)
+
+
+def make_way(directory: Path, checkpoint: str | None) -> str | None:
+    """Make room for a run, unless it goes on with the one that is there.
+
+    Args:
+        directory: Of the run.
+        checkpoint: The one to go on with, if any.
+
+    Returns:
+        A sentence about what was moved, or None.
+    """
+    if checkpoint is not None and Path(checkpoint).resolve().parent == directory.resolve():
+        return None
+    return clear_way(directory)
 
 
 def clear_way(directory: Path) -> str | None:
@@ -111,13 +129,15 @@ def clear_way(directory: Path) -> str | None:
     Raises:
         UserError: if the directory holds something that is no run.
     """
+    if directory.name in ("", ".."):  # `.` has no name to put a number behind
+        directory = directory.resolve()
     refuse_foreign(directory)
     if not directory.exists() or not any(directory.iterdir()):
         return None
     number = 1
     while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
         number += 1
-    manifest = Run.load(directory).manifest
+    manifest = Run(directory).manifest if (directory / MANIFEST).exists() else {}
     directory.rename(aside)
     sentence = f"the run that was in {directory} is now in {aside}"
     if manifest.get("status") != "finished" and any(aside.glob("checkpoint-*")):
@@ -129,14 +149,35 @@ def clear_way(directory: Path) -> str | None:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds something else than a run."""
-    if directory.is_file():
-        raise UserError(f"--output_dir {directory} is a file")
-    if directory.exists() and any(directory.iterdir()) and not (directory / MANIFEST).exists():
+    """Refuse a directory that holds something else than a run, or one that is still going on."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        reason = "cannot be written to" if existing.is_dir() else "is a file"
+        raise UserError(f"--output_dir {directory}: {existing} {reason}")
+    if not directory.exists() or not any(directory.iterdir()):
+        return
+    if (directory / MANIFEST).exists():
+        _refuse_living(Run(directory))
+    elif not any(directory.glob("checkpoint-*")):  # what a trainer leaves that no command started
         raise UserError(
             f"--output_dir {directory} holds files but no run; "
             "name another directory, or an empty one"
         )
+
+
+def _refuse_living(run: Run) -> None:
+    """Two processes that write into one directory would mix two runs."""
+    manifest = run.manifest
+    process = manifest.get("process", {})
+    if manifest.get("status") != "running" or process.get("host") != platform.node():
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if process["pid"] != os.getpid():
+            os.kill(process["pid"], 0)
+            raise UserError(
+                f"--output_dir {run.path}: a run is going on there (process {process['pid']}); "
+                "name another directory"
+            )
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

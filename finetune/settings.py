@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Settings:
     @property
     def output_dir(self) -> Path:
         """The directory of the run."""
-        return Path(self.training["output_dir"]).expanduser()
+        return Path(self.training["output_dir"])
 
     def draft(self) -> FinetuneArguments:
         """The training arguments as far as they are known without touching the device."""
@@ -127,6 +128,8 @@ def training_arguments(cls: type[Recipe], given: Mapping[str, Any]) -> FinetuneA
     if unknown:
         raise UserError(*unknown)
     try:
+        given = dict(given)
+        _keep_secret(given)
         return FinetuneArguments(**_with_defaults(cls, given))
     except (
         ValueError,
@@ -135,13 +138,16 @@ def training_arguments(cls: type[Recipe], given: Mapping[str, Any]) -> FinetuneA
         raise UserError(str(error)) from error
 
 
-def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any]:
+def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
     """The options that say where data and model come from, without importing the libraries.
+
+    None if they cannot be told, or if the Hub is needed anyway, to push to it.
 
     Only to know early whether the Hub is needed; mistakes are left to :func:`from_command_line`.
     """
     light = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    light.add_argument("--embedded", nargs="?", const="true")
+    for name in ("embedded", "push_to_hub"):
+        light.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
     for name in ("dataset", "model", "config"):
         light.add_argument(f"--{name}")
     try:
@@ -150,11 +156,13 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any]:
             for name, value in vars(light.parse_known_args(list(flags))[0]).items()
             if value is not None
         }
-        config = _load_yaml(Path(typed["config"])) if "config" in typed else {}
+        config = _load_yaml(Path(typed["config"]).expanduser()) if "config" in typed else {}
     except (argparse.ArgumentError, UserError):
-        return {}
+        return None
     given = {**config, **typed}
-    embedded = str(given.get("embedded", "false")).lower() in ("true", "1", "yes", "y", "t")
+    if _is_true(given.get("push_to_hub")):
+        return None
+    embedded = _is_true(given.get("embedded"))
     defaults = {each.name: each.default for each in dataclasses.fields(cls)}
     merged = {**defaults, **(cls.embedded if embedded else {}), **given}
     return {name: merged.get(name) for name in ("dataset", "model")}
@@ -168,9 +176,9 @@ def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming:
     overrides = {name: value for name, value in overrides.items() if name not in given}
     merged = {**overrides, **{name: value for name, value in given.items() if name not in CHOICES}}
     training = {name: value for name, value in merged.items() if name not in own}
-    if token := training.pop("hub_token", None):
-        _keep_secret(token)
-    training.setdefault("output_dir", f"runs/{catalog.stem(cls)}")
+    _keep_secret(training)
+    directory = training.get("output_dir", f"runs/{catalog.stem(cls)}")
+    training["output_dir"] = str(Path(directory).expanduser())
     return Settings(
         recipe=cls(**{name: value for name, value in merged.items() if name in own}),
         training=training,
@@ -197,6 +205,10 @@ def _with_defaults(cls: type[Recipe], given: Mapping[str, Any]) -> dict[str, Any
     _follow(given, defaults)
     output_dir = f"runs/{catalog.stem(cls)}"
     return {"output_dir": output_dir, **defaults, **given}
+
+
+def _is_true(word: Any) -> bool:
+    return str(word).lower() in ("true", "1", "yes", "y", "t")
 
 
 def _follow(given: Mapping[str, Any], defaults: dict[str, Any]) -> None:
@@ -265,13 +277,13 @@ def _refuse_unknown(options: Mapping[str, Any], cls: type[Recipe]) -> None:
         raise UserError(*unknown)
 
 
-def _keep_secret(token: str) -> None:
-    """The library would write ``hub_token`` into every checkpoint in plain text; it reads this as
-    well.
-    """
-    import os
+def _keep_secret(training: dict[str, Any]) -> None:
+    """Take ``hub_token`` out: the library would write it into every checkpoint in plain text.
 
-    os.environ["HF_TOKEN"] = token
+    It reads the environment variable as well.
+    """
+    if token := training.pop("hub_token", None):
+        os.environ["HF_TOKEN"] = token
 
 
 def _spoken(given: Mapping[str, Any]) -> list[tuple[str, Any]]:

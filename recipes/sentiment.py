@@ -40,14 +40,14 @@ class Sentiment(TextClassification):
 
     def load(self) -> "DatasetDict":
         dataset = self.read()
-        if self.label_column == "division":
+        if self.label_column == "division" and "division" in dataset["train"].column_names:
             dataset = self._only_polar(dataset)
         return self.labelled(dataset)
 
     def _only_polar(self, dataset: "DatasetDict") -> "DatasetDict":
         """The data set also has a neutral division, which is no class here."""
         polar = dataset.filter(_is_polar, input_columns=self.label_column)
-        kept, before = polar.num_rows["train"], dataset.num_rows["train"]
+        kept, before = sum(polar.num_rows.values()), sum(dataset.num_rows.values())
         if kept < before:
             self.note(
                 f"dropped {before - kept:,} of {before:,} rows whose division is neither positive "

@@ -94,7 +94,9 @@ def command(tmp_path: Path) -> Command:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts processes, so that `make check` can leave it out."""
+    """Mark what starts processes or trains, so that `make check` can leave it out."""
     for item in items:
+        if item.path.stem in ("test_resume", "test_run", "test_trainer"):
+            item.add_marker("trains")
         if {"command", "hub_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")

@@ -5,6 +5,7 @@ libraries.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,10 @@ from finetune import job
 def say(text: str = "") -> None:
     """A line to standard output, from rank 0 only."""
     if job.ranks().rank == 0:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # nobody listens any more; the training goes on
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:

@@ -30,7 +30,7 @@ def start(
     facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
     facts["classes"] = _balance(splits["train"])
     facts["model"] = _model(settings, model)
-    facts["device"] = _device(arguments)
+    facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
     facts["precision"] = provenance.precision(arguments)
     steps = provenance.steps(arguments, len(splits["train"]))
@@ -75,9 +75,12 @@ def end(run: Run) -> None:
             for name, scores in named.items()
         ],
     )
+    before = manifest["steps_before"]
+    resumed = f" (after {before:,} before it was resumed)" if before else ""
     seconds, speed = manifest["train_seconds"], manifest["train_rows_per_second"]
     console.say(
-        f"\ntrained {manifest['steps']:,} steps in {_duration(seconds)}, "
+        f"\ntrained {manifest['steps'] - manifest['steps_before']:,} steps{resumed} "
+        f"in {_duration(seconds)}, "
         f"{speed:,.1f} rows a second; test loss {metrics['test']['loss']:.4f}"
     )
     console.say(f"the run is in {run.path}")
@@ -108,7 +111,7 @@ def _model(settings: Settings, model: torch.nn.Module | None) -> str:
     return f"{described}, {counted} parameters"
 
 
-def _device(arguments: FinetuneArguments) -> list[str]:
+def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     me, devices = job.ranks(), job.devices_in_training(arguments.use_cpu)
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
@@ -118,9 +121,10 @@ def _device(arguments: FinetuneArguments) -> list[str]:
     if kind is None or kind.type == "cpu":
         lines[0] += f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each"
     if me.world_size == 1 and devices > 1:
-        lines.append(f"faster: torchrun --nproc_per_node={devices} -m finetune ...")
+        again = command.removeprefix("python ")
+        lines.append(f"faster: torchrun --nproc_per_node={devices} {again}")
         lines.append("on one GPU only: CUDA_VISIBLE_DEVICES=0")
-    if "ACCELERATE_MIXED_PRECISION" in os.environ and me.world_size == 1 and devices == 1:
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and arguments.use_cpu and me.world_size == 1:
         lines.append("accelerate launch starts one process here; two: torchrun --nproc_per_node=2")
     return lines
 

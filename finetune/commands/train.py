@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from finetune import catalog, hub, job
-from finetune.errors import UserError
+from finetune.errors import UserError, suggestion
 from finetune.flags import Flags
+from finetune.recipe import Recipe
 from finetune.settings import Settings, from_command_line, peek
 
 if TYPE_CHECKING:
     from finetune.run import Run
+    from finetune.training.arguments import FinetuneArguments
 
 
 def main(words: Sequence[str]) -> int:
@@ -39,7 +41,8 @@ def main(words: Sequence[str]) -> int:
         print(Flags(cls).help(), end="")
         return 0
 
-    missing = hub.missing(peek(cls, flags))
+    wanted = peek(cls, flags)
+    missing = [] if wanted is None else hub.missing(wanted)
     if job.ranks().rank == 0:
         if unreachable := hub.unreachable(missing):
             from_command_line(recipe, flags)  # a misspelt flag is the likelier mistake
@@ -71,6 +74,7 @@ def get_ready(settings: Settings) -> None:
     draft, recipe = settings.draft(), settings.recipe
     to_resume(draft.resume_from_checkpoint, draft.output_dir)
     refuse_foreign(settings.output_dir)
+    _refuse_unknown_metric(draft, recipe)
     rows = len(recipe.splits["train"])
     assert draft.global_batch_size is not None
     if rows < draft.global_batch_size:
@@ -79,6 +83,21 @@ def get_ready(settings: Settings) -> None:
             "give more rows or a smaller --global_batch_size"
         )
     _ = recipe.prepared
+
+
+def _refuse_unknown_metric(arguments: FinetuneArguments, recipe: Recipe) -> None:
+    """The library would find out only after the first epoch.
+
+    Only of a recipe that computes its metrics the common way can it be told before.
+    """
+    name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
+    common = type(recipe).compute_metrics is Recipe.compute_metrics
+    known = ["loss", *recipe.scoring.arguments]
+    if arguments.load_best_model_at_end and common and name not in known:
+        raise UserError(
+            f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "
+            f"(it computes: {', '.join(known)})"
+        )
 
 
 def train(settings: Settings) -> Run | None:
@@ -94,58 +113,65 @@ def train(settings: Settings) -> Run | None:
     from finetune import provenance
     from finetune.commands import console, screen
     from finetune.results import baseline, predictions
-    from finetune.run import Run, clear_way
+    from finetune.run import Run, make_way
     from finetune.training.checkpoint import to_resume
     from finetune.training.trainer import build_trainer
 
     recipe, draft, leads = settings.recipe, settings.draft(), job.ranks().rank == 0
-    if settings.dry_run:
-        screen.start(settings, draft, model=None)
-        screen.batch(recipe.data_collator(), recipe.prepared["train"], draft)
-        return None
     job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
+    run = None
     try:
         arguments = settings.arguments()
+        if settings.dry_run:
+            screen.start(settings, arguments, model=None)
+            screen.batch(recipe.data_collator(), recipe.prepared["train"], arguments)
+            return None
         checkpoint = to_resume(arguments.resume_from_checkpoint, arguments.output_dir)
-        moved = clear_way(settings.output_dir) if leads and checkpoint is None else None
         trainer = build_trainer(recipe.parts, arguments)
-        run = Run(settings.output_dir)
         if leads:
+            # only now: until here a mistake could still be found, or the model be read from there
+            moved = make_way(settings.output_dir, checkpoint)
             screen.start(settings, arguments, trainer.model, moved)
+            run = Run(settings.output_dir)
             run.update(**provenance.facts(settings, arguments), status="running")
         started = time.perf_counter()
-        try:
-            trained = trainer.train(resume_from_checkpoint=checkpoint)
-        except KeyboardInterrupt:
-            if leads:
-                run.update(status="interrupted")
-                console.say(f"\ninterrupted; {how_to_go_on(settings)}")
-            raise
+        trained = trainer.train(resume_from_checkpoint=checkpoint)
         seconds = time.perf_counter() - started
         trainer.save_model()
         tested = trainer.predict(recipe.prepared["test"])
         state = trainer.state
         del trainer
         gc.collect()
+        job.leave()  # the other ranks are done
+        if run is not None:
+            predictions.write(run.path, recipe.splits["test"], tested.predictions)
+            run.write_metrics(
+                {
+                    "validation": provenance.validation_metrics(state),
+                    "test": provenance.scores_only(tested.metrics or {}, "test_"),
+                    "baseline": baseline.all_of(
+                        recipe.splits,
+                        recipe.input_column,
+                        recipe.compute_metrics,
+                        recipe.split_seed,
+                    ),
+                }
+            )
+            before = provenance.steps_before(checkpoint)
+            run.update(status="finished", **provenance.outcome(trained, state, seconds, before))
+            screen.end(run)
+    except KeyboardInterrupt:
+        if run is not None:
+            run.update(status="interrupted")
+            console.say(f"\ninterrupted; {how_to_go_on(settings)}")
+        raise
+    except BaseException:
+        if run is not None:
+            run.update(status="failed")
+        raise
     finally:
         job.leave()
-    if leads:
-        predictions.write(run.path, recipe.splits["test"], tested.predictions)
-        run.write_metrics(
-            {
-                "validation": provenance.validation_metrics(state),
-                "test": provenance.scores_only(tested.metrics or {}, "test_"),
-                "baseline": baseline.all_of(
-                    recipe.splits, recipe.input_column, recipe.compute_metrics, recipe.split_seed
-                ),
-            }
-        )
-        run.update(
-            status="finished",
-            **provenance.outcome(trained, state, seconds),
-        )
-        screen.end(run)
-    return run
+    return Run(settings.output_dir)
 
 
 def how_to_go_on(settings: Settings) -> str:

@@ -87,12 +87,12 @@ def _is_from(value: str, source: str) -> bool:
 
 def _digits() -> Any:
     import numpy as np
+    import pandas as pd
     from datasets import ClassLabel, Dataset, Features, Image
     from PIL import Image as Picture
 
-    table = np.loadtxt(
-        _verified(*_DIGITS), delimiter=",", dtype=np.uint8
-    )  # 784 pixels, then the digit
+    # 784 pixels, then the digit
+    table = pd.read_csv(_verified(*_DIGITS), header=None, dtype=np.uint8).to_numpy()
     return Dataset.from_dict(
         {
             "image": [Picture.fromarray(row[:-1].reshape(28, 28)) for row in table],

@@ -13,6 +13,8 @@ from finetune.errors import UserError, suggestion
 
 def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -> None:
     """Refuse columns that are not there, and list those that are."""
+    if text_column == label_column:
+        raise UserError(f"--text_column and --label_column are both '{text_column}'")
     mistakes = []
     for flag, column in (("--text_column", text_column), ("--label_column", label_column)):
         lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
@@ -63,6 +65,25 @@ def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None])
     for each in mistakes:
         note(f"dropped {each}")
     return DatasetDict(kept)
+
+
+def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
+    """Refuse raw data that is not what a recipe's ``load`` must give.
+
+    Args:
+        dataset: What it gave.
+        column: The column of the inputs.
+    """
+    for split, rows in dataset.items():
+        there = ", ".join(name for name in rows.column_names if name != "id")
+        for wanted in (column, "label"):
+            if wanted not in rows.column_names:
+                raise UserError(f"no column '{wanted}' in the {split} data (there are: {there})")
+        if not isinstance(rows.features["label"], ClassLabel):
+            raise UserError(
+                f"the column 'label' of the {split} data is no ClassLabel but "
+                f"{rows.features['label']}: this recipe reads data in the shape of its own only"
+            )
 
 
 def refuse_unusable(dataset: DatasetDict) -> None:

@@ -8,13 +8,23 @@ split.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, Features, Value, load_dataset
+from datasets import (
+    Dataset,
+    DatasetDict,
+    Features,
+    Value,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    load_dataset,
+)
 
 from finetune import hub
 from finetune.data import embedded
@@ -129,11 +139,12 @@ def _csv_options(path: Path) -> dict[str, Any]:
 
 def _with_numbers(rows: Dataset) -> Dataset:
     """``rows`` with the columns that hold nothing but numbers as numbers."""
-    for name in rows.column_names:
-        for kind in ("int64", "float64"):
-            with contextlib.suppress(pa.ArrowInvalid):
-                rows = rows.cast_column(name, Value(kind))
-                break
+    with _no_bars():
+        for name in rows.column_names:
+            for kind in ("int64", "float64"):
+                with contextlib.suppress(pa.ArrowInvalid):
+                    rows = rows.cast_column(name, Value(kind))
+                    break
     return rows
 
 
@@ -142,8 +153,25 @@ def _read_hub(name: str) -> dict[str, Any]:
 
     try:
         loaded = load_dataset(name)
+    except ValueError as error:  # a configuration has to be chosen, says the library
+        raise UserError(f"data set '{name}' cannot be read as it is: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
         raise UserError(
             f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
         ) from error
+    if "train" not in loaded:
+        raise UserError(f"data set '{name}' has no train split (it has: {', '.join(loaded)})")
     return {split: loaded[split] for split in SPLITS if split in loaded}
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """A bar for each column that is tried as numbers would tell nobody anything."""
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

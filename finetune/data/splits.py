@@ -137,7 +137,11 @@ def _without(
 
 
 def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
-    taken = stratified(np.asarray(rows["label"][:]), size, seed)
+    labels = np.asarray(rows["label"][:])
+    # the first row of each class stays: training must know every class that is evaluated
+    spare = np.setdiff1d(np.arange(len(rows)), np.unique(labels, return_index=True)[1])
+    size = min(size, len(spare))
+    taken = spare[stratified(labels[spare], size, seed)]
     left = np.setdiff1d(np.arange(len(rows)), taken)
     return rows.select(left), rows.select(taken)
 

@@ -19,7 +19,7 @@ def majority(train_labels: Sequence[int], rows: int) -> np.ndarray:
 
 def bag_of_words(
     train_texts: Sequence[str], train_labels: Sequence[int], test_texts: Sequence[str], seed: int
-) -> tuple[np.ndarray, int]:
+) -> tuple[np.ndarray, int] | None:
     """Predictions of TF-IDF over one- and two-word terms, sublinear, with logistic regression, C =
     10.
 
@@ -30,7 +30,8 @@ def bag_of_words(
         seed: Of that draw.
 
     Returns:
-        The class of each test text, and on how many rows the baseline was fitted.
+        The class of each test text, and on how many rows the baseline was fitted; None if the texts
+        hold no words of two letters or more.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -42,7 +43,12 @@ def bag_of_words(
         TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
         LogisticRegression(C=10, max_iter=1000),
     )
-    model.fit([train_texts[index] for index in chosen], np.asarray(train_labels)[chosen])
+    try:
+        model.fit([train_texts[index] for index in chosen], np.asarray(train_labels)[chosen])
+    except ValueError as error:
+        if "empty vocabulary" not in str(error):
+            raise
+        return None
     return model.predict(test_texts), fitted_on
 
 
@@ -64,13 +70,13 @@ def all_of(
     names, labels = train.features["label"].names, np.asarray(test["label"][:])
     predicted = {"majority class": majority(train["label"][:], len(test))}
     if isinstance(train.features[input_column], Value):
-        words, fitted_on = bag_of_words(
+        fitted = bag_of_words(
             train[input_column][:], train["label"][:], test[input_column][:], seed
         )
-        name = "TF-IDF + logistic regression"
-        if fitted_on < len(train):
-            name += f" ({fitted_on:,} rows)"
-        predicted[name] = words
+        if fitted is not None:
+            words, rows = fitted
+            limited = f" ({rows:,} rows)" if rows < len(train) else ""
+            predicted[f"TF-IDF + logistic regression{limited}"] = words
     return {
         name: compute_metrics(
             EvalPrediction(predictions=np.eye(len(names))[classes], label_ids=labels)

@@ -4,6 +4,8 @@ hand.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -55,6 +57,9 @@ class FinetuneArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():
             self.use_cpu = True  # without it the library refuses --bf16 there
+        if self.disable_tqdm is None:  # the library would go by how quiet its log is
+            watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+            self.disable_tqdm = job.ranks().rank != 0 or not watched
         self._refuse()
         self._resolve_batch()
         super().__post_init__()  # type: ignore[no-untyped-call]
@@ -97,6 +102,25 @@ class FinetuneArguments(TrainingArguments):
                 "--auto_find_batch_size would change the global batch in the middle; raise "
                 "--gradient_accumulation_steps instead"
             )
+        if not self.average_tokens_across_devices:
+            mistakes.append(
+                "--average_tokens_across_devices false: the loss would depend on the number of "
+                "processes; leave it out"
+            )
+        if self.fsdp and self.use_cpu:
+            mistakes.append(
+                "--fsdp: the library shards on accelerators only, and would run DDP on this CPU; "
+                "leave it out"
+            )
+        if not self.num_train_epochs > 0 and not self.max_steps > 0:
+            mistakes.append(f"--num_train_epochs {self.num_train_epochs}: expected more than 0")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate >= 0):
+            mistakes.append(f"--learning_rate {self.learning_rate}: expected 0 or more")
+        if (
+            self.save_every > 1
+            and str(getattr(self.save_strategy, "value", self.save_strategy)) != "epoch"
+        ):
+            mistakes.append("--save_every counts epochs: it needs --save_strategy epoch")
         if self.save_every < 1:
             mistakes.append(f"--save_every {self.save_every}: expected 1 or more epochs")
         for name in (

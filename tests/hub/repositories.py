@@ -176,10 +176,10 @@ def _build_yelp(directory: Path) -> None:
     seen: set[str] = set()
 
     def review(label: int) -> str:
-        """A new review; one in forty is longer than BERT's 512 positions."""
+        """A new review; a few are longer than BERT's 512 positions."""
         while True:
             text = _sentences(
-                rng, _OPINIONS[label], 90 if rng.random() < 0.025 else rng.randint(2, 5)
+                rng, _OPINIONS[label], 90 if rng.random() < 0.006 else rng.randint(2, 5)
             )
             text = text.replace("! ", "!\\n\\n")  # the real texts keep their line ends escaped
             if text not in seen:
