@@ -1,13 +1,14 @@
 """The same embedded recipe under every launcher: the same numbers in the same shape."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Command
+from tests.conftest import ROOT, Command
 
 OPTIONS = {
     "embedded": True,
@@ -26,9 +27,9 @@ if __name__ == "__main__":
     forked = finetune.launch("sentiment", num_processes=2, output_dir="forked", **options)
     again = finetune.launch("sentiment", num_processes=2, output_dir="again", **options)
     assert forked.metrics == again.metrics
-    options |= {"max_steps": 2, "embedded": True}
-    finetune.train("sentiment", output_dir="here", **options)
-    fresh = finetune.launch("sentiment", num_processes=2, output_dir="fresh", **options)
+    options |= {"max_steps": 2}
+    finetune.train("mine.py", output_dir="here", **options)  # now devices are initialised
+    fresh = finetune.launch("mine.py", num_processes=2, output_dir="fresh", **options)
     assert fresh.manifest["launch"]["world_size"] == 2
     print("launched", forked.manifest["launch"]["world_size"])
 """
@@ -53,6 +54,7 @@ def test_command_line(launcher: str, directory: Path, command: Command) -> None:
 @pytest.mark.processes
 def test_launch_twice_and_after_a_trainer_was_built(directory: Path) -> None:
     (directory / "notebook.py").write_text(NOTEBOOK)
+    shutil.copy(ROOT / "recipes" / "sentiment.py", directory / "mine.py")
     answer = subprocess.run(
         [sys.executable, "notebook.py", json.dumps(OPTIONS)],
         cwd=directory,

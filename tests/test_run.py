@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 import finetune
 from finetune import Run, TextClassification, UserError, cli
 from finetune.results import baseline, predictions
-from finetune.run import clear_way
+from finetune.run import clear_way, refuse_foreign
 
 SECRET = "hf_ThisIsASecret0123456789"
 
@@ -412,3 +413,25 @@ def test_a_directory_of_something_else_is_refused_and_left_alone(
             )
     assert [path.name for path in foreign.iterdir()] == ["chapter.tex"]
     assert file.read_text(encoding="utf-8") == "words"
+
+
+def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
+    alive, mine, dead = os.getppid(), os.getpid(), 2**22 + 1  # above the largest process number
+    for pid, refused in ((alive, True), (mine, False), (dead, False)):
+        Run(tmp_path).update(status="running", process={"host": platform.node(), "pid": pid})
+        if refused:
+            with pytest.raises(UserError, match=f"a run is going on there \\(process {pid}\\)"):
+                refuse_foreign(tmp_path)
+        else:
+            refuse_foreign(tmp_path)
+
+
+def test_a_model_in_the_directory_of_the_next_run_is_trained_further(
+    reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"dataset": str(reviews), "max_steps": 1, "output_dir": "again"}
+    finetune.train("yelp", model=tiny_model, **options)
+    further = finetune.train("yelp", model="again", **options)
+    assert further.manifest["status"] == "finished"
+    assert Run.load("again.1").metrics["test"].keys() == further.metrics["test"].keys()

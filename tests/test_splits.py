@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from finetune.data import splits
 from finetune.recipe import TextClassification
@@ -229,3 +229,26 @@ def test_fingerprint_is_of_texts_labels_order_and_split() -> None:
 
     assert prints[0] == prints[1]
     assert len(set(prints)) == 1 + len(other)
+
+
+def test_a_class_of_one_row_stays_in_training() -> None:
+    """Were it carved away, the evaluation would have a label that training does not know."""
+    labels = ["common"] * 60 + ["usual"] * 40 + [f"rare {number}" for number in range(12)]
+    names = sorted(set(labels))
+    rows = Dataset.from_dict(
+        {
+            "text": [f"row {number}" for number in range(112)],
+            "label": [names.index(each) for each in labels],
+        },
+        features=Features({"text": Value("string"), "label": ClassLabel(names=names)}),
+    )
+    carved = splits.three_way(
+        DatasetDict(train=rows),
+        column="text",
+        seed=42,
+        train_samples=None,
+        eval_samples=None,
+        note=lambda sentence: None,
+    )
+    assert carved.num_rows == {"train": 81, "validation": 9, "test": 22}
+    assert set(carved["train"]["label"]) == set(range(len(names)))
