@@ -12,9 +12,10 @@ from tests.conftest import ROOT, Command
 
 OPTIONS = {
     "embedded": True,
-    "train_samples": 320,
-    "eval_samples": 100,
-    "max_length": 48,
+    "train_samples": 160,
+    "eval_samples": 60,
+    "max_length": 32,
+    "logging_steps": 5,
     "hidden_dropout": 0.0,
 }
 FLAGS = ["sentiment", *(word for name, value in OPTIONS.items() for word in (f"--{name}", value))]
