@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 HOUSE = Path(__file__).resolve().parent.parent
 RECIPES = HOUSE / "recipes"
-METRICS = HOUSE / "metrics"
 ENTRY_POINTS = "finetune.recipes"
 
 
@@ -90,11 +89,6 @@ def origin(recipe: type[Recipe]) -> str:
         return module.removeprefix("recipes.")
     file = getattr(sys.modules.get(module), "__file__", None)
     return str(Path(file).resolve()) if file else module
-
-
-def stem(recipe: type[Recipe]) -> str:
-    """The short name of a recipe: that of its file."""
-    return Path(origin(recipe)).stem
 
 
 def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:

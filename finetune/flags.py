@@ -116,8 +116,7 @@ class Flags:
         )
         defaults = {
             **self.defaults,
-            **self.cls.training,
-            "output_dir": f"runs/{catalog.stem(self.cls)}",
+            **self.cls.defaults(),
             **{each.name: each.default for each in dataclasses.fields(self.cls)},
         }
         formatter = argparse.RawDescriptionHelpFormatter(self._parser.prog, max_help_position=30)
@@ -148,6 +147,7 @@ class Flags:
 def refuse_clashes(cls: type[Recipe]) -> None:
     """Refuse a recipe whose options are training arguments: one flag would mean two things."""
     from finetune.training.arguments import REFUSED
+    from finetune.training.defaults import training_names
 
     reserved = training_names() | set(CHOICES) | set(REFUSED)
     taken = sorted({each.name for each in dataclasses.fields(cls)} & reserved)
@@ -156,13 +156,6 @@ def refuse_clashes(cls: type[Recipe]) -> None:
             f"{cls.__name__}: the options {', '.join(taken)} are training arguments already; "
             "set their defaults in `training`, or choose other names"
         )
-
-
-def training_names() -> set[str]:
-    """Every training argument that can be set."""
-    from finetune.training.arguments import REFUSED, FinetuneArguments
-
-    return {each.name for each in dataclasses.fields(FinetuneArguments) if each.init} - set(REFUSED)
 
 
 def _flag(flag: str, where: str) -> str:

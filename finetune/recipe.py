@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -210,6 +211,17 @@ class Recipe:
         """Accuracy and macro F1. Replace it for others: see :class:`finetune.scoring.Scoring`."""
         return self.scoring(prediction)
 
+    @classmethod
+    def short_name(cls) -> str:
+        """That of its file; of the class where there is no file, as in a notebook."""
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        return Path(file).stem if file else cls.__name__.lower()
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The training arguments of the recipe, and where its runs go: no clock in a path."""
+        return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
+
     # ---- put together ----------------------------------------------------------------------------
 
     @functools.cached_property
@@ -274,11 +286,11 @@ class Recipe:
             UserError: if an argument is unknown, or if the data cannot be trained on.
         """
         from finetune import job
-        from finetune.run import MANIFEST, clear_way
-        from finetune.settings import training_arguments as build
+        from finetune.directory import MANIFEST, clear_way
+        from finetune.training.defaults import training_arguments as build
         from finetune.training.trainer import build_trainer
 
-        arguments = build(type(self), training_arguments)
+        arguments = build(self.defaults(), training_arguments)
         directory = Path(arguments.output_dir or "")
         anew = arguments.resume_from_checkpoint is None and (directory / MANIFEST).exists()
         if anew and job.ranks().rank == 0:

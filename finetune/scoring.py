@@ -10,7 +10,7 @@ import evaluate
 import numpy as np
 from transformers import EvalPrediction
 
-from finetune.catalog import METRICS
+METRICS = Path(__file__).resolve().parent.parent / "metrics"
 
 
 class Scoring:

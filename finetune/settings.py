@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune import catalog, job
 from finetune.errors import UserError, suggestion
-from finetune.flags import CHOICES, Flags, refuse_clashes, training_names
+from finetune.flags import CHOICES, Flags, refuse_clashes
 from finetune.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -62,12 +61,15 @@ class Settings:
     def draft(self) -> FinetuneArguments:
         """The training arguments as far as they are known without touching the device."""
         from finetune.training.arguments import FinetuneArguments
+        from finetune.training.defaults import with_defaults
 
-        return FinetuneArguments.check(_with_defaults(type(self.recipe), self.training))
+        return FinetuneArguments.check(with_defaults(self.recipe.defaults(), self.training))
 
     def arguments(self) -> FinetuneArguments:
         """The training arguments; in a job of several processes this needs the process group."""
-        return training_arguments(type(self.recipe), self.training)
+        from finetune.training.defaults import training_arguments
+
+        return training_arguments(self.recipe.defaults(), self.training)
 
 
 def from_command_line(recipe: str, flags: Sequence[str]) -> Settings:
@@ -110,34 +112,6 @@ def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any
     return _settle(cls, given, command, resuming)
 
 
-def training_arguments(cls: type[Recipe], given: Mapping[str, Any]) -> FinetuneArguments:
-    """The training arguments of a recipe with some given. This touches the device: call it in the
-    worker.
-
-    Raises:
-        UserError: if one is unknown, or if they contradict each other.
-    """
-    from finetune.training.arguments import FinetuneArguments
-
-    known = training_names()
-    unknown = [
-        f"unknown training argument '{name}'{suggestion(name, known)}"
-        for name in given
-        if name not in known
-    ]
-    if unknown:
-        raise UserError(*unknown)
-    try:
-        given = dict(given)
-        _keep_secret(given)
-        return FinetuneArguments(**_with_defaults(cls, given))
-    except (
-        ValueError,
-        ImportError,
-    ) as error:  # the library's own words about what contradicts what
-        raise UserError(str(error)) from error
-
-
 def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
     """The options that say where data and model come from, without importing the libraries.
 
@@ -169,6 +143,8 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming: str) -> Settings:
+    from finetune.training.defaults import keep_secret
+
     own = {each.name for each in dataclasses.fields(cls)}
     overrides = dict(cls.embedded) if given.get("embedded") else {}
     if given.get("embedded") and not overrides:
@@ -176,8 +152,8 @@ def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming:
     overrides = {name: value for name, value in overrides.items() if name not in given}
     merged = {**overrides, **{name: value for name, value in given.items() if name not in CHOICES}}
     training = {name: value for name, value in merged.items() if name not in own}
-    _keep_secret(training)
-    directory = training.get("output_dir", f"runs/{catalog.stem(cls)}")
+    keep_secret(training)
+    directory = training.get("output_dir", cls.defaults()["output_dir"])
     training["output_dir"] = str(Path(directory).expanduser())
     return Settings(
         recipe=cls(**{name: value for name, value in merged.items() if name in own}),
@@ -190,41 +166,8 @@ def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming:
     )
 
 
-def _with_defaults(cls: type[Recipe], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Training arguments: the recipe's under the given; a per-device batch given puts the global
-    one aside.
-    """
-    defaults = dict(cls.training)
-    if given.get("per_device_train_batch_size") is not None:
-        if given.get("global_batch_size") is not None:
-            raise UserError(
-                "--global_batch_size and --per_device_train_batch_size contradict each other: "
-                "give one"
-            )
-        defaults.pop("global_batch_size", None)
-    _follow(given, defaults)
-    output_dir = f"runs/{catalog.stem(cls)}"
-    return {"output_dir": output_dir, **defaults, **given}
-
-
 def _is_true(word: Any) -> bool:
     return str(word).lower() in ("true", "1", "yes", "y", "t")
-
-
-def _follow(given: Mapping[str, Any], defaults: dict[str, Any]) -> None:
-    """Where one of evaluating and saving is changed, the other's default goes with it.
-
-    The best model can be kept only if both happen at the same time.
-    """
-    pair = ("eval_strategy", "save_strategy")
-    asked = {name: str(given[name]) for name in pair if name in given}
-    if "no" in asked.values():
-        defaults["load_best_model_at_end"] = False
-    elif len(asked) == 1 and asked.get("save_strategy") != "best":
-        defaults |= dict.fromkeys(pair, *asked.values())
-        for here, there in (("eval_steps", "save_steps"), ("save_steps", "eval_steps")):
-            if here in given and there not in given:
-                defaults[there] = given[here]
 
 
 def _read_config(cls: type[Recipe], config: str | None) -> dict[str, Any]:
@@ -261,6 +204,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown(options: Mapping[str, Any], cls: type[Recipe]) -> None:
+    from finetune.training.defaults import training_names
+
     refuse_clashes(cls)
     mistakes = [
         f"{name}: expected True or False, found {options[name]!r}"
@@ -275,15 +220,6 @@ def _refuse_unknown(options: Mapping[str, Any], cls: type[Recipe]) -> None:
     ]
     if unknown:
         raise UserError(*unknown)
-
-
-def _keep_secret(training: dict[str, Any]) -> None:
-    """Take ``hub_token`` out: the library would write it into every checkpoint in plain text.
-
-    It reads the environment variable as well.
-    """
-    if token := training.pop("hub_token", None):
-        os.environ["HF_TOKEN"] = token
 
 
 def _spoken(given: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -147,7 +147,7 @@ def test_every_recipe_keeps_the_contract(name: str) -> None:
 
     assert issubclass(cls, Recipe)
     assert catalog.find(name) is cls
-    assert catalog.origin(cls) == catalog.stem(cls) == name
+    assert catalog.origin(cls) == cls.short_name() == name
     assert all(helps(cls).values())
     assert all(callable(getattr(cls, step)) for step in STEPS)
     assert cls.training["global_batch_size"] > 0
@@ -262,7 +262,7 @@ def test_a_recipe_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.Monke
 
     assert cls().dataset == "data of Titles"
     assert catalog.origin(cls) == str(path)
-    assert catalog.stem(cls) == "titles"
+    assert cls.short_name() == "titles"
     assert catalog.find(catalog.origin(cls)) is cls
     monkeypatch.chdir(tmp_path)
     assert catalog.find("mine/titles.py") is cls

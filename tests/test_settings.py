@@ -501,4 +501,6 @@ def test_peek_reads_the_file(tmp_path: Path) -> None:
     file = config(tmp_path, "embedded: yes", "model: ./here")
 
     assert peek(Yelp, ["--config", file]) == {"dataset": "embedded:imdb", "model": "./here"}
-    assert peek(Yelp, ["--config", "nowhere.yaml"]) == {}
+    # unknown is not "nothing is needed": the process must not go offline for a mistake
+    assert peek(Yelp, ["--config", "nowhere.yaml"]) is None
+    assert peek(Yelp, ["--embedded", "--push_to_hub"]) is None

@@ -52,7 +52,7 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
     from finetune import provenance
     from finetune.commands import console
     from finetune.data.splits import fingerprint
-    from finetune.settings import training_arguments
+    from finetune.training.defaults import training_arguments
     from finetune.training.trainer import build_trainer
 
     console.quiet()
@@ -72,7 +72,7 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
     job.join(None, 1800, use_cpu=not _has_accelerator())
     try:
         arguments = training_arguments(
-            type(recipe),
+            recipe.defaults(),
             {
                 "output_dir": str(run.path),
                 "per_device_eval_batch_size": per_device_eval_batch_size,

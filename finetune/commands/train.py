@@ -67,7 +67,7 @@ def get_ready(settings: Settings) -> None:
         UserError: what is wrong with the options, the data or the directory.
     """
     from finetune.commands import console
-    from finetune.run import refuse_foreign
+    from finetune.directory import refuse_foreign
     from finetune.training.checkpoint import to_resume
 
     console.quiet()
@@ -112,8 +112,9 @@ def train(settings: Settings) -> Run | None:
     """
     from finetune import provenance
     from finetune.commands import console, screen
+    from finetune.directory import make_way
     from finetune.results import baseline, predictions
-    from finetune.run import Run, make_way
+    from finetune.run import Run
     from finetune.training.checkpoint import to_resume
     from finetune.training.trainer import build_trainer
 

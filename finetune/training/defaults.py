@@ -1,0 +1,81 @@
+"""From the defaults of a recipe and what the user gave to training arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from finetune.errors import UserError, suggestion
+from finetune.training.arguments import REFUSED, FinetuneArguments
+
+
+def training_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> FinetuneArguments:
+    """The training arguments. This touches the device: call it in the worker.
+
+    Args:
+        defaults: Of a recipe.
+        given: By the user, over them.
+
+    Raises:
+        UserError: if one is unknown, or if they contradict each other.
+    """
+    known = training_names()
+    unknown = [
+        f"unknown training argument '{name}'{suggestion(name, known)}"
+        for name in given
+        if name not in known
+    ]
+    if unknown:
+        raise UserError(*unknown)
+    given = dict(given)
+    keep_secret(given)
+    try:
+        return FinetuneArguments(**with_defaults(defaults, given))
+    except (ValueError, ImportError) as error:  # the library's words about what contradicts what
+        raise UserError(str(error)) from error
+
+
+def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` over ``defaults``; a per-device batch that is given puts the global one aside."""
+    defaults = dict(defaults)
+    if given.get("per_device_train_batch_size") is not None:
+        if given.get("global_batch_size") is not None:
+            raise UserError(
+                "--global_batch_size and --per_device_train_batch_size contradict each other: "
+                "give one"
+            )
+        defaults.pop("global_batch_size", None)
+    _follow(given, defaults)
+    return {**defaults, **given}
+
+
+def training_names() -> set[str]:
+    """Every training argument that can be set."""
+    return {each.name for each in fields(FinetuneArguments) if each.init} - set(REFUSED)
+
+
+def keep_secret(training: dict[str, Any]) -> None:
+    """Take ``hub_token`` out: the library would write it into every checkpoint in plain text.
+
+    It reads the environment variable as well.
+    """
+    if token := training.pop("hub_token", None):
+        os.environ["HF_TOKEN"] = token
+
+
+def _follow(given: Mapping[str, Any], defaults: dict[str, Any]) -> None:
+    """Where one of evaluating and saving is changed, the other's default goes with it.
+
+    The best model can be kept only if both happen at the same time.
+    """
+    pair = ("eval_strategy", "save_strategy")
+    asked = {name: str(given[name]) for name in pair if name in given}
+    if "no" in asked.values():
+        defaults["load_best_model_at_end"] = False
+    elif len(asked) == 1 and asked.get("save_strategy") != "best":
+        defaults |= dict.fromkeys(pair, *asked.values())
+        for here, there in (("eval_steps", "save_steps"), ("save_steps", "eval_steps")):
+            if here in given and there not in given:
+                defaults[there] = given[here]
