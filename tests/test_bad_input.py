@@ -77,6 +77,11 @@ CASES = {
         ["yelp", "--embedded", "--average_tokens_across_devices", "false"],
         ["--average_tokens_across_devices false: the loss would depend on the number"],
     ),
+    "a tracker that is not installed": (
+        None,
+        ["yelp", "--embedded", "--report_to", "wandb"],
+        ["--report_to wandb: not installed"],
+    ),
     "unknown metric": (
         None,
         ["yelp", "--embedded", "--metric_for_best_model", "f2"],

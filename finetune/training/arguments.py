@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from finetune import job
 from finetune.errors import UserError
@@ -106,6 +107,13 @@ class FinetuneArguments(TrainingArguments):
             mistakes.append(
                 "--average_tokens_across_devices false: the loss would depend on the number of "
                 "processes; leave it out"
+            )
+        installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
+        wanted = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
+        for name in sorted(set(wanted) - {"none", "all", *installed}):
+            mistakes.append(
+                f"--report_to {name}: not installed (there are: none, "
+                f"{', '.join(installed) or 'no others'})"
             )
         if self.fsdp and self.use_cpu:
             mistakes.append(

@@ -90,6 +90,8 @@ class Trainer(transformers.Trainer):
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor,
+            multiprocessing_context=arguments.dataloader_multiprocessing_context,
+            in_order=arguments.dataloader_in_order,
         )
         # The sampler gives each process its own share: accelerate must not divide it again.
         prepared: DataLoader[Any] = prepare_data_loader(
