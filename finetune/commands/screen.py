@@ -22,7 +22,6 @@ def start(
     settings: Settings,
     arguments: FinetuneArguments,
     model: torch.nn.Module | None,
-    moved: str | None = None,
 ) -> None:
     """One block: recipe, data, model, device, batch, precision, steps."""
     recipe, splits = settings.recipe, settings.recipe.splits
@@ -40,8 +39,6 @@ def start(
             f"{name}={value}" for name, value in settings.overrides.items()
         )
     facts["directory"] = str(settings.output_dir)
-    if moved:
-        facts["moved"] = moved
     name = (recipe.__doc__ or type(recipe).__name__).partition("\n")[0]
     console.block(f"{settings.name}: {name}", facts)
     console.say()

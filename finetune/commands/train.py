@@ -130,11 +130,13 @@ def train(settings: Settings) -> Run | None:
         checkpoint = to_resume(arguments.resume_from_checkpoint, arguments.output_dir)
         trainer = build_trainer(recipe.parts, arguments)
         if leads:
+            screen.start(settings, arguments, trainer.model)
+            facts = provenance.facts(settings, arguments)
             # only now: until here a mistake could still be found, or the model be read from there
-            moved = make_way(settings.output_dir, checkpoint)
-            screen.start(settings, arguments, trainer.model, moved)
+            if moved := make_way(settings.output_dir, checkpoint):
+                console.say(f"{moved}\n")
             run = Run(settings.output_dir)
-            run.update(**provenance.facts(settings, arguments), status="running")
+            run.update(**facts, status="running")
         started = time.perf_counter()
         trained = trainer.train(resume_from_checkpoint=checkpoint)
         seconds = time.perf_counter() - started
