@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import get_available_reporting_integrations
+from transformers.utils.import_utils import is_in_notebook
 
 from finetune import job
 from finetune.errors import UserError
@@ -59,7 +60,7 @@ class FinetuneArguments(TrainingArguments):
         if not torch.accelerator.is_available():
             self.use_cpu = True  # without it the library refuses --bf16 there
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
-            watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+            watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = job.ranks().rank != 0 or not watched
         self._refuse()
         self._resolve_batch()
