@@ -54,6 +54,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(next(path.parent for path in root.rglob("config.json") if CASED in str(path)))
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """More threads only wait for each other over matrices this small."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
     """A CSV of 200 distinct short reviews, `text` and `label` (bad, good), that can be learned."""

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from finetune import Run, UserError, cli
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 RECIPE = '''
 """Reviews, good or bad: nine steps an epoch, stopped where the environment says."""
 
@@ -47,15 +48,6 @@ EPOCH, STEPS = 9, 27
 FLAT = ("--learning_rate", "1e-5", "--metric_for_best_model", "accuracy")
 RESUME = ("--resume_from_checkpoint", "last")
 Finetune = Callable[..., int]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More threads only wait for each other over matrices this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ All that two processes do is done by one pair of workers, see `train_in_a_rank`.
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from transformers import EvalPrediction, PreTrainedModel, TrainingArguments
 import finetune
 from finetune import Recipe, Run, TextClassification, UserError, catalog
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Weights = dict[str, np.ndarray]
 RECIPES = catalog.names()
 TEST_ROWS = 37  # neither batch size nor number of processes divides it
@@ -32,15 +33,6 @@ class Reviews(TextClassification):
     """Reviews, good or bad, on a tiny model: three epochs of nine steps."""
 
     training = dict(global_batch_size=16, learning_rate=1e-3, num_train_epochs=3, disable_tqdm=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More threads only wait for each other over matrices this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # ---- one trajectory ------------------------------------------------------------------------------

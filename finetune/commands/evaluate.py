@@ -52,7 +52,8 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
     from finetune import provenance
     from finetune.commands import console
     from finetune.data.splits import fingerprint
-    from finetune.training.defaults import training_arguments
+    from finetune.training.arguments import FinetuneArguments
+    from finetune.training.defaults import training_arguments, with_defaults
     from finetune.training.trainer import build_trainer
 
     console.quiet()
@@ -68,18 +69,16 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
             )
         _ = recipe.prepared
 
+    given = {
+        "output_dir": str(run.path),
+        "per_device_eval_batch_size": per_device_eval_batch_size,
+        "per_device_train_batch_size": 1,
+    }
+    draft = FinetuneArguments.check(with_defaults(recipe.defaults(), given))
     job.rank_zero_first(prepared)
-    job.join(None, 1800, use_cpu=not _has_accelerator())
+    job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
     try:
-        arguments = training_arguments(
-            recipe.defaults(),
-            {
-                "output_dir": str(run.path),
-                "per_device_eval_batch_size": per_device_eval_batch_size,
-                "per_device_train_batch_size": 1,
-                "disable_tqdm": None if job.ranks().rank == 0 else True,
-            },
-        )
+        arguments = training_arguments(recipe.defaults(), given)
         trainer = build_trainer(
             lambda: recipe.parts(recipe.load_model(run.path, run.labels)), arguments
         )
@@ -96,12 +95,6 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
         ],
     )
     return scores
-
-
-def _has_accelerator() -> bool:
-    import torch
-
-    return bool(torch.accelerator.is_available())
 
 
 def _refuse(message: str) -> NoReturn:

@@ -44,11 +44,11 @@ def three_way(
     splits = dict(dataset)
     held_out: set[bytes] = set()
     for name in ("test", "validation", "train"):  # each is cleared of what is held out so far
-        if name == "train":
-            splits[name] = _without_duplicates(splits[name], column, held_out, note)
-        elif name in splits:
-            splits[name] = _without(splits[name], column, held_out, name, note)
-            held_out |= set(digests(splits[name], column))
+        if name in splits:
+            hashes = list(digests(splits[name], column))
+            splits[name], hashes = _without(splits[name], hashes, held_out, name, note)
+            held_out |= set(hashes)
+    splits["train"] = _without_duplicates(splits["train"], hashes, note)
     if "test" not in splits:
         rows = len(splits["train"])
         splits["train"], splits["test"] = _carve(splits["train"], round(TEST_SHARE * rows), seed)
@@ -111,28 +111,32 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(drawn))
 
 
-def _without_duplicates(
-    rows: Dataset, column: str, held_out: set[bytes], note: Callable[[str], None]
-) -> Dataset:
-    rows = _without(rows, column, held_out, "training", note)
-    first = {digest: index for index, digest in reversed(list(enumerate(digests(rows, column))))}
-    if repeated := len(rows) - len(first):
-        note(f"dropped {repeated:,} exact duplicates")
-        rows = rows.select(sorted(first.values()))
-    return rows
-
-
 def _without(
-    rows: Dataset, column: str, held_out: set[bytes], name: str, note: Callable[[str], None]
-) -> Dataset:
-    """``rows`` without those that a set held out from them has too."""
-    if not held_out:
-        return rows
-    kept = [index for index, digest in enumerate(digests(rows, column)) if digest not in held_out]
-    if leaked := len(rows) - len(kept):
-        others = "test set" if name == "validation" else "validation or test set"
-        note(f"dropped {leaked:,} {name} rows that stand in the {others} too")
-        rows = rows.select(kept)
+    rows: Dataset,
+    hashes: list[bytes],
+    held_out: set[bytes],
+    name: str,
+    note: Callable[[str], None],
+) -> tuple[Dataset, list[bytes]]:
+    """``rows`` and their hashes without those that a set held out from them has too."""
+    kept = [index for index, digest in enumerate(hashes) if digest not in held_out]
+    if leaked := len(hashes) - len(kept):
+        mine, others = {
+            "validation": ("validation", "test set"),
+            "train": ("training", "validation or test set"),
+        }[name]
+        note(f"dropped {leaked:,} {mine} rows that stand in the {others} too")
+        rows, hashes = rows.select(kept), [hashes[index] for index in kept]
+    return rows, hashes
+
+
+def _without_duplicates(rows: Dataset, hashes: list[bytes], note: Callable[[str], None]) -> Dataset:
+    first: dict[bytes, int] = {}
+    for index, digest in enumerate(hashes):
+        first.setdefault(digest, index)
+    if repeated := len(hashes) - len(first):
+        note(f"dropped {repeated:,} exact duplicates")
+        rows = rows.select(list(first.values()))
     return rows
 
 
