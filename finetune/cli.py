@@ -8,16 +8,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune import __version__, catalog
+from finetune import __version__, catalog, faults, job
 from finetune.errors import UserError, suggestion
 
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",
     "evaluate": "test the model of a run again: evaluate RUN",
+    "doctor": "devices, network, threads, caches; under torchrun, whether and how fast ranks meet",
     "list": "the recipes, one line each",
 }
 
@@ -32,19 +32,26 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C.
     """
     words = sys.argv[1:] if words is None else words
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
     _forget_current_directory()
     try:
         return _run(list(words))
     except UserError as error:
-        return _refuse(error)
+        return faults.refuse(error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `| head` has read enough of a help text
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        if job.ranks().world_size == 1:
+            raise
+        return faults.stop(error)
 
 
 def _run(words: list[str]) -> int:
+    if words and words[0].startswith("--local-rank="):  # of torch.distributed.launch
+        words = words[1:]
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -107,19 +114,3 @@ def _forget_current_directory() -> None:
     if here == catalog.HOUSE:
         return
     sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != here]
-
-
-def _refuse(error: UserError) -> int:
-    """Say what is wrong, once.
-
-    The other ranks wait for their launcher to end them. One that is left speaks after all: what is
-    wrong is wrong on its machine only.
-    """
-    from finetune.job import ranks
-
-    if ranks().rank != 0:
-        time.sleep(30)
-    for mistake in error.mistakes:
-        print(f"error: {mistake}", file=sys.stderr)
-    sys.stderr.flush()
-    return 2

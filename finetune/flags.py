@@ -32,7 +32,14 @@ USED = (
     *("logging_steps", "eval_strategy", "save_strategy", "save_every", "save_total_limit"),
     *("metric_for_best_model", "load_best_model_at_end", "resume_from_checkpoint", "report_to"),
     *("run_name", "push_to_hub", "hub_model_id", "dataloader_num_workers", "torch_compile"),
-    *("ddp_backend", "ddp_timeout", "disable_tqdm", "log_level"),
+    *(
+        "num_threads",
+        "ddp_backend",
+        "ddp_timeout",
+        "save_on_each_node",
+        "disable_tqdm",
+        "log_level",
+    ),
 )
 
 

@@ -62,7 +62,7 @@ def unreachable(what: Sequence[str]) -> UserError | None:
         return None
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-    if not offline and _answers(endpoint):
+    if not offline and answers(endpoint):
         return None
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing else shall wait for it
     reason = "HF_HUB_OFFLINE is set" if offline else f"{endpoint} does not answer"
@@ -98,7 +98,8 @@ def _spelled_alike(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _answers(endpoint: str) -> bool:
+def answers(endpoint: str) -> bool:
+    """Whether a connection to the endpoint, or to its proxy, opens within a second."""
     parts = urlsplit(endpoint)
     host, scheme = parts.hostname or "", parts.scheme
     proxy = urllib.request.getproxies().get(scheme)

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from finetune.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 Prepared = TypeVar("Prepared")
-_READY = "finetune/prepared"
+_READY, _WORLD, _FAILED = "finetune/prepared", "finetune/world", "finetune/failed"
 # Bounds the wait for a rank 0 that neither finishes nor dies.
 _LONGEST_PREPARATION = timedelta(days=1)
+_LONGEST_START = timedelta(minutes=5)
+_BETWEEN_LOOKS = 0.05  # seconds
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,13 @@ class Ranks:
         rank: Its number in the job.
         local_rank: Its number on this machine.
         world_size: Processes in the job.
+        local_world_size: Processes of the job on this machine.
     """
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_world_size: int = 1
 
 
 def ranks() -> Ranks:
@@ -45,22 +52,40 @@ def ranks() -> Ranks:
             ("RANK", "RANK"),
             ("WORLD_SIZE", "SIZE"),
             ("LOCAL_RANK", "LOCAL_RANK"),
+            ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
         ):
             os.environ[ours] = os.environ[f"OMPI_COMM_WORLD_{theirs}"]
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     return Ranks(
         rank=int(os.environ.get("RANK", 0)),
         local_rank=int(os.environ.get("LOCAL_RANK", 0)),
-        world_size=int(os.environ.get("WORLD_SIZE", 1)),
+        world_size=world_size,
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
     )
 
 
+def machines() -> int:
+    """How many machines (launcher agents, to be exact) the job runs on."""
+    me = ranks()
+    return int(os.environ.get("GROUP_WORLD_SIZE", max(1, me.world_size // me.local_world_size)))
+
+
+def under_launcher() -> bool:
+    """Whether ``torchrun``, ``accelerate launch`` or an MPI started this process."""
+    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
 def launcher() -> list[str]:
-    """The words before ``-m finetune`` that start a job like this one on this machine."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
-    return ["python"]
+    """The words before ``-m finetune`` that start a job like this one."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ["python"]
+    words = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
+    if machines() > 1:
+        address = f"--master_addr={os.environ['MASTER_ADDR']}"
+        words[1:1] = [f"--nnodes={machines()}", "--node_rank=N", address]
+    return words
 
 
 def devices_in_training(use_cpu: bool) -> int:
@@ -76,24 +101,35 @@ def devices_in_training(use_cpu: bool) -> int:
 def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
     """Call ``prepare`` on rank 0, then on the others, which find its results in the caches.
 
-    Once, before the process group exists; in a single process it is just the call.
+    Another machine has caches of its own: there one process goes first too. Nobody goes on before
+    all are ready: the process group, whose timeout is shorter, is made afterwards. In a single
+    process it is just the call.
+
+    Raises:
+        UserError: if the machines were started with different numbers of processes.
+        RuntimeError: if another process failed meanwhile.
     """
     me = ranks()
     if me.world_size == 1:
         return prepare()
-    store = _store()
-    if me.rank == 0:
-        prepared = prepare()
-        store.set(_READY, "1")
-        return prepared
-    store.wait([_READY], _LONGEST_PREPARATION)
-    return prepare()
+    store, first_here = store_of_job(), me.rank - me.local_rank
+    _agree_on_world(store, me)
+    if me.rank > 0:
+        _wait(store, f"{_READY}/0", _LONGEST_PREPARATION)
+    if me.local_rank > 0:
+        _wait(store, f"{_READY}/{first_here}", _LONGEST_PREPARATION)
+    prepared = prepare()
+    store.set(f"{_READY}/{me.rank}", "1")
+    for rank in range(me.world_size):
+        _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION)
+    return prepared
 
 
 def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
     """Make the process group, with a timeout that is in force on CPU too.
 
-    The library ignores ``ddp_timeout`` on CPU, but uses a group that is there.
+    The library ignores ``ddp_timeout`` on CPU, but uses a group that is there. On an accelerator
+    the group has gloo besides, for what is gathered on the CPU.
     """
     import torch
     import torch.distributed as dist
@@ -102,15 +138,31 @@ def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
     if me.world_size == 1 or dist.is_initialized():
         return
     device = torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator()
+    if backend is None:
+        backend = "gloo"
+        if device is not None and device.type != "cpu":
+            backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
     if device is not None and device.type != "cpu":
         torch.accelerator.set_device_index(me.local_rank)
     dist.init_process_group(
-        backend or dist.get_default_backend_for_device(device or "cpu"),
-        store=_store(),
+        backend,
+        store=store_of_job(),
         rank=me.rank,
         world_size=me.world_size,
         timeout=timedelta(seconds=timeout_seconds),
     )
+
+
+def gather(value: Any) -> list[Any]:
+    """What every process gives, by rank; needs the process group where there are several."""
+    import torch.distributed as dist
+
+    size = ranks().world_size
+    if size == 1:
+        return [value]
+    values: list[Any] = [None] * size
+    dist.all_gather_object(values, value)
+    return values
 
 
 def leave() -> None:
@@ -119,12 +171,91 @@ def leave() -> None:
 
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-    _store.cache_clear()
+    store_of_job.cache_clear()
+
+
+def first_to_fail() -> bool:
+    """Whether no other process of the job has failed before this one, as far as can be told."""
+    from torch.distributed.rendezvous import rendezvous
+
+    moment = timedelta(seconds=3)
+    try:
+        if store_of_job.cache_info().currsize:
+            store = store_of_job()
+            store.set_timeout(moment)
+        elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = next(rendezvous("env://", timeout=moment))[0]
+        else:
+            return True
+        return bool(store.add(_FAILED, 1) == 1)
+    except RuntimeError:  # whoever kept the store has failed before
+        return False
 
 
 @functools.cache
-def _store() -> Store:
+def store_of_job() -> Store:
+    """The key-value store over which the processes meet.
+
+    Raises:
+        UserError: if the port is taken on the machine of rank 0.
+    """
+    from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
     from torch.distributed.rendezvous import rendezvous
 
-    store: Store = next(rendezvous("env://"))[0]
+    store: Store
+    try:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = next(rendezvous("env://"))[0]
+        else:  # `rendezvous` would wait until as many have come as rank 0 was told
+            store = TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                is_master=ranks().rank == 0,
+                timeout=_LONGEST_START,
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"port {os.environ.get('MASTER_PORT')} of this machine is in use: another job? "
+            "Set MASTER_PORT (torchrun: --master_port) to a free one"
+        ) from error
     return store
+
+
+def _wait(store: Store, key: str, longest: timedelta) -> None:
+    """Until some process has set the key, or one has failed, which then never may."""
+    from torch.distributed import DistStoreError
+
+    until = time.monotonic() + longest.total_seconds()
+    while not store.check([key]):
+        if store.check([_FAILED]):
+            raise RuntimeError("another process of the job failed while this one waited for it")
+        if time.monotonic() > until:
+            raise DistStoreError(f"nobody set {key} within {longest}")
+        time.sleep(_BETWEEN_LOOKS)
+
+
+def _agree_on_world(store: Store, me: Ranks) -> None:
+    """Every rank says how many it was told that there are, and rank 0 hears them all."""
+    from torch.distributed import DistStoreError
+
+    store.set(f"{_WORLD}/{me.rank}", str(me.world_size))
+    for rank in range(me.world_size if me.rank == 0 else 1):
+        try:
+            _wait(store, f"{_WORLD}/{rank}", _LONGEST_START)
+        except DistStoreError as error:
+            raise UserError(
+                f"rank {rank} of {me.world_size} did not come within "
+                f"{_LONGEST_START.seconds:.0f} s: was it started on every machine, with the same "
+                "--nnodes and --nproc_per_node?"
+            ) from error
+        theirs = int(store.get(f"{_WORLD}/{rank}"))
+        if theirs != me.world_size:
+            raise UserError(
+                f"rank {me.rank} was started in a job of {me.world_size} processes and rank {rank} "
+                f"in one of {theirs}: start every machine with the same --nnodes and "
+                "--nproc_per_node"
+            )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from finetune import catalog, hub, settings
 from finetune.errors import UserError
@@ -15,6 +17,8 @@ from finetune.run import Run
 if TYPE_CHECKING:
     from finetune.recipe import Recipe
     from finetune.settings import Settings
+
+Result = TypeVar("Result")
 
 
 def train(recipe: str | type[Recipe] | Recipe, **options: Any) -> Run:
@@ -56,8 +60,8 @@ def launch(
         The finished run, read from its directory.
 
     Raises:
-        UserError: what is wrong with the options or the data; it is checked here, before any
-            worker starts.
+        UserError: what is wrong with the options, the data or the port; it is checked here,
+            before any worker starts.
     """
     from accelerate.state import AcceleratorState, PartialState
 
@@ -68,7 +72,7 @@ def launch(
     chosen = _settled(recipe, options)
     if num_processes == 1:
         return _work(chosen)
-    port = port or _free_port()
+    port = _free_port(port)
     get_ready(chosen)
     screen = sys.stdout
     screen.flush()
@@ -119,30 +123,53 @@ def _work_fresh(recipe: str, given: dict[str, Any]) -> None:
 
 
 def _start_fresh(chosen: Settings, num_processes: int, port: int) -> None:
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     if getattr(sys.modules.get(type(chosen.recipe).__module__), "__file__", None) is None:
         raise UserError(
             f"{type(chosen.recipe).__name__} is defined in the notebook, and a trainer was built "
             "here already: fresh processes cannot import it. Restart the kernel and launch first, "
             "or put the recipe into a file"
         )
+    # the class of a recipe file has no importable name: the worker finds it again by the file
+    origin = catalog.origin(type(chosen.recipe))
+    in_fresh_processes(num_processes, _work_fresh, origin, chosen.given, port=port)
+
+
+def in_fresh_processes(
+    num_processes: int, work: Callable[..., Result], *arguments: Any, port: int | None = None
+) -> list[Result]:
+    """What ``work`` returns in each of so many new processes of this machine, by rank.
+
+    Args:
+        num_processes: How many; torch's elastic launch starts them and tells them their ranks.
+        work: A function that can be imported by its name.
+        *arguments: Of it; they are pickled.
+        port: Where the processes meet; a free one if None.
+    """
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     configuration = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=num_processes,
         run_id="finetune",
         rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_endpoint=f"127.0.0.1:{port or _free_port(None)}",
         rdzv_configs={"rank": 0},
         max_restarts=0,
         start_method="spawn",
     )
-    # the class of a recipe file has no importable name: the worker finds it again by the file
-    elastic_launch(configuration, _work_fresh)(catalog.origin(type(chosen.recipe)), chosen.given)
+    found = elastic_launch(configuration, work)(*arguments)
+    return [found[rank] for rank in range(num_processes)]
 
 
-def _free_port() -> int:
+def _free_port(wanted: int | None) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        try:
+            probe.bind(("127.0.0.1", wanted or 0))
+        except (OSError, OverflowError) as error:
+            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            raise UserError(
+                f"port {wanted} of this machine {'is in use' if taken else f'cannot be: {error}'}; "
+                "leave `port` out, and a free one is taken"
+            ) from error
         return int(probe.getsockname()[1])

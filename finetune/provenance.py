@@ -46,17 +46,23 @@ def facts(settings: Settings, arguments: FinetuneArguments) -> dict[str, Any]:
         "launch": {
             "parallel_mode": parallel_mode(arguments),
             "world_size": arguments.world_size,
+            "machines": job.machines(),
             "n_gpu": arguments.n_gpu,
             "device": str(arguments.device),
             "precision": precision(arguments),
         },
-        "versions": {
-            "finetune": version("finetune"),
-            "python": platform.python_version(),
-            **{name: version(name) for name in LIBRARIES},
-        },
+        "versions": versions(),
         "git_revision": git_revision(),
         "process": {"host": platform.node(), "pid": os.getpid()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the toolkit, of Python, and of the libraries that the numbers hang on."""
+    return {
+        "finetune": version("finetune"),
+        "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
     }
 
 
@@ -64,7 +70,8 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     """The options of the recipe; a path as one that is found from any directory."""
     options = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
     path = Path(recipe.dataset).expanduser()
-    return options | ({"dataset": str(path.resolve())} if path.exists() else {})
+    named = recipe.dataset and path.exists()
+    return options | ({"dataset": str(path.resolve())} if named else {})
 
 
 def steps_before(checkpoint: str | None) -> int:
@@ -112,7 +119,11 @@ def scores_only(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
 
 
 def parallel_mode(arguments: FinetuneArguments) -> str:
-    """``one device``, ``DataParallel`` or ``DistributedDataParallel``."""
+    """``one device``, ``DataParallel``, ``DistributedDataParallel`` or
+    ``FullyShardedDataParallel``.
+    """
+    if arguments.shards:
+        return "FullyShardedDataParallel"
     if job.ranks().world_size > 1:
         return "DistributedDataParallel"
     devices = job.devices_in_training(arguments.use_cpu)

@@ -148,7 +148,7 @@ class Recipe:
 
         Returns:
             A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label``
-            is a ``ClassLabel``.
+            is a ``ClassLabel``, or a floating-point number in a regression.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
 
@@ -174,7 +174,8 @@ class Recipe:
         return None
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        """A fresh model with one output for each of ``labels``, to be trained.
+        """A fresh model with one output for each of ``labels``, to be trained; in a regression
+        there are no labels, and the recipe knows its outputs.
 
         Its ``forward`` takes the collated batch, with or without ``labels``, and returns a mapping
         that holds ``logits`` of shape ``(rows, classes)``.
@@ -198,7 +199,7 @@ class Recipe:
 
         Args:
             logits: Shape ``(rows, classes)``.
-            labels: Shape ``(rows,)``, int64.
+            labels: Shape ``(rows,)``, int64; float32 in a regression.
 
         Returns:
             Shape ``(rows,)``, in nats.
@@ -244,8 +245,10 @@ class Recipe:
 
     @property
     def labels(self) -> list[str]:
-        """The names of the classes, in the order of their numbers."""
-        return list(self.splits["train"].features["label"].names)
+        """The names of the classes, in the order of their numbers; none in a regression."""
+        from finetune.data.labels import class_names
+
+        return class_names(self.splits["train"])
 
     @functools.cached_property
     def scoring(self) -> Scoring:

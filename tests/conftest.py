@@ -68,12 +68,23 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
     """A CSV of 200 distinct short reviews, `text` and `label` (bad, good), that can be learned."""
+    return _write_reviews(tmp_path, longest=1)
+
+
+@pytest.fixture(scope="session")
+def uneven_reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, of very unequal lengths."""
+    return _write_reviews(tmp_path_factory.mktemp("data"), longest=11)
+
+
+def _write_reviews(directory: Path, longest: int) -> Path:
     words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
     lines = ["text,label"]
     for number in range(200):
         label = ("bad", "good")[number % 2]
-        lines.append(f"the food of place {number} was {words[label][number % 3]},{label}")
-    path = tmp_path / "reviews.csv"
+        comment = " ".join([words[label][number % 3]] * (1 + number % longest))
+        lines.append(f"the food of place {number} was {comment},{label}")
+    path = directory / "reviews.csv"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 

@@ -47,7 +47,11 @@ class Shell:
     printed: dict[str, str] = field(default_factory=dict)
 
     def run(self, words: list[str]) -> str:
-        program, *rest = [self.directory if word == "DIRECTORY" else word for word in words]
+        program, *rest = [
+            {"DIRECTORY": self.directory}.get(word)
+            or (str(ROOT / word) if word.startswith("examples/") else word)
+            for word in words
+        ]
         answer = subprocess.run(
             [str(SCRIPTS / program), *rest],
             cwd=self.cwd,

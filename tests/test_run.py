@@ -102,6 +102,7 @@ def test_run_json_says_what_made_the_run(run: Run, data: Path, tiny_model: str) 
     assert manifest["launch"] == {
         "parallel_mode": "one device",
         "world_size": 1,
+        "machines": 1,
         "n_gpu": 0,
         "device": "cpu",
         "precision": "fp32",
@@ -111,7 +112,9 @@ def test_run_json_says_what_made_the_run(run: Run, data: Path, tiny_model: str) 
     assert {"python", "transformers", "accelerate", "datasets"} <= manifest["versions"].keys()
     assert manifest["git_revision"] is None or len(manifest["git_revision"]) >= 12
     assert manifest["steps"] == 36
-    assert manifest["best_step"] == 27
+    evaluations = [entry for entry in manifest["history"] if "eval_f1" in entry]
+    assert [entry["step"] for entry in evaluations] == [9, 18, 27, 36]
+    assert manifest["best_step"] == max(evaluations, key=lambda entry: entry["eval_f1"])["step"]
     assert manifest["train_seconds"] > 0
     assert manifest["train_rows_per_second"] > 0
     assert [entry["step"] for entry in manifest["history"] if "loss" in entry] == [12, 24, 36]

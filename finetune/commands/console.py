@@ -34,7 +34,9 @@ def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
         folded = [
             part
             for line in lines
-            for part in wrap(line, width - indent, break_on_hyphens=False, break_long_words=False)
+            for part in wrap(
+                line, max(20, width - indent), break_on_hyphens=False, break_long_words=False
+            )
             or [""]
         ]
         for number, line in enumerate(folded):

@@ -77,14 +77,12 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
     draft = FinetuneArguments.check(with_defaults(recipe.defaults(), given))
     job.rank_zero_first(prepared)
     job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
-    try:
-        arguments = training_arguments(recipe.defaults(), given)
-        trainer = build_trainer(
-            lambda: recipe.parts(recipe.load_model(run.path, run.labels)), arguments
-        )
-        metrics = trainer.predict(recipe.prepared["test"]).metrics or {}
-    finally:
-        job.leave()
+    arguments = training_arguments(recipe.defaults(), given)
+    trainer = build_trainer(
+        lambda: recipe.parts(recipe.load_model(run.path, run.labels)), arguments
+    )
+    metrics = trainer.predict(recipe.prepared["test"]).metrics or {}
+    job.leave()
     scores = provenance.scores_only(metrics, "test_")
     console.say(f"\ntest set of {run.path}, {manifest['data']['rows']['test']:,} rows")
     console.table(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 
@@ -27,7 +28,7 @@ def start(
     recipe, splits = settings.recipe, settings.recipe.splits
     facts: dict[str, str | list[str]] = {"data": _data(settings)}
     facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    facts["classes"] = _balance(splits["train"])
+    facts["classes" if recipe.labels else "label"] = _balance(splits["train"], recipe.labels)
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
@@ -91,8 +92,11 @@ def _data(settings: Settings) -> list[str]:
     return [source, *recipe.notes]
 
 
-def _balance(rows: Dataset) -> str:
-    counts, names = Counter(rows["label"][:]), rows.features["label"].names
+def _balance(rows: Dataset, names: list[str]) -> str:
+    if not names:
+        values = np.asarray(rows["label"][:])
+        return f"a number, {values.mean():.4g} on average, standard deviation {values.std():.4g}"
+    counts = Counter(rows["label"][:])
     shares = [f"{name} {counts[index] / len(rows):.0%}" for index, name in enumerate(names)]
     shown = ", ".join(shares[:12]) + (f" and {len(shares) - 12} more" if len(shares) > 12 else "")
     return f"{len(names)}: {shown}"
@@ -114,6 +118,8 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
     mode = provenance.parallel_mode(arguments)
     processes = f"{me.world_size} process{'es' if me.world_size > 1 else ''}"
+    if job.machines() > 1:
+        processes += f" on {job.machines()} machines"
     lines = [f"{name}, {mode}, {processes}"]
     if kind is None or kind.type == "cpu":
         lines[0] += f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune import catalog, hub, job
@@ -76,6 +78,8 @@ def get_ready(settings: Settings) -> None:
     refuse_foreign(settings.output_dir)
     _refuse_unknown_metric(draft, recipe)
     rows = len(recipe.splits["train"])
+    if draft.label_smoothing_factor and not recipe.labels:
+        raise UserError("--label_smoothing_factor: there are no classes, the labels are numbers")
     assert draft.global_batch_size is not None
     if rows < draft.global_batch_size:
         raise UserError(
@@ -118,17 +122,22 @@ def train(settings: Settings) -> Run | None:
     from finetune.training.checkpoint import to_resume
     from finetune.training.trainer import build_trainer
 
-    recipe, draft, leads = settings.recipe, settings.draft(), job.ranks().rank == 0
+    recipe, draft, me = settings.recipe, settings.draft(), job.ranks()
+    # on each machine one, where they share no directory; the others leave everything to it
+    leads = (me.local_rank if draft.save_on_each_node else me.rank) == 0
     job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
     run = None
     try:
+        _refuse_different_machines(settings, draft)
         arguments = settings.arguments()
         if settings.dry_run:
             screen.start(settings, arguments, model=None)
             screen.batch(recipe.data_collator(), recipe.prepared["train"], arguments)
+            job.leave()
             return None
         checkpoint = to_resume(arguments.resume_from_checkpoint, arguments.output_dir)
         trainer = build_trainer(recipe.parts, arguments)
+        job.gather(None)  # every rank has read its model, which may lie in the directory
         if leads:
             screen.start(settings, arguments, trainer.model)
             facts = provenance.facts(settings, arguments)
@@ -168,13 +177,43 @@ def train(settings: Settings) -> Run | None:
             run.update(status="interrupted")
             console.say(f"\ninterrupted; {how_to_go_on(settings)}")
         raise
-    except BaseException:
+    except BaseException:  # the process group is left as it is: leaving it waits for the others
         if run is not None:
             run.update(status="failed")
         raise
-    finally:
-        job.leave()
     return Run(settings.output_dir)
+
+
+def _refuse_different_machines(settings: Settings, draft: FinetuneArguments) -> None:
+    """What torchrun does not compare: each machine has its own command line, data and disk."""
+    from finetune.agreement import agree, refuse_half_directories
+    from finetune.data.splits import fingerprint
+    from finetune.provenance import versions
+    from finetune.training.checkpoint import to_resume
+
+    if job.machines() == 1:
+        return
+    checkpoint = to_resume(draft.resume_from_checkpoint, draft.output_dir)
+    own = {each.name: getattr(settings.recipe, each.name) for each in fields(settings.recipe)}
+    given = {**own, **settings.training}
+    for own_to_each in ("output_dir", "resume_from_checkpoint", "num_threads"):
+        given.pop(own_to_each, None)
+    for place in ("dataset", "model"):  # a path may be another on each machine
+        if Path(str(given.get(place) or "-")).expanduser().exists():
+            given[place] = "a local path"
+    agree(
+        {
+            "the recipe": type(settings.recipe).__name__,
+            **{f"--{name}": value for name, value in given.items()},
+            "the data (fingerprint)": fingerprint(
+                settings.recipe.splits, settings.recipe.input_column
+            ),
+            "the checkpoint to resume": Path(checkpoint).name if checkpoint else None,
+            "versions": versions(),
+        }
+    )
+    if not settings.dry_run:
+        refuse_half_directories(settings.output_dir, draft.save_on_each_node)
 
 
 def how_to_go_on(settings: Settings) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, DatasetDict
 
+from finetune.data.labels import class_names
 from finetune.errors import UserError, suggestion
 
 
@@ -79,10 +80,11 @@ def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
         for wanted in (column, "label"):
             if wanted not in rows.column_names:
                 raise UserError(f"no column '{wanted}' in the {split} data (there are: {there})")
-        if not isinstance(rows.features["label"], ClassLabel):
+        feature = rows.features["label"]
+        if not (isinstance(feature, ClassLabel) or str(feature.dtype).startswith("float")):
             raise UserError(
-                f"the column 'label' of the {split} data is no ClassLabel but "
-                f"{rows.features['label']}: this recipe reads data in the shape of its own only"
+                f"the column 'label' of the {split} data is neither a ClassLabel nor a floating-"
+                f"point number but {feature}: this recipe reads data in the shape of its own only"
             )
 
 
@@ -90,26 +92,25 @@ def refuse_unusable(dataset: DatasetDict) -> None:
     """Refuse raw data with an empty split or a single class."""
     mistakes = [f"the {split} data has no rows" for split, rows in dataset.items() if not len(rows)]
     if len(dataset["train"]):
-        names = dataset["train"].features["label"].names
+        names = class_names(dataset["train"])
         seen = sorted(set(dataset["train"]["label"][:]))
         if len(seen) < 2:
-            mistakes.append(
-                f"the training data has one class only ('{names[seen[0]]}'): expected two or more"
-            )
+            one = f"one class only ('{names[seen[0]]}')" if names else f"one label only ({seen[0]})"
+            mistakes.append(f"the training data has {one}: expected two or more")
     if mistakes:
         raise UserError(*mistakes)
 
 
 def refuse_untrainable(dataset: DatasetDict) -> None:
-    """Refuse splits whose validation or test has labels that training does not have."""
-    names = dataset["train"].features["label"].names
+    """Refuse splits without rows, and those with classes that training does not have."""
+    names = class_names(dataset["train"])
     trained = set(dataset["train"]["label"][:])
     mistakes = []
     for split in ("validation", "test"):
         if not len(dataset[split]):
             mistakes.append(f"no rows are left for {split}: the data is too small")
         unknown = sorted(set(dataset[split]["label"][:]) - trained)
-        if unknown:
+        if names and unknown:
             shown = ", ".join(f"'{names[label]}'" for label in unknown[:5])
             mistakes.append(
                 f"the {split} data has labels that the training data does not have: {shown}"

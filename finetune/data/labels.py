@@ -14,6 +14,12 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features
 from finetune.errors import UserError
 
 
+def class_names(rows: Dataset) -> list[str]:
+    """The names of the classes in the order of their numbers; none where the label is a number."""
+    feature = rows.features["label"]
+    return list(feature.names) if isinstance(feature, ClassLabel) else []
+
+
 def encode(dataset: DatasetDict, names: Sequence[str]) -> DatasetDict:
     """``dataset`` with its column ``label`` as a ``ClassLabel`` that all splits share.
 

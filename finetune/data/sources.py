@@ -60,6 +60,8 @@ def read(dataset: str) -> DatasetDict:
 
 def describe(dataset: str) -> str:
     """Where the data came from, in a few words."""
+    if not dataset:
+        return "made by the recipe"
     if dataset.startswith(embedded.PREFIX):
         return embedded.describe(dataset)
     return f"{dataset} ({'Hub' if hub.names_repository(dataset) else 'local'})"

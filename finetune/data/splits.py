@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from datasets import Dataset, DatasetDict, Image
+from datasets import ClassLabel, Dataset, DatasetDict, Image
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
@@ -77,13 +77,18 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
 
 
 def digests(rows: Dataset, column: str) -> Iterator[bytes]:
-    """A short hash of each value of a column of texts or images."""
+    """A short hash of each value of a column of texts, images or vectors of numbers."""
     rows = rows.select_columns([column])
     if isinstance(rows.features[column], Image):
         rows = rows.cast_column(column, Image(decode=False))
     for batch in rows.iter(batch_size=1000):
         for value in batch[column]:
-            content = value["bytes"] if isinstance(value, dict) else value.encode()
+            if isinstance(value, dict):
+                content = value["bytes"]
+            elif isinstance(value, str):
+                content = value.encode()
+            else:
+                content = np.asarray(value, dtype=np.float64).tobytes()
             yield hashlib.blake2b(content, digest_size=16).digest()
 
 
@@ -141,7 +146,7 @@ def _without_duplicates(rows: Dataset, hashes: list[bytes], note: Callable[[str]
 
 
 def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
-    labels = np.asarray(rows["label"][:])
+    labels = _strata(rows)
     # the first row of each class stays: training must know every class that is evaluated
     spare = np.setdiff1d(np.arange(len(rows)), np.unique(labels, return_index=True)[1])
     size = min(size, len(spare))
@@ -153,4 +158,11 @@ def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
 def _draw(rows: Dataset, size: int, seed: int) -> Dataset:
     if size >= len(rows):
         return rows
-    return rows.select(stratified(np.asarray(rows["label"][:]), size, seed))
+    return rows.select(stratified(_strata(rows), size, seed))
+
+
+def _strata(rows: Dataset) -> np.ndarray:
+    """The class of each row; a single one where the label is a number."""
+    if isinstance(rows.features["label"], ClassLabel):
+        return np.asarray(rows["label"][:])
+    return np.zeros(len(rows), dtype=int)

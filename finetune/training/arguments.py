@@ -5,6 +5,7 @@ hand.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -15,7 +16,7 @@ from transformers import TrainingArguments
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 from transformers.utils.import_utils import is_in_notebook
 
-from finetune import job
+from finetune import job, threads
 from finetune.errors import UserError
 
 #: The verbs of the command line say these, or the launcher does.
@@ -51,6 +52,13 @@ class FinetuneArguments(TrainingArguments):
             "help": "keep a checkpoint every N epochs; the last and the best are always kept"
         },
     )
+    num_threads: int | None = field(
+        default=None,
+        metadata={
+            "help": "CPU threads of each process (unset: the cores of the machine, shared by its "
+            "processes)"
+        },
+    )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
         metadata={"help": "let DDP look for parameters that a step does not use (slower)"},
@@ -64,6 +72,7 @@ class FinetuneArguments(TrainingArguments):
             self.disable_tqdm = job.ranks().rank != 0 or not watched
         self._refuse()
         self._resolve_batch()
+        threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -116,10 +125,26 @@ class FinetuneArguments(TrainingArguments):
                 f"--report_to {name}: not installed (there are: none, "
                 f"{', '.join(installed) or 'no others'})"
             )
-        if self.fsdp and self.use_cpu:
+        here = job.ranks().local_world_size
+        if (
+            job.ranks().world_size > 1
+            and not self.use_cpu
+            and here > (there := torch.accelerator.device_count())
+        ):
             mistakes.append(
-                "--fsdp: the library shards on accelerators only, and would run DDP on this CPU; "
-                "leave it out"
+                f"{here} processes on a machine with {there} GPU{'s' * (there > 1)}: each needs "
+                f"one of its own; --nproc_per_node={there}, or --use_cpu"
+            )
+        if self.shards and self.use_cpu:
+            named = "--fsdp" if self.fsdp else "FSDP in the accelerate config"
+            mistakes.append(
+                f"{named}: the library shards on accelerators only, and would run DDP on this "
+                "CPU; leave it out"
+            )
+        if self.shards and self.save_on_each_node:
+            mistakes.append(
+                "--save_on_each_node: FSDP gathers the whole model on rank 0 only; name an "
+                "--output_dir that the machines share instead"
             )
         if not self.num_train_epochs > 0 and not self.max_steps > 0:
             mistakes.append(f"--num_train_epochs {self.num_train_epochs}: expected more than 0")
@@ -140,6 +165,8 @@ class FinetuneArguments(TrainingArguments):
             value = getattr(self, name)
             if value is not None and value < 1:
                 mistakes.append(f"--{name} {value}: expected 1 or more rows")
+        if self.num_threads is not None and self.num_threads < 1:
+            mistakes.append(f"--num_threads {self.num_threads}: expected 1 or more")
         if self.gradient_accumulation_steps < 1:
             mistakes.append(
                 f"--gradient_accumulation_steps {self.gradient_accumulation_steps}: "
@@ -147,6 +174,11 @@ class FinetuneArguments(TrainingArguments):
             )
         if mistakes:
             raise UserError(*mistakes)
+
+    @property
+    def shards(self) -> bool:
+        """Whether FSDP was asked for, here or in the accelerate config."""
+        return bool(self.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
     def _resolve_batch(self) -> None:
         devices = job.devices_in_training(self.use_cpu)

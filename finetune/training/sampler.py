@@ -4,6 +4,9 @@ Each epoch is one order of the rows, cut into global batches; a global batch is 
 micro-batches, and each of these into the shares of the processes. So every step sees the same rows
 on one process, on two, and with accumulation, each at most once an epoch. An incomplete last batch
 is left out, and since the order changes, it is another handful of rows each epoch.
+
+The random order is that of torch's ``DistributedSampler`` and accelerate's
+``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 from torch.utils.data import Sampler
 
 _BATCHES_SORTED_TOGETHER = 50
@@ -69,11 +73,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def steps(self) -> np.ndarray:
         """The rows of every step of this epoch, shape ``(steps, global_batch_size)``."""
-        generator = np.random.default_rng((self.seed, self.epoch))
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
         steps = self.rows // self.global_batch_size
         order = np.arange(self.rows)
         if self.strategy != "sequential":
-            order = generator.permutation(self.rows)
+            order = torch.randperm(self.rows, generator=generator).numpy()
         order = order[: steps * self.global_batch_size]
         if self.strategy == "group_by_length":
             assert self.lengths is not None
@@ -86,5 +90,5 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 ]
             )
             batches = order.reshape(steps, self.global_batch_size)
-            return batches[generator.permutation(steps)]
-        return order.reshape(steps, self.global_batch_size)
+            return np.asarray(batches[torch.randperm(steps, generator=generator).numpy()])
+        return np.asarray(order.reshape(steps, self.global_batch_size))

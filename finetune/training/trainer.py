@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
+from safetensors.torch import save_model
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
-from transformers import set_seed
-from transformers.trainer_utils import EvalLoopOutput
+from transformers import PreTrainedModel, PrinterCallback, set_seed
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import UserError
+from finetune.training import exchange
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.checkpoint import KeepEpochs
 from finetune.training.loss import GlobalLoss
+from finetune.training.parallel import DataParallel
 from finetune.training.sampler import GlobalBatchSampler
 
 
@@ -44,6 +49,10 @@ class Trainer(transformers.Trainer):
             compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
         )
         self.add_callback(KeepEpochs(self.args.save_every))
+        if self.is_fsdp_enabled:
+            self._shard_embeddings_once()
+        if self.args.process_index > 0:  # it would print once on every machine
+            self.remove_callback(PrinterCallback)
 
     def compute_loss(
         self,
@@ -127,6 +136,68 @@ class Trainer(transformers.Trainer):
             assert output.metrics is not None
             output.metrics[f"{metric_key_prefix}_loss"] = loss.double().mean().item()
         return output
+
+    def _finalize_training(self, *args: Any) -> TrainOutput:
+        """With the mean over the processes of what was not logged yet, for ``train_loss``."""
+        self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
+        output: TrainOutput = super()._finalize_training(*args)  # type: ignore[no-untyped-call]
+        return output
+
+    def _wrap_model(
+        self, model: torch.nn.Module, training: bool = True, dataloader: Any = None
+    ) -> torch.nn.Module:
+        wrapped = super()._wrap_model(model, training, dataloader)
+        if type(wrapped) is torch.nn.DataParallel:
+            return DataParallel(wrapped.module, wrapped.device_ids)
+        return wrapped
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        before = self.model_wrapped
+        prepared = super()._prepare_for_training(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if self.model_wrapped is not before:  # a second `train()` finds its wrapper again
+            exchange.register(self.model_wrapped)
+        return prepared
+
+    def _shard_embeddings_once(self) -> None:
+        """Leave the module around the input embeddings out of the units that FSDP shards.
+
+        Accelerate shards the embeddings as a unit of their own, and fails where the module around
+        them (``BertEmbeddings``) is one of those that the model names for a unit.
+        """
+        plugin, model = self.accelerator.state.fsdp_plugin, self.model
+        named = getattr(model, "_no_split_modules", None) or ()
+        if plugin.fsdp_version != 2 or plugin.transformer_cls_names_to_wrap or not named:
+            return
+        assert isinstance(model, PreTrainedModel)
+        embeddings = model.get_input_embeddings()
+        around = {
+            type(module).__name__
+            for module in model.modules()
+            if any(each is embeddings for each in module.modules())
+        }
+        plugin.transformer_cls_names_to_wrap = sorted(set(named) - around)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The whole model, also of one that FSDP has sharded; checkpoints stay sharded."""
+        if self.is_fsdp_enabled and not _internal_call:
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+        super().save_model(output_dir, _internal_call)
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        """Also on the first process of another machine, with ``save_on_each_node``.
+
+        There ``save_pretrained`` writes neither weights nor configuration, whatever it is told: it
+        leaves them to rank 0 of the job.
+        """
+        super()._save(output_dir, state_dict)
+        if not (self.args.save_on_each_node and self.args.should_save and self.args.process_index):
+            return
+        if isinstance(self.model, PreTrainedModel):
+            directory = Path(output_dir or self.args.output_dir or "")
+            self.model.config.save_pretrained(directory)
+            save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library says so in a warning and goes on."""

@@ -1,0 +1,149 @@
+"""Any recipe in a hand-written loop with Accelerate, without ``Trainer``.
+
+    python examples/accelerate_loop.py sentiment --embedded
+    torchrun --nproc_per_node=2 examples/accelerate_loop.py yelp --embedded --train_samples 200
+
+The flags are those of ``python -m finetune``; the loop takes batch, seed, epochs, optimizer,
+schedule, clipping, bf16 and ``--resume_from_checkpoint last`` (or a path). Copy it, change it.
+"""
+
+import inspect
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch.utils.data import DataLoader, RandomSampler
+from transformers import Trainer, get_scheduler, set_seed
+
+from finetune import UserError, faults, job, settings
+from finetune.commands.console import quiet, say
+
+
+def main(recipe: str = "", *flags: str) -> int:
+    """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
+    try:
+        chosen = job.rank_zero_first(lambda: prepare(recipe, flags))
+        draft = chosen.draft()  # the group that Accelerate makes has no timeout on a CPU
+        job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
+        train(chosen)
+    except UserError as error:
+        return faults.refuse(error)
+    job.leave()
+    return 0
+
+
+def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
+    """The settings and the data, or what is wrong with them."""
+    quiet()
+    chosen = settings.from_command_line(recipe, flags)
+    if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
+        chosen.training["output_dir"] += "-accelerate"
+    if len(chosen.recipe.prepared["train"]) < chosen.draft().global_batch_size:
+        raise UserError("there are fewer training rows than --global_batch_size")
+    return chosen
+
+
+def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
+    """Every rank calls it. Returns the loss of each step, and the last evaluation."""
+    arguments = chosen.arguments()  # before the Accelerator, whose state they reset
+    accumulation, batch_size = arguments.gradient_accumulation_steps, arguments.global_batch_size
+    loading = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=arguments.seed)
+    accelerator = Accelerator(
+        mixed_precision="bf16" if arguments.bf16 else "no",
+        gradient_accumulation_steps=accumulation,
+        dataloader_config=loading,
+    )
+    set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
+    parts = chosen.recipe.parts()
+    module, rows, collate = parts["model"], parts["train_dataset"], parts["data_collator"]
+    per_epoch = len(rows) // batch_size
+    whole = per_epoch * batch_size  # Accelerate would fill an incomplete step with other rows
+    steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
+    if arguments.train_sampling_strategy == "group_by_length":
+        say("the order of the rows is random: this loop does not group them by length")
+    shuffle = arguments.train_sampling_strategy != "sequential"
+    order = RandomSampler(rows, num_samples=whole) if shuffle else range(whole)
+    share = batch_size // accumulation // accelerator.num_processes
+    loader = DataLoader(rows, share, sampler=order, collate_fn=collate)
+    held_out = DataLoader(parts["eval_dataset"], arguments.eval_batch_size, collate_fn=collate)
+    matrices = [each for each in module.parameters() if each.ndim > 1]
+    others = [each for each in module.parameters() if each.ndim <= 1]  # biases and norms
+    decay = {"params": matrices, "weight_decay": arguments.weight_decay}
+    make, options = Trainer.get_optimizer_cls_and_kwargs(arguments, module)
+    optimizer = make([decay, {"params": others, "weight_decay": 0.0}], **options)
+    warmup, options = arguments.get_warmup_steps(steps), arguments.lr_scheduler_kwargs
+    schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, warmup, steps, options)
+    model, optimizer, loader, held_out = accelerator.prepare(module, optimizer, loader, held_out)
+    set_seed(arguments.seed + accelerator.process_index)  # other rows: other dropout masks
+    # not `accelerator.save_state`, which passes over random states that it cannot load
+    state = {"model": module, "optimizer": optimizer, "schedule": schedule}
+    generators = [torch] if arguments.device.type == "cpu" else [torch, torch.get_device_module()]
+    path, start, losses, scores = Path(arguments.output_dir, "snapshot.pt"), 0, [], {}
+    if asked := arguments.resume_from_checkpoint:
+        source = path if asked == "last" else Path(asked)
+        snapshot = torch.load(source, "cpu", weights_only=True) if source.is_file() else {"rng": []}
+        if len(snapshot["rng"]) != accelerator.num_processes:
+            raise UserError(f"{source} is no snapshot of {accelerator.num_processes} processes")
+        for name, each in state.items():
+            each.load_state_dict(snapshot[name])
+        for each, rng in zip(generators, snapshot["rng"][accelerator.process_index], strict=True):
+            each.set_rng_state(rng)
+        start = snapshot["next_epoch"]
+    step, loss = start * per_epoch, torch.zeros((), device=accelerator.device)
+    for epoch in range(start, math.ceil(steps / per_epoch)):
+        loader.set_epoch(epoch)  # without it a resumed training begins with the first order
+        model.train()
+        for batch in loader:
+            with accelerator.accumulate(model):  # one all-reduce a step
+                part = losses_of(model, batch, parts)[0].sum() / batch_size
+                loss += part.detach()
+                # `backward` takes the mean over micro-batches and DDP over ranks, not the sum
+                accelerator.backward(part * accumulation * accelerator.num_processes)
+                if accelerator.sync_gradients and arguments.max_grad_norm:
+                    accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
+                optimizer.step()  # nothing happens in it before the last micro-batch
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                schedule.step()  # not prepared: Accelerate would step it once for each process
+                losses.append(accelerator.reduce(loss).item())
+                step, loss = step + 1, torch.zeros_like(loss)
+                say(f"step {step} of {steps}: loss {losses[-1]:.4f}")
+                if step == steps:
+                    break
+        scores = evaluate(model, held_out, parts, accelerator)
+        say(f"epoch {epoch + 1}: {', '.join(f'{name} {scores[name]:g}' for name in scores)}")
+        rng = job.gather([each.get_rng_state() for each in generators])
+        if accelerator.is_main_process:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            states = {name: each.state_dict() for name, each in state.items()}
+            torch.save({**states, "rng": rng, "next_epoch": epoch + 1}, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)  # an interruption leaves one that is whole
+    return losses, scores
+
+
+def losses_of(model: Any, batch: Any, parts: Any) -> tuple[torch.Tensor, ...]:
+    """Of each row the loss, the logits and the label."""
+    taken = inspect.signature(parts["model"].forward).parameters.keys() - {"labels"}
+    logits = model(**{name: batch[name] for name in taken if name in batch})["logits"]
+    return parts["compute_loss_func"].of_rows(logits, batch["labels"]), logits, batch["labels"]
+
+
+@torch.no_grad()
+def evaluate(model: Any, loader: Any, parts: Any, accelerator: Accelerator) -> dict[str, float]:
+    """Mean loss, and accuracy where there are classes, of all rows, each counted once."""
+    sums = torch.zeros(3, device=accelerator.device)
+    for batch in loader:
+        loss, logits, labels = losses_of(model.eval(), batch, parts)
+        # the ranks' rows, without those that are repeated to even the ranks out
+        loss, right = accelerator.gather_for_metrics((loss, logits.argmax(dim=-1) == labels))
+        sums += torch.stack([torch.ones_like(loss).sum(), loss.sum(), right.sum()])
+    seen, loss, right = sums.tolist()
+    accuracy = {} if labels.is_floating_point() else {"accuracy": right / seen}
+    return {"rows": seen, "loss": loss / seen, **accuracy}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""Any recipe in a hand-written loop with DistributedDataParallel (DDP), without ``Trainer``.
+
+    python examples/native_ddp.py sentiment --embedded
+    torchrun --nproc_per_node=2 examples/native_ddp.py yelp --embedded --train_samples 200
+
+The flags are those of ``python -m finetune``; the loop takes batch, seed, epochs, optimizer,
+schedule, clipping, bf16 and ``--resume_from_checkpoint last`` (or a path). Copy it, change it.
+"""
+
+import inspect
+import math
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+from transformers import Trainer, get_scheduler, set_seed
+
+from finetune import UserError, faults, job, settings
+from finetune.commands.console import quiet, say
+
+
+def main(recipe: str = "", *flags: str) -> int:
+    """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
+    try:
+        chosen = job.rank_zero_first(lambda: prepare(recipe, flags))
+        if job.ranks().world_size > 1:  # the launcher said where to meet: MASTER_ADDR, MASTER_PORT
+            draft = chosen.draft()
+            backend = draft.ddp_backend or ("gloo" if draft.use_cpu else None)  # None: nccl on CUDA
+            dist.init_process_group(backend, timeout=draft.ddp_timeout_delta)
+        train(chosen)
+    except UserError as error:
+        return faults.refuse(error)
+    job.leave()  # dist.destroy_process_group()
+    return 0
+
+
+def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
+    """The settings and the data, or what is wrong with them."""
+    quiet()
+    chosen = settings.from_command_line(recipe, flags)
+    if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
+        chosen.training["output_dir"] += "-native"
+    if len(chosen.recipe.prepared["train"]) < chosen.draft().global_batch_size:
+        raise UserError("there are fewer training rows than --global_batch_size")
+    return chosen
+
+
+def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
+    """Every rank calls it. Returns the loss of each step, and the last evaluation."""
+    arguments, me = chosen.arguments(), job.ranks()
+    set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
+    parts = chosen.recipe.parts()
+    module = parts["model"].to(arguments.device)
+    model = DistributedDataParallel(module) if me.world_size > 1 else module
+    set_seed(arguments.seed + me.rank)  # the ranks see different rows: other dropout masks
+
+    rows, shuffle = parts["train_dataset"], arguments.train_sampling_strategy != "sequential"
+    if arguments.train_sampling_strategy == "group_by_length":
+        say("the order of the rows is random: this loop does not group them by length")
+    order = DistributedSampler(rows, me.world_size, me.rank, shuffle, arguments.seed)
+    accumulation, batch_size = arguments.gradient_accumulation_steps, arguments.global_batch_size
+    share = batch_size // accumulation // me.world_size
+    loader = DataLoader(rows, share, sampler=order, collate_fn=parts["data_collator"])
+    per_epoch = len(rows) // batch_size  # the rows that fill no step are left out
+    steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
+    matrices = [each for each in module.parameters() if each.ndim > 1]
+    others = [each for each in module.parameters() if each.ndim <= 1]  # biases and norms
+    decay = {"params": matrices, "weight_decay": arguments.weight_decay}
+    make, options = Trainer.get_optimizer_cls_and_kwargs(arguments, module)
+    optimizer = make([decay, {"params": others, "weight_decay": 0.0}], **options)
+    warmup, options = arguments.get_warmup_steps(steps), arguments.lr_scheduler_kwargs
+    schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, warmup, steps, options)
+    state = {"model": module, "optimizer": optimizer, "schedule": schedule}
+    generators = [torch] if arguments.device.type == "cpu" else [torch, torch.get_device_module()]
+    path, start, losses, scores = Path(arguments.output_dir, "snapshot.pt"), 0, [], {}
+    if asked := arguments.resume_from_checkpoint:
+        source = path if asked == "last" else Path(asked)
+        snapshot = torch.load(source, "cpu", weights_only=True) if source.is_file() else {"rng": []}
+        if len(snapshot["rng"]) != me.world_size:
+            raise UserError(f"{source} is no snapshot of {me.world_size} processes")
+        for name, each in state.items():
+            each.load_state_dict(snapshot[name])
+        for each, rng in zip(generators, snapshot["rng"][me.rank], strict=True):
+            each.set_rng_state(rng)
+        start = snapshot["next_epoch"]
+    for epoch in range(start, math.ceil(steps / per_epoch)):
+        order.set_epoch(epoch)  # without it every epoch has the same order
+        batches = iter(loader)
+        model.train()
+        for step in range(epoch * per_epoch + 1, min((epoch + 1) * per_epoch, steps) + 1):
+            loss = torch.zeros((), device=arguments.device)
+            for micro in range(accumulation):
+                wait = micro + 1 < accumulation and me.world_size > 1
+                with model.no_sync() if wait else nullcontext():  # one all-reduce a step
+                    part = losses_of(model, next(batches), parts, arguments)[0].sum() / batch_size
+                    (part * me.world_size).backward()  # DDP takes the mean over ranks, not the sum
+                loss += part.detach()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), arguments.max_grad_norm or math.inf)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if me.world_size > 1:
+                dist.all_reduce(loss)
+            losses.append(loss.item())
+            say(f"step {step} of {steps}: loss {losses[-1]:.4f}")
+        scores = evaluate(parts, arguments)
+        say(f"epoch {epoch + 1}: {', '.join(f'{name} {scores[name]:g}' for name in scores)}")
+        rng = job.gather([each.get_rng_state() for each in generators])
+        if me.rank == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            states = {name: each.state_dict() for name, each in state.items()}
+            torch.save({**states, "rng": rng, "next_epoch": epoch + 1}, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)  # an interruption leaves one that is whole
+    return losses, scores
+
+
+def losses_of(model: Any, batch: Any, parts: Any, arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Of each row the loss, the logits and the label."""
+    batch = {name: value.to(arguments.device) for name, value in batch.items()}
+    labels, taken = batch.pop("labels"), inspect.signature(parts["model"].forward).parameters
+    with torch.autocast(arguments.device.type, torch.bfloat16, enabled=arguments.bf16):
+        logits = model(**{name: batch[name] for name in taken if name in batch})["logits"]
+    return parts["compute_loss_func"].of_rows(logits, labels), logits, labels
+
+
+@torch.no_grad()
+def evaluate(parts: Any, arguments: Any) -> dict[str, float]:
+    """Mean loss, and accuracy where there are classes, of all rows, each counted once."""
+    rows, collate, me = parts["eval_dataset"], parts["data_collator"], job.ranks()
+    own = range(me.rank, len(rows), me.world_size)  # `DistributedSampler` would repeat rows
+    sums, labels = torch.zeros(3, device=arguments.device), torch.empty(0)
+    for batch in DataLoader(rows, arguments.eval_batch_size, sampler=own, collate_fn=collate):
+        loss, logits, labels = losses_of(parts["model"].eval(), batch, parts, arguments)
+        right = logits.argmax(dim=-1) == labels
+        sums += torch.stack([torch.ones_like(loss).sum(), loss.sum(), right.sum()])
+    if me.world_size > 1:
+        dist.all_reduce(sums)
+    seen, loss, right = sums.tolist()
+    accuracy = {} if labels.is_floating_point() else {"accuracy": right / seen}
+    return {"rows": seen, "loss": loss / seen, **accuracy}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""``python -m finetune doctor``: what this machine is, and what to set before a job runs on it.
+
+Under a launcher the ranks meet besides, and time their all-reduce:
+
+    python -m finetune doctor
+    torchrun --nproc_per_node=2 -m finetune doctor
+    torchrun --nnodes=2 --node_rank=0 --master_addr=ADDRESS -m finetune doctor   # on each machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+from finetune import job
+from finetune.commands import console, meeting
+from finetune.doctor import machine
+from finetune.doctor.network import Network, lines
+from finetune.errors import UserError
+
+_INTERNAL_SHOWN = 8
+
+
+def main(words: Sequence[str]) -> int:
+    """``finetune doctor [--timeout SECONDS]``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m finetune doctor",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        exit_on_error=False,
+    )
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="how long the ranks of a job wait for each other (default: 60)",
+    )
+    parser.error = _refuse  # type: ignore[method-assign]
+    try:
+        given = parser.parse_args(list(words))
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from error
+    if given.timeout < 1:
+        raise UserError(f"--timeout {given.timeout}: expected 1 second or more")
+    me = job.ranks()
+    network = Network.here() if me.local_rank == 0 else None
+    if me.rank == 0 and network is not None:
+        describe(network)
+    if me.world_size > 1:
+        meeting.meet(network, given.timeout)
+    return 0
+
+
+def describe(network: Network) -> None:
+    """Print what is known without the other ranks."""
+    console.block("this machine", machine.host())
+    console.block("devices", machine.devices())
+    console.block("backends", machine.backends())
+    console.block("network", _network(network))
+    console.block("threads", machine.computing())
+    console.block("versions", _versions(machine.versions()))
+    console.block("Hub", machine.reach())
+    console.block("caches", machine.caches())
+    console.say()
+    _say_what_to_set(network)
+
+
+def _network(network: Network) -> machine.Facts:
+    shown = [each for each in network.table if each.up and (each.name == "lo" or not each.internal)]
+    facts: machine.Facts = {}
+    for each in shown:
+        speed = f", {each.megabits / 1000:g} Gbit/s" if each.megabits else ""
+        facts[each.name] = ", ".join(each.addresses) + speed
+    if hidden := [each.name for each in network.table if each.up and each not in shown]:
+        left_out = len(hidden) - _INTERNAL_SHOWN
+        more = f" and {left_out} more" if left_out > 0 else ""
+        facts["internal"] = ", ".join(hidden[:_INTERNAL_SHOWN]) + more
+    resolved = ", ".join(dict.fromkeys(network.host_addresses)) or "nothing"
+    how = {"GLOO": f"the host name {network.host} resolves to {resolved}", "NCCL": "by itself"}
+    for library, taken in (("GLOO", network.gloo), ("NCCL", network.nccl)):
+        if os.environ.get(f"{library}_SOCKET_IFNAME"):
+            how[library] = f"as {library}_SOCKET_IFNAME says"
+        name = "gloo" if library == "GLOO" else library
+        facts[f"{name} takes"] = f"{', '.join(taken)}: {how[library]}" if taken else "nothing"
+    facts["others"] = (
+        f"are reached over {network.best.name}" if network.best else "no interface leads to them"
+    )
+    facts["variables"] = machine.variables() or "none that changes any of this is set"
+    return facts
+
+
+def _versions(found: dict[str, str]) -> machine.Facts:
+    beneath = [f"{name} {found[name]}" for name in ("CUDA", "HIP", "NCCL") if name in found]
+    others = [name for name in machine.LIBRARIES if name != "torch"]
+    return {
+        "torch": found["torch"] + (f" with {', '.join(beneath)}" if beneath else ""),
+        "libraries": ", ".join(f"{name} {found[name]}" for name in others),
+    }
+
+
+def _say_what_to_set(network: Network) -> None:
+    if not network.advice:
+        console.say(
+            "nothing needs to be set"
+            if network.best
+            else "nothing to propose: no interface here is known to lead to other machines"
+        )
+        return
+    console.block(
+        "to set" if network.urgent else "to set, for a job on several machines",
+        {
+            "why": [each.reason for each in network.advice],
+            "where": "on this machine, and on every other machine of the job with the name that "
+            "the interface has there (python -m finetune doctor says it)",
+        },
+    )
+    console.say()
+    for line in lines(network.advice):
+        console.say(f"    {line}")  # unfolded, however narrow the terminal: it will be copied
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UserError(f"doctor: {message}")

@@ -1,0 +1,184 @@
+"""The ranks of a job meet for ``doctor``: who is there, do they hear rank 0, and how fast they are.
+
+Whatever they wait for, they end with a message that says what to look at, and never hang.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from finetune import job
+from finetune.commands import console
+from finetune.doctor import collectives, machine
+from finetune.doctor.network import Network, accepts, lines
+from finetune.errors import UserError
+
+_READY = "finetune/doctor"
+_DESCRIBING = 10.0  # seconds that rank 0 may take for what it says before the ranks meet
+_GRACE = 5.0  # seconds; the group's own error tells more than that of the clock
+
+
+def meet(network: Network | None, timeout: int) -> None:
+    """Let the ranks meet, and print what they find out together; every rank calls it.
+
+    Args:
+        network: Of this machine, on the first process of it.
+        timeout: Seconds that they wait for each other.
+    """
+    watch, leads = _Watch(network), job.ranks().rank == 0
+    patience = timeout + (0 if leads else _DESCRIBING)
+    with watch.over("not all ranks came to MASTER_ADDR:MASTER_PORT", patience, grace=0):
+        store = job.store_of_job()
+        me = job.ranks()
+        store.set(f"{_READY}/{me.rank}", "1")
+        everyone = [f"{_READY}/{rank}" for rank in range(me.world_size)]
+        store.wait(everyone, timedelta(seconds=2 * patience))
+    with watch.over("the ranks know of each other, but no connection was made", timeout):
+        job.join(None, timeout, use_cpu=False)
+        reports = job.gather(_report(network))
+    _say_who_met(reports)
+    # the watchdog of NCCL ends the process without a word to the user: be there before it
+    grace = _GRACE if collectives.device().type == "cpu" else 0
+    with watch.over("a broadcast from rank 0 did not arrive", timeout, grace):
+        right = collectives.broadcast()
+        if right != len(reports):
+            raise RuntimeError(f"{right} of {len(reports)} ranks hold what rank 0 sent")
+    console.say(f"  broadcast: {right} of {len(reports)} ranks hold what rank 0 sent\n")
+    rows = []
+    speeds = collectives.all_reduces()
+    while True:
+        with watch.over("an all-reduce did not end", timeout, grace):
+            speed = next(speeds, None)
+        if speed is None:
+            break
+        figures = (speed.seconds * 1e3, speed.algorithm, speed.bus)
+        rows.append([f"{speed.octets / 1e6:.0f} MB", *(f"{figure:.2f}" for figure in figures)])
+    console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
+    job.leave()
+
+
+def _report(network: Network | None) -> dict[str, Any]:
+    return {
+        "host": machine.host()["host"],
+        "device": str(collectives.device()),
+        "versions": machine.versions(),
+        "lines": lines(network.urgent) if network else [],
+    }
+
+
+def _say_who_met(reports: Sequence[dict[str, Any]]) -> None:
+    hosts: dict[str, list[int]] = {}
+    for rank, report in enumerate(reports):
+        hosts.setdefault(report["host"], []).append(rank)
+    facts: machine.Facts = {}
+    for host, there in hosts.items():
+        devices = sorted({reports[rank]["device"] for rank in there})
+        facts[host] = f"{_named(there)} on {', '.join(devices)}"
+    facts["versions"] = differences([report["versions"] for report in reports])
+    console.say()
+    console.block(f"{len(reports)} ranks met", facts)
+    for rank, report in enumerate(reports):
+        if rank > 0 and report["lines"]:
+            console.say(f"\nto set on {report['host']}\n")
+            for line in report["lines"]:
+                console.say(f"    {line}")
+
+
+def differences(versions: Sequence[dict[str, str]]) -> str | list[str]:
+    """Where the ranks do not have the same libraries: a line for each library."""
+    found = []
+    for name in sorted({name for each in versions for name in each}):
+        holders: dict[str, list[int]] = {}
+        for rank, each in enumerate(versions):
+            holders.setdefault(each.get(name, "none"), []).append(rank)
+        if len(holders) > 1:
+            shown = [f"{number} on {_named(ranks)}" for number, ranks in holders.items()]
+            found.append(f"warning: {name} differs: {', '.join(shown)}")
+    return found or "the same on all ranks"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """``ranks 0-3, 6`` for 0, 1, 2, 3, 6."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' * (len(ranks) > 1)} {text}"
+
+
+class _Watch:
+    """Ends this process, with a message, if it fails or hangs where it waits for others.
+
+    Args:
+        network: Of this machine, on the first process of it.
+    """
+
+    def __init__(self, network: Network | None) -> None:
+        self.network = network
+        # asked now: a device that hangs does not answer
+        self.peers = network is not None and machine.has_peer_access()
+
+    @contextmanager
+    def over(self, what: str, seconds: float, grace: float = _GRACE) -> Iterator[None]:
+        """Watch over a block.
+
+        Args:
+            what: Goes wrong if it fails or does not end.
+            seconds: That the block may take.
+            grace: Seconds more, for an error of its own.
+        """
+        clock = threading.Timer(seconds + grace, self.give_up, (f"{what} (waited {seconds:g} s)",))
+        clock.daemon = True
+        clock.start()
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            clock.cancel()
+            self.give_up(f"{what} ({str(error).strip().partition(chr(10))[0]})")
+        finally:
+            clock.cancel()
+
+    def give_up(self, cause: str) -> NoReturn:
+        """Say what to look at, once on every machine, and wait for nobody.
+
+        A process that hangs in a collective cannot be ended in an orderly way.
+        """
+        sys.stdout.flush()
+        if self.network is None:
+            time.sleep(2 * _GRACE)  # meanwhile the first process of the machine speaks for it
+        else:
+            words = f"error: {cause}. Look at\n{self._what_to_look_at(self.network)}"
+            print(words, file=sys.stderr, flush=True)
+        os._exit(2)
+
+    def _what_to_look_at(self, network: Network) -> str:
+        address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+        open_ = port.isdecimal() and accepts(address, int(port))
+        taken = f"gloo takes {', '.join(network.gloo)}"
+        if network.nccl:
+            taken += f", NCCL {', '.join(network.nccl)}"
+        to_type = lines(network.urgent)
+        if self.peers:
+            to_type.append("export NCCL_P2P_DISABLE=1   # if GPUs wait for each other in vain")
+        return "\n".join(
+            [
+                f"  MASTER_ADDR:MASTER_PORT  {address}:{port} "
+                f"{'accepts' if open_ else 'does not accept'} connections from {network.host}",
+                f"  interfaces               {taken} there",
+                f"  the launch               {job.ranks().world_size} processes: the same command "
+                "on every machine, but for its own rank",
+                *(f"      {line}" for line in to_type),
+            ]
+        )

@@ -1,0 +1,222 @@
+"""What this machine is: devices, backends, threads, versions, caches. Facts by name, as text.
+
+Nothing here prints, and nothing waits: a cache is counted for a second at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from finetune import hub, job, threads
+
+Facts = dict[str, str | list[str]]
+LIBRARIES = (
+    *("finetune", "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers"),
+    *("huggingface_hub", "numpy"),
+)
+# A list of names, so that no token is ever among what is shown.
+VARIABLES = (
+    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME"),
+    *("GLOO_DEVICE_TRANSPORT", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_P2P_DISABLE"),
+    *("NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_COMM_ID"),
+    *("TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"),
+    *("TORCH_NCCL_ENABLE_MONITORING", "TORCH_GLOO_LAZY_INIT", "OMP_NUM_THREADS"),
+    *("OMP_PROC_BIND", "MKL_NUM_THREADS", "KMP_AFFINITY", "ACCELERATE_MIXED_PRECISION"),
+    *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU"),
+)
+_SECONDS = 1.0
+
+
+def host() -> Facts:
+    """Name, operating system and Python."""
+    return {
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
+        "python": platform.python_version(),
+    }
+
+
+def devices() -> Facts:
+    """What training would run on, and which GPUs read each other's memory."""
+    import torch
+
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or kind.type == "cpu":
+        return {"none": "training runs on the CPU"}
+    count = torch.accelerator.device_count()
+    if kind.type != "cuda":
+        return {f"{kind.type} {index}": "through torch.accelerator" for index in range(count)}
+    found: Facts = {}
+    for index in range(count):
+        each = torch.cuda.get_device_properties(index)
+        found[f"cuda {index}"] = (
+            f"{each.name}, {each.total_memory / 2**30:.0f} GiB, "
+            f"compute capability {each.major}.{each.minor}"
+        )
+    if count > 1:
+        found["peers"] = peers(count, torch.cuda.can_device_access_peer)
+        found["P2P"] = peer_advice(os.environ.get("NCCL_P2P_DISABLE"))
+    return found
+
+
+def peers(count: int, can: Callable[[int, int], bool]) -> str:
+    """Which pairs of GPUs have peer access, in few words.
+
+    Args:
+        count: How many GPUs.
+        can: Whether the first reads the memory of the second.
+    """
+    pairs = [(one, other) for one in range(count) for other in range(one + 1, count)]
+    access = {f"{one}-{other}": can(one, other) and can(other, one) for one, other in pairs}
+    if len(pairs) > 6 and len(set(access.values())) == 1:
+        return f"{'yes' if access['0-1'] else 'no'}, between all {count}"
+    if len(pairs) > 6:
+        return f"yes, but not {', '.join(pair for pair, yes in access.items() if not yes)}"
+    return ", ".join(f"{pair} {'yes' if yes else 'no'}" for pair, yes in access.items())
+
+
+def has_peer_access() -> bool:
+    """Whether any two GPUs of this machine report that they read each other's memory."""
+    import torch
+
+    count = torch.cuda.device_count()
+    pairs = ((one, other) for one in range(count) for other in range(one))
+    return any(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+
+
+def peer_advice(value: str | None) -> str:
+    """What ``NCCL_P2P_DISABLE`` does as it is set."""
+    if value not in (None, "", "0"):
+        return (
+            f"NCCL_P2P_DISABLE={value}: GPUs exchange through host memory even with peer "
+            "access, which is slower; unset it unless collectives hang without it"
+        )
+    return (
+        "NCCL_P2P_DISABLE is not set, and need not be: NCCL finds out itself where there is "
+        "no peer access. It helps only where access is reported and collectives hang"
+    )
+
+
+def backends() -> Facts:
+    """The backends of this torch, and the one that a process group here would have."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return {"none": "this torch is built without torch.distributed"}
+    names = ("nccl", "gloo", "mpi", "ucc", "xccl")
+    built = [name for name in names if dist.is_backend_available(name)]
+    kind = torch.accelerator.current_accelerator() or torch.device("cpu")
+    return {
+        "available": ", ".join(built),
+        "missing": ", ".join(name for name in names if name not in built),
+        "chosen": f"{dist.get_default_backend_for_device(kind)}, for {kind.type}",
+    }
+
+
+def computing() -> Facts:
+    """Cores, and the threads that each process gets of them."""
+    import torch
+    from joblib import cpu_count
+
+    me, value = job.ranks(), os.environ.get("OMP_NUM_THREADS")
+    origin = "" if value is None or threads.set_by_user() else ", as launchers set it"
+    counts = sorted({1, 2, me.local_world_size, torch.accelerator.device_count() or 1})
+    return {
+        "cores": f"{cpu_count(only_physical_cores=True)} physical, {cpu_count()} logical that this "
+        f"process may use; {os.cpu_count()} logical in all",
+        "OMP_NUM_THREADS": f"{value}{origin}" if value is not None else "not set",
+        "torch": f"{torch.get_num_threads()} in this process",
+        "fair share": "; ".join(
+            f"{count} process{'es' * (count > 1)}: {threads.fair_share(count)} each"
+            for count in counts
+        ),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries and, where there are GPUs, of what drives them."""
+    import torch
+
+    found = {"python": platform.python_version()}  # ranks are compared by it
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    if torch.version.cuda:
+        found["CUDA"] = torch.version.cuda
+    if torch.version.hip:
+        found["HIP"] = torch.version.hip
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return found
+
+
+def variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Those of the fixed list that are set."""
+    return [f"{name}={environment[name]}" for name in VARIABLES if name in environment]
+
+
+def reach(environment: Mapping[str, str] = os.environ) -> Facts:
+    """Whether the Hub answers; the endpoint is shown without a password that it may hold."""
+    endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co")
+    parts = urlsplit(endpoint)
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        return {"endpoint": shown, "reach": "not asked: HF_HUB_OFFLINE is set"}
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    over = ""
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        over = f" (the proxy {urlsplit(proxy).hostname}, which is all that was asked)"
+    answers = "accepts connections" if hub.answers(endpoint) else "no answer within a second"
+    return {"endpoint": shown, "reach": f"{answers}{over}"}
+
+
+def caches(environment: Mapping[str, str] = os.environ) -> Facts:
+    """Where the libraries keep what they fetch and tokenize, how much that is, and what is free."""
+    common = environment.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    home = Path(environment.get("HF_HOME", f"{common}/huggingface")).expanduser()
+    places = {
+        "hub": Path(environment.get("HF_HUB_CACHE", home / "hub")).expanduser(),
+        "datasets": Path(environment.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
+    }
+    found: Facts = {}
+    for name, place in places.items():
+        found[name] = f"{place}: {size(place)}, {free(place)} free"
+    found["here"] = f"{Path.cwd()}: {free(Path.cwd())} free"
+    return found
+
+
+def size(directory: Path) -> str:
+    """Of the files below, links not followed; a lower bound where counting takes over a second."""
+    if not os.path.isdir(directory):
+        return "not there yet"
+    total, until = 0, time.monotonic() + _SECONDS
+    for place, _, names in os.walk(directory):
+        for name in names:
+            if time.monotonic() > until:
+                return f"more than {_gib(total)} (not all counted)"
+            with contextlib.suppress(OSError):  # removed while it was counted
+                total += os.lstat(os.path.join(place, name)).st_size
+    return _gib(total)
+
+
+def free(place: Path) -> str:
+    """What the file system of a path, which need not exist yet, has left."""
+    existing = next(path for path in (place, *place.absolute().parents) if os.path.exists(path))
+    return _gib(shutil.disk_usage(existing).free)
+
+
+def _gib(octets: int) -> str:
+    return f"{octets / 2**30:,.{1 if octets >= 2**30 else 3}f} GiB"

@@ -1,0 +1,140 @@
+"""Jobs that a test starts beside itself, several at a time: what they say, and when they end."""
+
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import ROOT, SCRIPTS
+
+TORCHRUN = [str(SCRIPTS / "torchrun")]
+
+
+_PORTS = itertools.count(20_000 + os.getpid() % 10_000)
+
+
+def free_port() -> int:
+    """One below those that the system gives to whoever asks for any, so that it stays free."""
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("there are more ports")
+
+
+def rank_without_launcher(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """The environment of a rank that is alone on its machine, as a cluster would start it."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+class Job:
+    """A command that runs.
+
+    Attributes:
+        ended_at: On the clock of `time.perf_counter`, once it has ended.
+    """
+
+    ended_at: float
+
+    def __init__(self, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str]) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            list(map(str, words)),
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._watch = threading.Thread(target=self._see_the_end, daemon=True)
+        self._watch.start()
+
+    def wait_for(self, words: str) -> None:
+        """Until it says a line with these; what it said before is dropped."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if words in line:
+                return
+        raise AssertionError(f"it ended without {words!r}: {self._said_in_error()}")
+
+    def say(self, text: str) -> float:
+        """To whichever of its processes reads; when that was."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(text)
+        self._process.stdin.flush()
+        return time.perf_counter()
+
+    def processes(self) -> list[psutil.Process]:
+        """It and everything it has started."""
+        try:
+            this = psutil.Process(self._process.pid)
+            return [this, *this.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def ended(self, within: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Wait for its end, at most so many seconds."""
+        assert self._process.stdout is not None
+        self._watch.join(within)
+        late = self._watch.is_alive()
+        if late:
+            self.kill()
+        said, in_error = self._process.stdout.read(), self._said_in_error()
+        assert not late, f"it went on for {within} s: {said}{in_error}"
+        return subprocess.CompletedProcess(
+            self._process.args, self._process.returncode, said, in_error
+        )
+
+    def kill(self) -> None:
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._watch.join()
+
+    def _see_the_end(self) -> None:
+        self._process.wait()
+        self.ended_at = time.perf_counter()
+
+    def _said_in_error(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()
+
+
+class Jobs:
+    """Starts jobs."""
+
+    def __init__(self) -> None:
+        self.started: list[Job] = []
+
+    def start(
+        self, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str] | None = None
+    ) -> Job:
+        self.started.append(Job(words, cwd, env or {}))
+        return self.started[-1]
+
+
+@contextlib.contextmanager
+def jobs() -> Iterator[Jobs]:
+    """None of them outlives the block."""
+    every = Jobs()
+    try:
+        yield every
+    finally:
+        for job in every.started:
+            job.kill()

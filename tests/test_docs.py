@@ -1,0 +1,36 @@
+"""What the pages quote is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+LOOP = "".join((ROOT / "examples" / "native_ddp.py").read_text(encoding="utf-8").split())
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+PARAGRAPHS = (ROOT / "docs" / "parallel.md").read_text(encoding="utf-8").split("\n\n")
+QUOTES = [
+    quote
+    for paragraph in PARAGRAPHS
+    for loop in re.split(r"[Ii]n\s+the\s+loop|The\s+loop\s+is", paragraph, maxsplit=1)[1:]
+    for quote in re.findall(r"`([^`]+)`", re.split(r"[;.]\s+[Hh]ere", loop)[0])
+    if not quote.startswith("finetune/")
+]
+
+
+def test_the_page_quotes_the_loop() -> None:
+    assert len(QUOTES) >= 12
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+def test_what_it_quotes_of_the_native_loop_is_a_line_there(quote: str) -> None:
+    for piece in "".join(quote.split()).split("..."):
+        assert piece.strip(",)") in LOOP
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        assert link.startswith("https://") or (page.parent / link).exists(), link

@@ -1,0 +1,203 @@
+"""One of several processes fails: the job ends soon, and its first cause is told once."""
+
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import finetune
+from finetune import UserError, launcher
+from tests.conftest import ROOT
+from tests.jobs import TORCHRUN, Job, Jobs, free_port, jobs, rank_without_launcher
+
+pytestmark = pytest.mark.processes
+FINETUNE = [sys.executable, "-m", "finetune"]
+REGRESSION = ROOT / "examples" / "regression.py"
+SOON = 5
+TIMEOUT = 5
+GRACE = 30  # torchrun's before it kills; its --shutdown-timeout is for other cases
+TRACEBACK = "Traceback (most recent call last):"
+RECIPE = '''
+import os, signal
+from examples.regression import Regression
+
+class Faulty(Regression):
+    """The regression toy, of which some ranks fail at their fifth batch, when the test says so."""
+
+    fault: str = ""
+    ranks: str = "1"
+
+    def data_collator(self):
+        collate, seen = super().data_collator(), []
+
+        def fail_at_the_fifth(rows):
+            seen.append(rows)
+            if os.environ["RANK"] in self.ranks and len(seen) == 5:
+                os.write(1, b"fifth batch\\n")  # in one piece
+                os.read(0, 1)
+                if self.fault == "raise":
+                    raise ValueError("the fifth batch is broken")
+                os.kill(os.getpid(), signal.Signals[self.fault])
+            return collate(rows)
+
+        return fail_at_the_fifth
+'''
+
+
+class Fault:
+    """A fault of a job, in so many of its ranks, from the moment it happens."""
+
+    def __init__(self, job: Job, ranks: int = 1) -> None:
+        for _ in range(ranks):
+            job.wait_for("fifth batch")
+        self.job, self.processes = job, job.processes()
+        self.began = job.say("\n" * ranks)
+
+    def end(self) -> tuple[float, str]:
+        """After how many seconds the job has ended, and what it said; nothing of it is left."""
+        done = self.job.ended()
+        assert done.returncode == 1
+        assert len(self.processes) > 2
+        assert not [each for each in self.processes if each.is_running()]
+        return self.job.ended_at - self.began, done.stderr
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Jobs]:
+    with jobs() as every:
+        yield every
+
+
+@pytest.fixture(scope="module")
+def train(started: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
+    """Start a job that will have this fault."""
+    directory = tmp_path_factory.mktemp("faults")
+    (directory / "faulty.py").write_text(RECIPE)
+
+    def start(fault: str, processes: int, *flags: str) -> Job:
+        launch = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", "-m", "finetune"]
+        named = ["--fault", fault, "--output_dir", fault]
+        return started.start([*launch, "faulty.py", *named, *flags], directory)
+
+    return start
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stopped(train: Callable[..., Job]) -> Fault:
+    """Its seconds run while the other tests do."""
+    return Fault(train("SIGSTOP", 2, "--ddp_timeout", str(TIMEOUT)))
+
+
+@pytest.fixture(scope="module")
+def others(train: Callable[..., Job]) -> dict[str, Job]:
+    """They start at the same time, and fail one after the other."""
+    return {
+        "SIGKILL": train("SIGKILL", 2),
+        "raise": train("raise", 3, "--ranks", "12", "--global_batch_size", "33"),
+    }
+
+
+# ---- a rank fails --------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_killed_ends_the_job(others: dict[str, Job]) -> None:
+    seconds, said = Fault(others["SIGKILL"]).end()
+    assert seconds < SOON
+    assert said.count("Signal 9 (SIGKILL)") == 1
+    assert said.count(TRACEBACK) == 1  # torchrun's own, at the end
+    assert "error:" not in said  # rank 0 knows only that a connection was closed
+
+
+def test_of_two_ranks_that_raise_one_shows_its_traceback_and_the_others_are_quiet(
+    others: dict[str, Job],
+) -> None:
+    seconds, said = Fault(others["raise"], ranks=2).end()
+    assert seconds < SOON
+    assert len(re.findall("^rank [12] failed:$", said, re.MULTILINE)) == 1
+    assert said.count("ValueError: the fifth batch is broken") == 1
+    assert said.count("in fail_at_the_fifth") == 1
+    assert said.count(TRACEBACK) == 2
+    assert "error:" not in said
+
+
+# ---- the processes do not find together ----------------------------------------------------------
+
+
+def test_machines_that_count_differently_are_refused(started: Jobs, tmp_path: Path) -> None:
+    """Whether the others expect more processes than rank 0 does, or fewer."""
+    worlds = [(2, 3), (3, 2)]
+    pairs = []
+    for world in worlds:
+        port = free_port()
+        pairs.append(
+            [
+                started.start(
+                    [*FINETUNE, REGRESSION], tmp_path, rank_without_launcher(rank, size, port)
+                )
+                for rank, size in enumerate(world)
+            ]
+        )
+    for world, pair in zip(worlds, pairs, strict=True):
+        for rank, job in enumerate(pair):
+            done = job.ended(within=60)
+            mine, theirs = world[rank], world[1 - rank]
+            assert done.stderr == (
+                f"error: rank {rank} was started in a job of {mine} processes and rank {1 - rank} "
+                f"in one of {theirs}: start every machine with the same --nnodes and "
+                "--nproc_per_node\n"
+            )
+            assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_in_use_is_named(started: Jobs, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = started.start(
+            [*FINETUNE, REGRESSION], tmp_path, rank_without_launcher(0, 2, port)
+        ).ended()
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: port {port} of this machine is in use")
+    assert "Traceback" not in done.stderr
+
+
+def test_launch_names_a_port_in_use_before_it_starts_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        pytest.fail("it started processes")
+
+    monkeypatch.setattr("accelerate.notebook_launcher", start)
+    monkeypatch.setattr(launcher, "_start_fresh", start)
+    monkeypatch.chdir(tmp_path)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(UserError, match=f"port {(port := other.getsockname()[1])} .*in use"),
+    ):
+        finetune.launch(str(REGRESSION), num_processes=2, port=port)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- a launcher of old ---------------------------------------------------------------------------
+
+
+def test_under_torch_distributed_launch_it_starts(started: Jobs, tmp_path: Path) -> None:
+    """It puts `--local-rank` before the words of the user."""
+    old = [sys.executable, "-m", "torch.distributed.launch", "--master_port", str(free_port())]
+    done = started.start([*old, "-m", "finetune", "list"], tmp_path).ended()
+    assert done.returncode == 0, done.stderr
+    assert "sentiment" in done.stdout
+
+
+# ---- at last -------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_stopped_is_waited_for_until_the_timeout(stopped: Fault) -> None:
+    seconds, said = stopped.end()
+    assert TIMEOUT <= seconds < TIMEOUT + GRACE + 4 * SOON  # while seven processes start beside it
+    assert said.count("error: rank 0 waited for another rank in vain (--ddp_timeout)") == 1
+    assert said.count("forcefully exiting via") == 1
+    assert said.count(TRACEBACK) == 1
