@@ -54,7 +54,7 @@ def measure(tokens: int, batch: int, steps: int, training: dict[str, Any]) -> di
     console.quiet()
     job.join(None, 600, use_cpu=not torch.accelerator.is_available())
     with tempfile.TemporaryDirectory() as directory:
-        trainer = _trainer(tokens, batch, steps, directory, training)
+        trainer, seconds = _trainer(tokens, batch, steps, directory, training)
         trainer.train()
         rows = trainer.train_dataset.select(range(max(2 * batch, 128)))
         trainer.predict(rows)  # warm
@@ -63,7 +63,7 @@ def measure(tokens: int, batch: int, steps: int, training: dict[str, Any]) -> di
         predicting = time.perf_counter() - started
         with_exchange, without_exchange = _exchange(trainer, steps)
     found = {
-        "step": _median_step(trainer),
+        "step": statistics.median(seconds[WARM_UP:]),
         "exchange": max(0.0, 1 - without_exchange / with_exchange),
         "predict": len(rows) / predicting,
         "memory": _peak_memory(),
@@ -74,7 +74,8 @@ def measure(tokens: int, batch: int, steps: int, training: dict[str, Any]) -> di
 
 def _trainer(
     tokens: int, batch: int, steps: int, directory: str, training: dict[str, Any]
-) -> "Trainer":
+) -> tuple["Trainer", list[float]]:
+    """A trainer over random tokens, and the list that will have the seconds of each step."""
     import numpy as np
     import torch
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
@@ -111,17 +112,16 @@ def _trainer(
             made = Dataset.from_dict(columns, features=whole)
             return DatasetDict(train=made, validation=made)
 
-    class Clock(TrainerCallback):
-        """When each step began and ended."""
+    seconds: list[float] = []
 
-        def __init__(self) -> None:
-            self.seconds: list[float] = []
+    class Clock(TrainerCallback):
+        """How long each step took."""
 
         def on_step_begin(self, *arguments: Any, **others: Any) -> None:
             self.began = time.perf_counter()
 
         def on_step_end(self, *arguments: Any, **others: Any) -> None:
-            self.seconds.append(time.perf_counter() - self.began)
+            seconds.append(time.perf_counter() - self.began)
 
     devices = job.devices_in_training(use_cpu=not torch.accelerator.is_available())
     trainer = Tokens().trainer(
@@ -137,14 +137,7 @@ def _trainer(
         **{"num_threads": 1, **training},
     )
     trainer.add_callback(Clock())
-    return trainer
-
-
-def _median_step(trainer: "Trainer") -> float:
-    clock = next(
-        each for each in trainer.callback_handler.callbacks if type(each).__name__ == "Clock"
-    )
-    return statistics.median(clock.seconds[WARM_UP:])
+    return trainer, seconds
 
 
 def _exchange(trainer: "Trainer", steps: int) -> tuple[float, float]:

@@ -24,8 +24,6 @@ def agree(facts: Mapping[str, Any]) -> None:
     Raises:
         UserError: on every rank, naming what differs.
     """
-    if job.machines() == 1:
-        return
     first, *others = job.gather(dict(facts))
     mistakes: dict[str, str] = {}
     for rank, theirs in enumerate(others, start=1):
@@ -53,8 +51,6 @@ def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
     Raises:
         UserError: on every rank.
     """
-    if job.machines() == 1:
-        return
     shared = _seen_by_all(directory)
     if not shared and not save_on_each_node:
         raise UserError(
@@ -73,9 +69,9 @@ def _seen_by_all(directory: Path) -> bool:
     """Whether a file that rank 0 makes beside the directory is there for every rank."""
     place = directory.absolute()
     beside = next(path for path in (place, *place.parents) if path.is_dir())
-    me, probe = job.ranks(), beside / f".finetune-{uuid.uuid4().hex}"
-    probe, reason = beside / job.gather(probe.name)[0], None
-    if me.rank == 0:
+    leads, reason = job.ranks().rank == 0, None
+    probe = beside / job.gather(f".finetune-{uuid.uuid4().hex}")[0]
+    if leads:
         try:
             probe.touch()
         except OSError as error:
@@ -85,5 +81,5 @@ def _seen_by_all(directory: Path) -> bool:
             raise UserError(f"--output_dir {directory}: {reason}")
         return all(job.gather(probe.exists()))
     finally:
-        if me.rank == 0:
+        if leads:
             probe.unlink(missing_ok=True)

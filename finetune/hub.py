@@ -7,20 +7,17 @@ already needs no network; for the rest the endpoint is tried once; and afterward
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from finetune.bounded import accepts
 from finetune.errors import UserError
 
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
-_SECONDS = 1.0
 _KINDS = {"dataset": "data set", "model": "model"}
 
 
@@ -60,12 +57,13 @@ def unreachable(what: Sequence[str]) -> UserError | None:
     """
     if not what:
         return None
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-    if not offline and answers(endpoint):
+    if offline():
+        reason = "HF_HUB_OFFLINE is set"
+    elif answers(endpoint()):
         return None
-    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing else shall wait for it
-    reason = "HF_HUB_OFFLINE is set" if offline else f"{endpoint} does not answer"
+    else:
+        reason = f"{endpoint()} does not answer"
+        os.environ["HF_HUB_OFFLINE"] = "1"  # nothing else shall wait for it
     return UserError(
         f"{' and '.join(what)} could not be had: {reason}. Three ways on:\n"
         "  --embedded                          data and model from installed packages\n"
@@ -75,21 +73,17 @@ def unreachable(what: Sequence[str]) -> UserError | None:
 
 
 def _is_cached(kind: str, name: str) -> bool:
-    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    home = Path(os.environ.get("HF_HOME", caches / "huggingface")).expanduser()
     if kind == "model":
-        hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-        snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
+        snapshots = caches()["hub"] / f"models--{name.replace('/', '--')}" / "snapshots"
         weights = [*snapshots.glob("*/*.safetensors"), *snapshots.glob("*/pytorch_model*.bin")]
         return bool(weights) and any(
             (path.parent / "config.json").exists() and any(path.parent.glob("tokenizer*.json"))
             for path in weights
         )
-    datasets = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
     wanted = _spelled_alike(name.replace("/", "___"))
     return any(
         _spelled_alike(path.name) == wanted and any(path.glob("*/*/*/dataset_info.json"))
-        for path in datasets.glob("*")
+        for path in caches()["datasets"].glob("*")
     )
 
 
@@ -100,21 +94,32 @@ def _spelled_alike(name: str) -> str:
 
 def answers(endpoint: str) -> bool:
     """Whether a connection to the endpoint, or to its proxy, opens within a second."""
+    parts = urlsplit(proxy(endpoint) or endpoint)
+    return accepts(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+
+
+def proxy(endpoint: str) -> str | None:
+    """The URL of the proxy over which the endpoint is asked, if there is one."""
     parts = urlsplit(endpoint)
-    host, scheme = parts.hostname or "", parts.scheme
-    proxy = urllib.request.getproxies().get(scheme)
-    if proxy and not urllib.request.proxy_bypass(host):
-        parts = urlsplit(proxy)
-        host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    answered = threading.Event()
+    found = urllib.request.getproxies().get(parts.scheme)
+    return None if found is None or urllib.request.proxy_bypass(parts.hostname or "") else found
 
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_SECONDS):
-            answered.set()
 
-    # in a thread, because the look-up of the name has no timeout of its own
-    attempt = threading.Thread(target=connect, daemon=True)
-    attempt.start()
-    attempt.join(_SECONDS)
-    return answered.is_set()
+def endpoint(environment: Mapping[str, str] = os.environ) -> str:
+    """The URL of the Hub or its mirror."""
+    return environment.get("HF_ENDPOINT", "https://huggingface.co")
+
+
+def offline(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the libraries are told not to ask it."""
+    return environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+
+
+def caches(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """The directories of the libraries: ``hub`` for models, ``datasets`` for data sets."""
+    common = environment.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    home = Path(environment.get("HF_HOME", f"{common}/huggingface"))
+    return {
+        "hub": Path(environment.get("HF_HUB_CACHE", home / "hub")).expanduser(),
+        "datasets": Path(environment.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
+    }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune import cli
+from finetune import bounded, cli
 from finetune.commands import meeting
 from finetune.doctor import collectives, interfaces, machine, network
 from finetune.doctor.interfaces import Interface
@@ -219,9 +219,9 @@ def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
     never = threading.Event()
     started = time.perf_counter()
 
-    assert network.within(0.05, never.wait) is None
+    assert bounded.within(0.05, never.wait) is None
     assert time.perf_counter() - started < 1
-    assert network.within(5, lambda: "here") == "here"
+    assert bounded.within(5, lambda: "here") == "here"
     never.set()
 
 
@@ -281,7 +281,7 @@ def test_versions_that_differ_are_named() -> None:
     ("words", "message"),
     [
         (["everything"], "doctor: unrecognized arguments: everything"),
-        (["--timeout", "soon"], "argument --timeout: invalid int value: 'soon'"),
+        (["--timeout", "soon"], "doctor: argument --timeout: invalid int value: 'soon'"),
         (["--timeout", "0"], "--timeout 0: expected 1 second or more"),
     ],
 )

@@ -9,13 +9,12 @@ Under a launcher the ranks meet besides, and time their all-reduce:
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
-from typing import NoReturn
 
 from finetune import job
 from finetune.commands import console, meeting
+from finetune.commands.parser import Parser
 from finetune.doctor import machine
 from finetune.doctor.network import Network, lines
 from finetune.errors import UserError
@@ -25,13 +24,7 @@ _INTERNAL_SHOWN = 8
 
 def main(words: Sequence[str]) -> int:
     """``finetune doctor [--timeout SECONDS]``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m finetune doctor",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        exit_on_error=False,
-    )
+    parser = Parser("doctor", __doc__)
     parser.add_argument(
         "--timeout",
         type=int,
@@ -39,11 +32,7 @@ def main(words: Sequence[str]) -> int:
         metavar="SECONDS",
         help="how long the ranks of a job wait for each other (default: 60)",
     )
-    parser.error = _refuse  # type: ignore[method-assign]
-    try:
-        given = parser.parse_args(list(words))
-    except argparse.ArgumentError as error:
-        raise UserError(str(error)) from error
+    given = parser.parse_args(words)
     if given.timeout < 1:
         raise UserError(f"--timeout {given.timeout}: expected 1 second or more")
     me = job.ranks()
@@ -121,7 +110,3 @@ def _say_what_to_set(network: Network) -> None:
     console.say()
     for line in lines(network.advice):
         console.say(f"    {line}")  # unfolded, however narrow the terminal: it will be copied
-
-
-def _refuse(message: str) -> NoReturn:
-    raise UserError(f"doctor: {message}")

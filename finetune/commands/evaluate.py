@@ -6,31 +6,20 @@ the same.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from typing import NoReturn
 
 from finetune import hub, job
+from finetune.commands.parser import Parser
 from finetune.errors import UserError
 from finetune.run import Run
 
 
 def main(words: Sequence[str]) -> int:
     """``finetune evaluate RUN [--per_device_eval_batch_size N]``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m finetune evaluate",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        exit_on_error=False,
-    )
+    parser = Parser("evaluate", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument("--per_device_eval_batch_size", type=int, default=32, metavar="N")
-    parser.error = _refuse  # type: ignore[method-assign]
-    try:
-        given = parser.parse_args(list(words))
-    except argparse.ArgumentError as error:
-        raise UserError(str(error)) from error
+    given = parser.parse_args(words)
     run = Run.load(given.run)
     missing = hub.missing({"dataset": run.manifest["options"]["dataset"]})
     if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
@@ -93,7 +82,3 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
         ],
     )
     return scores
-
-
-def _refuse(message: str) -> NoReturn:
-    raise UserError(f"evaluate: {message}")

@@ -15,9 +15,10 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from finetune import job
+from finetune.bounded import accepts
 from finetune.commands import console
 from finetune.doctor import collectives, machine
-from finetune.doctor.network import Network, accepts, lines
+from finetune.doctor.network import Network, lines
 from finetune.errors import UserError
 
 _READY = "finetune/doctor"

@@ -128,14 +128,14 @@ def train(settings: Settings) -> Run | None:
     job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
     run = None
     try:
-        _refuse_different_machines(settings, draft)
+        checkpoint = to_resume(draft.resume_from_checkpoint, draft.output_dir)
+        _refuse_different_machines(settings, draft, checkpoint)
         arguments = settings.arguments()
         if settings.dry_run:
             screen.start(settings, arguments, model=None)
             screen.batch(recipe.data_collator(), recipe.prepared["train"], arguments)
             job.leave()
             return None
-        checkpoint = to_resume(arguments.resume_from_checkpoint, arguments.output_dir)
         trainer = build_trainer(recipe.parts, arguments)
         job.gather(None)  # every rank has read its model, which may lie in the directory
         if leads:
@@ -184,16 +184,16 @@ def train(settings: Settings) -> Run | None:
     return Run(settings.output_dir)
 
 
-def _refuse_different_machines(settings: Settings, draft: FinetuneArguments) -> None:
+def _refuse_different_machines(
+    settings: Settings, draft: FinetuneArguments, checkpoint: str | None
+) -> None:
     """What torchrun does not compare: each machine has its own command line, data and disk."""
     from finetune.agreement import agree, refuse_half_directories
     from finetune.data.splits import fingerprint
     from finetune.provenance import versions
-    from finetune.training.checkpoint import to_resume
 
     if job.machines() == 1:
         return
-    checkpoint = to_resume(draft.resume_from_checkpoint, draft.output_dir)
     own = {each.name: getattr(settings.recipe, each.name) for each in fields(settings.recipe)}
     given = {**own, **settings.training}
     for own_to_each in ("output_dir", "resume_from_checkpoint", "num_threads"):

@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -170,14 +169,13 @@ def variables(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 def reach(environment: Mapping[str, str] = os.environ) -> Facts:
     """Whether the Hub answers; the endpoint is shown without a password that it may hold."""
-    endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co")
+    endpoint = hub.endpoint(environment)
     parts = urlsplit(endpoint)
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+    if hub.offline(environment):
         return {"endpoint": shown, "reach": "not asked: HF_HUB_OFFLINE is set"}
-    proxy = urllib.request.getproxies().get(parts.scheme)
     over = ""
-    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+    if proxy := hub.proxy(endpoint):
         over = f" (the proxy {urlsplit(proxy).hostname}, which is all that was asked)"
     answers = "accepts connections" if hub.answers(endpoint) else "no answer within a second"
     return {"endpoint": shown, "reach": f"{answers}{over}"}
@@ -185,17 +183,11 @@ def reach(environment: Mapping[str, str] = os.environ) -> Facts:
 
 def caches(environment: Mapping[str, str] = os.environ) -> Facts:
     """Where the libraries keep what they fetch and tokenize, how much that is, and what is free."""
-    common = environment.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    home = Path(environment.get("HF_HOME", f"{common}/huggingface")).expanduser()
-    places = {
-        "hub": Path(environment.get("HF_HUB_CACHE", home / "hub")).expanduser(),
-        "datasets": Path(environment.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
+    found: Facts = {
+        name: f"{place}: {size(place)}, {free(place)} free"
+        for name, place in hub.caches(environment).items()
     }
-    found: Facts = {}
-    for name, place in places.items():
-        found[name] = f"{place}: {size(place)}, {free(place)} free"
-    found["here"] = f"{Path.cwd()}: {free(Path.cwd())} free"
-    return found
+    return {**found, "here": f"{Path.cwd()}: {free(Path.cwd())} free"}
 
 
 def size(directory: Path) -> str:

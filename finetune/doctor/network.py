@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import psutil
 
 from finetune import job
+from finetune.bounded import resolve
 from finetune.doctor import interfaces
 from finetune.doctor.interfaces import Advice, Interface
 
-Answer = TypeVar("Answer")
 # RFC 5737 and RFC 3849: addresses of no machine, so that the default route is the one asked for.
 _ELSEWHERE = ("198.51.100.1", "2001:db8::1")
-_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,39 +97,3 @@ def own_addresses(environment: Mapping[str, str] = os.environ) -> list[str]:
                     continue
                 found.append(str(probe.getsockname()[0]))
     return found
-
-
-def resolve(name: str) -> list[str]:
-    """The addresses of a name, in the resolver's order; none if it takes longer than a second."""
-
-    def look_up() -> list[str]:
-        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return [str(entry[4][0]) for entry in entries]
-
-    return within(_SECONDS, look_up) or []
-
-
-def accepts(host: str, port: int) -> bool:
-    """Whether a connection to this port can be made within a second."""
-
-    def connect() -> bool:
-        with socket.create_connection((host, port), timeout=_SECONDS):
-            return True
-
-    return within(_SECONDS, connect) or False
-
-
-def within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
-    """The answer of a call that has no timeout of its own; None if it fails or takes longer."""
-    answers: list[Answer] = []
-
-    def attempt() -> None:
-        try:
-            answers.append(call())
-        except OSError:
-            return
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else None

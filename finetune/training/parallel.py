@@ -12,8 +12,8 @@ class DataParallel(nn.DataParallel[nn.Module]):
     """``torch.nn.DataParallel`` whose replicas are kept while no gradient is asked for.
 
     In training the weights change with every step, so each step copies them anew. In evaluation
-    they do not; make a new wrapper for each evaluation, as ``Trainer`` does, and the copies are
-    those of its first batch.
+    they do not, and the copies of its first batch serve until ``train()`` or ``eval()`` is called
+    again, as ``Trainer`` does before each evaluation.
     """
 
     _kept: list[nn.Module] | None = None

@@ -75,7 +75,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """The rows of every step of this epoch, shape ``(steps, global_batch_size)``."""
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         steps = self.rows // self.global_batch_size
-        order = np.arange(self.rows)
+        order: np.ndarray = np.arange(self.rows)
         if self.strategy != "sequential":
             order = torch.randperm(self.rows, generator=generator).numpy()
         order = order[: steps * self.global_batch_size]
@@ -89,6 +89,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
                     for chunk in np.split(order, range(together, len(order), together))
                 ]
             )
-            batches = order.reshape(steps, self.global_batch_size)
-            return np.asarray(batches[torch.randperm(steps, generator=generator).numpy()])
-        return np.asarray(order.reshape(steps, self.global_batch_size))
+        batches = order.reshape(steps, self.global_batch_size)
+        if self.strategy == "group_by_length":
+            batches = batches[torch.randperm(steps, generator=generator).numpy()]
+        return batches
