@@ -47,8 +47,7 @@ def main(words: Sequence[str]) -> int:
     missing = [] if wanted is None else hub.missing(wanted)
     if job.ranks().rank == 0:
         if unreachable := hub.unreachable(missing):
-            from_command_line(recipe, flags)  # a misspelt flag is the likelier mistake
-            raise unreachable
+            raise unreachable  # before the flags are read: for that the libraries are imported
     elif not missing:
         import datasets  # noqa: F401  (while rank 0 is at it)
         import transformers.trainer  # noqa: F401
