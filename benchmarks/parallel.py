@@ -177,7 +177,6 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
     from finetune import job, threads
     from finetune.commands import console
     from finetune.pretrained import load_classifier
-    from finetune.training import exchange
 
     console.quiet()
     threads.use(1)
@@ -195,9 +194,7 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
         "buckets of 5 MB": wrapped(bucket_cap_mb=5),
         "one bucket": wrapped(bucket_cap_mb=1000),
         "gradients as views of the buckets": wrapped(gradient_as_bucket_view=True),
-        "embeddings by rows": wrapped(),
     }
-    exchange.register(ways["embeddings by rows"])
     generator = torch.Generator().manual_seed(job.ranks().rank)
     ids = torch.randint(1000, 30000, (batch // job.ranks().world_size, tokens), generator=generator)
     found: dict[str, list[float]] = {name: [] for name in ways}

@@ -22,7 +22,6 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import UserError
-from finetune.training import exchange
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.checkpoint import KeepEpochs
 from finetune.training.loss import GlobalLoss
@@ -150,13 +149,6 @@ class Trainer(transformers.Trainer):
         if type(wrapped) is torch.nn.DataParallel:
             return DataParallel(wrapped.module, wrapped.device_ids)
         return wrapped
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        before = self.model_wrapped
-        prepared = super()._prepare_for_training(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if self.model_wrapped is not before:  # a second `train()` finds its wrapper again
-            exchange.register(self.model_wrapped)
-        return prepared
 
     def _shard_embeddings_once(self) -> None:
         """Leave the module around the input embeddings out of the units that FSDP shards.
