@@ -153,6 +153,28 @@ def test_machines_that_count_differently_are_refused(started: Jobs, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_mistake_on_one_machine_is_told_there_and_stops_the_other(
+    started: Jobs, tmp_path: Path
+) -> None:
+    port = free_port()
+    first, second = (
+        started.start(
+            [*FINETUNE, REGRESSION, *flags], tmp_path, rank_without_launcher(rank, 2, port)
+        )
+        for rank, flags in enumerate(([], ["--learnin_rate", "1"]))
+    )
+    mistaken, other = second.ended(within=60), first.ended(within=60)
+    assert mistaken.returncode == 2
+    assert mistaken.stderr.startswith("error: unknown flag '--learnin_rate'")
+    assert mistaken.stderr.count("\n") == 1
+    assert first.ended_at - second.ended_at < SOON
+    assert other.returncode == 1
+    assert other.stderr == (
+        "error: rank 0 stops, since another rank failed first; that one's log says why\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_port_in_use_is_named(started: Jobs, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -1,6 +1,7 @@
 """The same embedded recipe under every launcher: the same numbers in the same shape."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import finetune
 from tests.conftest import ROOT, Command
 
 OPTIONS = {
@@ -34,6 +36,21 @@ if __name__ == "__main__":
     assert fresh.manifest["launch"]["world_size"] == 2
     print("launched", forked.manifest["launch"]["world_size"])
 """
+
+LATE = '''
+import os, time
+from examples.regression import Regression
+from safetensors.torch import load_model
+
+class Late(Regression):
+    """The regression toy, trained further; rank 1 is late to read what it starts from."""
+
+    def build_model(self, labels):
+        model = super().build_model(labels)
+        time.sleep(2 * int(os.environ["RANK"]))
+        load_model(model, "run/model.safetensors")
+        return model
+'''
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +108,23 @@ def test_the_numbers_are_the_same(directory: Path) -> None:
         assert metrics[other]["baseline"] == one["baseline"]
         for split in ("validation", "test"):
             assert metrics[other][split] == pytest.approx(one[split], abs=1e-5)
+
+
+@pytest.mark.processes
+def test_a_run_is_not_moved_while_a_rank_still_reads_its_model(
+    directory: Path, command: Command
+) -> None:
+    (directory / "late.py").write_text(LATE)
+    flags = ["--output_dir", "run", "--num_train_epochs", "1"]
+    finetune.train(
+        str(ROOT / "examples" / "regression.py"), output_dir=str(directory / "run"), max_steps=1
+    )
+    answer = command(
+        "late.py",
+        *flags,
+        launcher="torchrun",
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert (directory / "run.1" / "run.json").exists()
