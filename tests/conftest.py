@@ -1,7 +1,8 @@
 """Fixtures: the Hub on the loopback interface, a tiny model, and the command line in processes.
 
-Nothing here or in a test reaches a network, retries, or sleeps until something else is done. The libraries read their caches
-from the environment when they are imported, so it is set here, before any of them is.
+Nothing here or in a test reaches a network, retries, or sleeps until something else is done. The
+libraries read their caches from the environment when they are imported, so it is set here, before
+any of them is.
 """
 
 import os
