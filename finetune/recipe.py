@@ -282,8 +282,7 @@ class Recipe:
 
         Args:
             **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more,
-            over the
-                defaults of the recipe. ``output_dir`` defaults to ``runs/<recipe>``.
+                over the defaults of the recipe. ``output_dir`` defaults to ``runs/<recipe>``.
 
         Raises:
             UserError: if an argument is unknown, or if the data cannot be trained on.

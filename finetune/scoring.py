@@ -22,9 +22,8 @@ class Scoring:
     share a lock.
 
     Args:
-        **arguments: For each metric, the arguments of its ``compute``: ``accuracy={},
-        f1={"average":
-            "macro"}``. The names are those of the folders in ``metrics/``.
+        **arguments: For each metric, the arguments of its ``compute``, like ``accuracy={},
+            f1={"average": "macro"}``. The names are those of the folders in ``metrics/``.
     """
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:

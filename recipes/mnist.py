@@ -1,11 +1,9 @@
 """Handwritten digits, on the small convolutional network of PyTorch's MNIST example.
 
-    python -m finetune mnist
-    python -m finetune mnist --embedded                                 # no Hub: 5,000 of the
-    digits
+python -m finetune mnist
+python -m finetune mnist --embedded             # no Hub: 5,000 of the digits
 
-It shows that a recipe is not only for text: it has its own collator, its own loss and its own
-model.
+It shows that a recipe is not only for text: it has a collator, a loss and a model of its own.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,8 +2,7 @@
 
 python -m finetune yelp
 python -m finetune yelp --train_samples 1000 --eval_samples 500     # the tutorials' quick try
-torchrun --nproc_per_node=2 -m finetune yelp --embedded             # no Hub: IMDB reviews, two
-classes
+torchrun --nproc_per_node=2 -m finetune yelp --embedded             # no Hub: IMDB, two classes
 """
 
 from finetune import TextClassification
