@@ -1,8 +1,7 @@
 """Sentiment of reviews, positive or negative, on BERT base uncased.
 
 python -m finetune sentiment
-torchrun --nproc_per_node=2 -m finetune sentiment --embedded        # no Hub: Rotten Tomatoes
-sentences
+torchrun --nproc_per_node=2 -m finetune sentiment --embedded    # no Hub: Rotten Tomatoes
 """
 
 from typing import TYPE_CHECKING
