@@ -165,7 +165,7 @@ def test_a_mistake_on_one_machine_is_told_there_and_stops_the_other(
     )
     mistaken, other = second.ended(within=60), first.ended(within=60)
     assert mistaken.returncode == 2
-    assert mistaken.stderr.startswith("error: unknown flag '--learnin_rate'")
+    assert mistaken.stderr.startswith("error: unknown option --learnin_rate; did you mean")
     assert mistaken.stderr.count("\n") == 1
     assert first.ended_at - second.ended_at < SOON
     assert other.returncode == 1
