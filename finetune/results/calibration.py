@@ -1,0 +1,111 @@
+"""Whether the probabilities are worth anything: calibration, temperature, and abstaining."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+BINS = 15
+_COLDEST, _HOTTEST = 0.05, 20.0
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Rows by how sure the model is of them; bins without rows are left out.
+
+    Attributes:
+        confidence: The mean probability of the predicted class, shape ``(bins,)``.
+        accuracy: The share that is right, shape ``(bins,)``.
+        rows: How many, shape ``(bins,)``.
+    """
+
+    confidence: np.ndarray
+    accuracy: np.ndarray
+    rows: np.ndarray
+
+
+def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> Reliability:
+    """Accuracy against confidence, in bins of equal width.
+
+    Args:
+        probabilities: Shape ``(rows, classes)``.
+        labels: The true classes, shape ``(rows,)``.
+        bins: Between 0 and 1.
+    """
+    sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    number = np.minimum((sure * bins).astype(int), bins - 1)
+    rows = np.bincount(number, minlength=bins)
+    filled = rows > 0
+    return Reliability(
+        np.bincount(number, sure, minlength=bins)[filled] / rows[filled],
+        np.bincount(number, right, minlength=bins)[filled] / rows[filled],
+        rows[filled],
+    )
+
+
+def expected_calibration_error(
+    probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
+) -> float:
+    """The mean distance of accuracy from confidence over the bins, weighted by their rows (Guo et
+    al., On Calibration of Modern Neural Networks, ICML 2017).
+    """
+    found = reliability(probabilities, labels, bins)
+    return float(np.average(np.abs(found.accuracy - found.confidence), weights=found.rows))
+
+
+def brier_scores(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The squared distance of the probabilities from the truth, summed over the classes (Brier,
+    Monthly Weather Review 78, 1950): 0 is best, 2 is worst.
+
+    Returns:
+        Of each row, shape ``(rows,)``.
+    """
+    right = probabilities[np.arange(len(labels)), labels]
+    return (probabilities**2).sum(axis=1) - 2 * right + 1
+
+
+def log_losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Minus the logarithm of the probability of the true class, in nats, shape ``(rows,)``."""
+    right = probabilities[np.arange(len(labels)), labels]
+    return -np.log(np.maximum(right, np.finfo(np.float64).tiny))
+
+
+def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """What to divide the logits by so that the log loss is least (Guo et al., 2017).
+
+    Above 1 the model was too sure. It never changes which class is the most probable. Fit it on
+    validation rows: on the test rows it would flatter.
+
+    Args:
+        logits: Or logarithms of probabilities, shape ``(rows, classes)``.
+        labels: The true classes, shape ``(rows,)``.
+    """
+    rows = np.arange(len(labels))
+
+    def loss(logarithm: float) -> float:
+        scaled = log_softmax(logits / np.exp(logarithm), axis=1)
+        return float(-scaled[rows, labels].mean())
+
+    found = minimize_scalar(loss, bounds=(np.log(_COLDEST), np.log(_HOTTEST)), method="bounded")
+    return float(np.exp(found.x))
+
+
+def scaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """The probabilities at another temperature, shape ``(rows, classes)``."""
+    tiny = np.finfo(np.float64).tiny
+    return np.asarray(softmax(np.log(np.maximum(probabilities, tiny)) / temperature, axis=1))
+
+
+def coverage(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The accuracy on the rows of which the model is surest (Geifman and El-Yaniv, Selective
+    Classification for Deep Neural Networks, 2017).
+
+    Returns:
+        Shape ``(rows,)``: the accuracy on the surest row, on the surest two, ... on all.
+    """
+    order = np.argsort(-probabilities.max(axis=1), kind="stable")
+    right = (probabilities.argmax(axis=1) == labels)[order]
+    return np.cumsum(right) / np.arange(1, len(labels) + 1)

@@ -1,0 +1,86 @@
+"""Two models on the same rows: is one better, or was it luck?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.stats import binomtest
+
+from finetune.results import intervals
+from finetune.results.intervals import Interval
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """The rows on which only one of two models is right.
+
+    Attributes:
+        only_first: How many the first alone gets right.
+        only_second: How many the second alone gets right.
+        p_value: How probable a split at least as uneven is, if neither is better.
+    """
+
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+def mcnemar(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> McNemar:
+    """The exact test of McNemar (Psychometrika 12, 1947) for a difference in accuracy.
+
+    Args:
+        labels: The true classes, shape ``(rows,)``.
+        first: Those that the first model said, shape ``(rows,)``.
+        second: Those of the second.
+    """
+    one, other = first == labels, second == labels
+    only_first, only_second = int((one & ~other).sum()), int((other & ~one).sum())
+    apart = only_first + only_second
+    p_value = float(binomtest(only_first, apart).pvalue) if apart else 1.0
+    return McNemar(only_first, only_second, p_value)
+
+
+def difference(
+    metric: Callable[[np.ndarray], np.ndarray],
+    labels: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    classes: int,
+    draws: int = intervals.DRAWS,
+    seed: int = intervals.SEED,
+) -> Interval:
+    """How much more a metric of counts the second model has, by the paired bootstrap.
+
+    Both are measured on the same drawn rows, so what is hard for both does not widen the interval.
+
+    Args:
+        metric: From confusion matrices, shape ``(..., classes, classes)``, to shape ``(...)``.
+        labels: The true classes, shape ``(rows,)``.
+        first: Those that the first model said.
+        second: Those that the second said.
+        classes: How many there are.
+        draws: Bootstrap samples.
+        seed: Of the draws.
+    """
+    kinds, numbers = np.unique(np.stack([labels, first, second]), axis=1, return_counts=True)
+
+    def gain(drawn: np.ndarray) -> np.ndarray:
+        return metric(_matrices(drawn, kinds[0], kinds[2], classes)) - metric(
+            _matrices(drawn, kinds[0], kinds[1], classes)
+        )
+
+    return intervals.of_counts(gain, numbers, draws, seed)
+
+
+def _matrices(
+    drawn: np.ndarray, labels: np.ndarray, predicted: np.ndarray, classes: int
+) -> np.ndarray:
+    """Confusion matrices of counts of kinds, shape ``(draws, kinds)``."""
+    kinds, cells = np.arange(len(labels)), labels * classes + predicted
+    place = csr_array(
+        (np.ones(len(kinds), dtype=drawn.dtype), (kinds, cells)), (len(kinds), classes**2)
+    )
+    return np.asarray(drawn @ place).reshape(len(drawn), classes, classes)

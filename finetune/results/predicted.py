@@ -1,0 +1,41 @@
+"""The predictions of a run as arrays, which is what every statistic is computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Rows with their true class and the probability of every class.
+
+    Attributes:
+        names: Of the classes, in the order of their numbers.
+        labels: The true classes, shape ``(rows,)``.
+        probabilities: Shape ``(rows, classes)``, float64.
+    """
+
+    names: list[str]
+    labels: np.ndarray
+    probabilities: np.ndarray
+
+    @classmethod
+    def of_table(cls, table: pd.DataFrame, names: list[str]) -> Predicted:
+        """From the table of ``predictions.parquet``."""
+        number = {name: index for index, name in enumerate(names)}
+        return cls(
+            names,
+            table["label"].map(number).to_numpy(dtype=np.int64),
+            table[[f"probability of {name}" for name in names]].to_numpy(dtype=np.float64),
+        )
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The most probable class of each row, shape ``(rows,)``."""
+        return self.probabilities.argmax(axis=1)
+
+    def __len__(self) -> int:
+        return len(self.labels)

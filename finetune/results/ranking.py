@@ -1,0 +1,114 @@
+"""How well the probabilities rank the rows: areas under the ROC and the precision-recall curve.
+
+Of several classes each is taken against the rest, and the mean over the classes is the unweighted
+one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, logit
+from scipy.stats import norm, rankdata
+from sklearn.metrics import average_precision_score
+
+from finetune.results.intervals import LEVEL, Interval
+
+
+@dataclass(frozen=True)
+class Areas:
+    """Areas under curves, of one class against the rest or of their mean.
+
+    Attributes:
+        roc: Under the ROC curve: how probable it is that a row of the class has a higher
+            probability of it than another row.
+        precision_recall: Average precision; of a random order it is the share of the class.
+    """
+
+    roc: Interval
+    precision_recall: Interval
+
+
+def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> list[Areas | None]:
+    """The areas of each class against the rest; None of a class that no row, or every row, has.
+
+    Args:
+        probabilities: Shape ``(rows, classes)``.
+        labels: The true classes, shape ``(rows,)``.
+    """
+    found: list[Areas | None] = []
+    for each in range(probabilities.shape[1]):
+        positive = labels == each
+        if not 0 < positive.sum() < len(labels):
+            found.append(None)
+            continue
+        influences, area = _influences(probabilities[:, each], positive)
+        precision = float(average_precision_score(positive, probabilities[:, each]))
+        found.append(
+            Areas(
+                _on_the_logit_scale(area, float(np.sqrt((influences**2).sum()))),
+                _binomial(precision, int(positive.sum())),
+            )
+        )
+    return found
+
+
+def mean_roc(probabilities: np.ndarray, labels: np.ndarray) -> Interval | None:
+    """The mean of the areas under the ROC curves of the classes; None if no class has one.
+
+    The classes share their rows, so the variance is that of the mean of their components.
+    """
+    influences, areas = [], []
+    classes = range(probabilities.shape[1])
+    if len(classes) == 2:  # the curve of the one class is that of the other
+        classes = range(1, 2)
+    for each in classes:
+        positive = labels == each
+        if 0 < positive.sum() < len(labels):
+            of_rows, area = _influences(probabilities[:, each], positive)
+            influences.append(of_rows)
+            areas.append(area)
+    if not areas:
+        return None
+    of_mean = np.mean(influences, axis=0)
+    return _on_the_logit_scale(float(np.mean(areas)), float(np.sqrt((of_mean**2).sum())))
+
+
+def _influences(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, float]:
+    """What each row adds to the error of the area under the ROC curve, and the area.
+
+    The structural components of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988), by the
+    midranks of Sun and Xu (IEEE Signal Processing Letters 21, 2014), each divided so that the sum
+    of the squares is the variance of the area.
+
+    Args:
+        scores: Shape ``(rows,)``.
+        positive: Which rows are of the class, shape ``(rows,)``.
+    """
+    ones, zeros = scores[positive], scores[~positive]
+    ranks = np.empty(len(scores))
+    ranks[positive], ranks[~positive] = np.split(
+        rankdata(np.concatenate([ones, zeros])), [len(ones)]
+    )
+    of_ones = (ranks[positive] - rankdata(ones)) / len(zeros)
+    of_zeros = 1 - (ranks[~positive] - rankdata(zeros)) / len(ones)
+    area = float(of_ones.mean())
+    influences = np.empty(len(scores))
+    for chosen, components in ((positive, of_ones), (~positive, of_zeros)):
+        count = len(components)
+        influences[chosen] = (components - area) / np.sqrt(count * max(1, count - 1))
+    return influences, area
+
+
+def _on_the_logit_scale(value: float, deviation: float) -> Interval:
+    """Symmetric in the log-odds, so that it stays between 0 and 1."""
+    if not 0 < value < 1 or deviation == 0:
+        return Interval(value, value, value)
+    reach = norm.ppf((1 + LEVEL) / 2) * deviation / (value * (1 - value))
+    return Interval(value, float(expit(logit(value) - reach)), float(expit(logit(value) + reach)))
+
+
+def _binomial(precision: float, positives: int) -> Interval:
+    """The logit interval of Boyd, Eng and Page (ECML PKDD 2013) for an average precision."""
+    return _on_the_logit_scale(precision, float(np.sqrt(precision * (1 - precision) / positives)))

@@ -1,0 +1,133 @@
+"""Everything that can be said of the predictions of a classifier, as it stands in
+``metrics.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from finetune.results import calibration, counts, intervals, ordinal, pairs, ranking
+from finetune.results.intervals import Interval
+from finetune.results.predicted import Predicted
+
+#: Shares of the rows on which a model that abstains on the others is judged.
+COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+Metrics = Mapping[str, Callable[[np.ndarray], np.ndarray]]
+
+
+def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, Any]:
+    """All of them.
+
+    Args:
+        predicted: The rows.
+        metrics: Those of counts, by name: see :func:`finetune.results.counts.metric`.
+        ordered: Whether the classes have an order, like stars.
+
+    Returns:
+        Facts by name. An interval is ``{"value": ..., "low": ..., "high": ...}`` with a confidence
+        of 95%.
+    """
+    labels, probabilities = predicted.labels, predicted.probabilities
+    matrix = counts.confusion(labels, predicted.classes, len(predicted.names))
+    found: dict[str, Any] = {
+        "rows": len(predicted),
+        "metrics": {
+            **{name: _plain(intervals.of_counts(each, matrix)) for name, each in metrics.items()},
+            "log_loss": _plain(intervals.of_mean(calibration.log_losses(probabilities, labels))),
+            "brier_score": _plain(
+                intervals.of_mean(calibration.brier_scores(probabilities, labels))
+            ),
+        },
+        "classes": _classes(predicted, matrix),
+        "confusion": matrix.tolist(),
+        "top_k": _top_k(predicted),
+        "calibration": calibrated(predicted),
+        "coverage": _coverage(predicted),
+    }
+    if area := ranking.mean_roc(probabilities, labels):
+        found["metrics"]["roc_area"] = _plain(area)
+    if ordered and len(predicted.names) > 2:
+        found["ordered"] = {
+            name: _plain(intervals.of_counts(each, matrix))
+            for name, each in (
+                ("mean_absolute_error", ordinal.mean_absolute_error),
+                ("quadratic_kappa", ordinal.quadratic_kappa),
+                ("within_one", ordinal.within_one),
+            )
+        }
+    return found
+
+
+def calibrated(predicted: Predicted) -> dict[str, Any]:
+    """The calibration error, and the bins that it is made of."""
+    bins = calibration.reliability(predicted.probabilities, predicted.labels)
+    return {
+        "expected_calibration_error": calibration.expected_calibration_error(
+            predicted.probabilities, predicted.labels
+        ),
+        "bins": [
+            {"confidence": float(sure), "accuracy": float(right), "rows": int(rows)}
+            for sure, right, rows in zip(bins.confidence, bins.accuracy, bins.rows, strict=True)
+        ],
+    }
+
+
+def beyond(
+    labels: np.ndarray, baseline: np.ndarray, predicted: np.ndarray, classes: int, metrics: Metrics
+) -> dict[str, Any]:
+    """How much more of each metric of counts a model has than a baseline, on the same rows."""
+    return {
+        name: _plain(pairs.difference(each, labels, baseline, predicted, classes))
+        for name, each in metrics.items()
+    }
+
+
+def _classes(predicted: Predicted, matrix: np.ndarray) -> dict[str, Any]:
+    """Of each class: precision, recall, F1, areas, and how many rows have it."""
+    areas = ranking.of_classes(predicted.probabilities, predicted.labels)
+    scores = {
+        "precision": counts.precision_of_classes,
+        "recall": counts.recall_of_classes,
+        "f1": counts.f1_of_classes,
+    }
+    drawn = {name: intervals.of_each(score, matrix) for name, score in scores.items()}
+    return {
+        name: {
+            **{score: _plain(each[index]) for score, each in drawn.items()},
+            **(
+                {"roc_area": _plain(area.roc), "pr_area": _plain(area.precision_recall)}
+                if (area := areas[index])
+                else {}
+            ),
+            "support": int(matrix[index].sum()),
+        }
+        for index, name in enumerate(predicted.names)
+    }
+
+
+def _top_k(predicted: Predicted) -> dict[str, Any]:
+    """How often the true class is among the k most probable ones, for k below the classes."""
+    right = predicted.probabilities[np.arange(len(predicted)), predicted.labels]
+    above = (predicted.probabilities > right[:, None]).sum(axis=1)
+    return {
+        str(k): _plain(intervals.of_mean((above < k).astype(np.float64)))
+        for k in (2, 3, 5)
+        if k < len(predicted.names)
+    }
+
+
+def _coverage(predicted: Predicted) -> list[dict[str, float]]:
+    """The accuracy on the surest share of the rows."""
+    accuracy = calibration.coverage(predicted.probabilities, predicted.labels)
+    rows = [max(1, round(share * len(predicted))) for share in COVERAGES]
+    return [
+        {"coverage": share, "accuracy": float(accuracy[count - 1])}
+        for share, count in zip(COVERAGES, rows, strict=True)
+    ]
+
+
+def _plain(interval: Interval) -> dict[str, float]:
+    return {"value": interval.value, "low": interval.low, "high": interval.high}

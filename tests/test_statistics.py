@@ -1,0 +1,274 @@
+"""Intervals that hold the truth as often as they say, and scores that are those of scikit-learn."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from scipy.special import expit, softmax
+
+from finetune import scoring
+from finetune.results import calibration, counts, intervals, ordinal, pairs, ranking
+
+METRICS: dict[str, list[dict[str, Any]]] = {
+    "accuracy": [{}],
+    "matthews_correlation": [{}],
+    **{
+        name: [{"average": average} for average in ("macro", "weighted", "micro")]
+        for name in ("precision", "recall", "f1")
+    },
+}
+CASES = [(name, arguments) for name, several in METRICS.items() for arguments in several]
+BINARY = [
+    (name, arguments)
+    for name in ("precision", "recall", "f1")
+    for arguments in ({}, {"pos_label": 0})
+]
+
+
+def drawn(rows: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """True classes and predictions that are better than chance; the last class never occurs."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(max(2, classes - 1), size=rows)
+    right = generator.random(rows) < 0.6
+    return labels, np.where(right, labels, generator.integers(max(2, classes - 1), size=rows))
+
+
+def probabilities_of(
+    rows: int, classes: int, seed: int = 0, sharper: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels drawn from probabilities, which are then made ``sharper``: 1 is calibrated."""
+    generator = np.random.default_rng(seed)
+    logits = 2 * generator.normal(size=(rows, classes))
+    true = softmax(logits, axis=1)
+    labels = (true.cumsum(axis=1) > generator.random((rows, 1))).argmax(axis=1)
+    return softmax(sharper * logits, axis=1), labels
+
+
+# ---- scores --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "arguments"), [*CASES, *BINARY])
+def test_a_metric_of_counts_is_the_local_metric(name: str, arguments: dict[str, Any]) -> None:
+    module, classes = scoring.load(name), 2 if (name, arguments) in BINARY else 6
+    metric = counts.metric(name, arguments)
+    assert metric is not None
+    samples = [drawn(rows, classes, seed) for rows in (1, 2, 7, 300) for seed in range(5)]
+    if classes == 2:
+        samples = [(labels, said) for labels, said in samples if len({*labels, *said}) == 2]
+    matrices = np.stack([counts.confusion(*sample, classes) for sample in samples])
+    expected = [
+        module.compute(predictions=said, references=labels, **arguments)[name]
+        for labels, said in samples
+    ]
+    np.testing.assert_allclose(metric(matrices), expected, atol=1e-12)
+    assert len({round(value, 6) for value in expected}) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("rouge", {}),
+        ("f1", {"average": None}),
+        ("f1", {"sample_weight": [1.0]}),
+        ("accuracy", {"normalize": False}),
+    ],
+)
+def test_others_are_no_metric_of_counts(name: str, arguments: dict[str, Any]) -> None:
+    assert counts.metric(name, arguments) is None
+
+
+def test_the_scores_of_ordered_classes_are_those_by_hand() -> None:
+    labels, said = drawn(500, 6)
+    matrix = counts.confusion(labels, said, 6)
+    assert ordinal.mean_absolute_error(matrix) == pytest.approx(np.abs(labels - said).mean())
+    assert ordinal.within_one(matrix) == pytest.approx((np.abs(labels - said) <= 1).mean())
+    kappa = sklearn.metrics.cohen_kappa_score(labels, said, weights="quadratic")
+    assert ordinal.quadratic_kappa(matrix) == pytest.approx(kappa)
+
+
+def test_areas_are_those_of_scikit_learn() -> None:
+    probabilities, labels = probabilities_of(400, 4)
+    probabilities = probabilities.round(2)  # with ties
+    areas = ranking.of_classes(probabilities, labels)
+    for each, found in enumerate(areas):
+        assert found is not None
+        roc = sklearn.metrics.roc_auc_score(labels == each, probabilities[:, each])
+        assert found.roc.value == pytest.approx(roc)
+        assert found.roc.low < roc < found.roc.high
+    mean = ranking.mean_roc(probabilities, labels)
+    assert mean is not None
+    assert mean.value == pytest.approx(np.mean([each.roc.value for each in areas if each]))
+    assert ranking.of_classes(probabilities, np.zeros(400, dtype=int)) == [None] * 4
+
+
+# ---- intervals -----------------------------------------------------------------------------------
+
+ROWS, REPEATS = 400, 2000
+#: True by predicted class: a classifier whose scores are known.
+TRUTH = np.array([[0.32, 0.05, 0.03], [0.04, 0.22, 0.04], [0.03, 0.07, 0.20]])
+
+
+def covered(hits: int) -> float:
+    return hits / REPEATS
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("accuracy", {}),
+        ("f1", {"average": "macro"}),
+        ("recall", {"average": "macro"}),
+        ("matthews_correlation", {}),
+    ],
+)
+def test_intervals_of_counts_hold_the_truth(name: str, arguments: dict[str, Any]) -> None:
+    metric = counts.metric(name, arguments)
+    assert metric is not None
+    truth, generator, hits = float(metric(TRUTH)), np.random.default_rng(1), 0
+    for repeat in range(REPEATS):
+        sample = generator.multinomial(ROWS, TRUTH.ravel()).reshape(TRUTH.shape)
+        found = intervals.of_counts(metric, sample, draws=1000, seed=repeat)
+        hits += found.low <= truth <= found.high
+    assert 0.935 < covered(hits) < 0.965
+
+
+def test_intervals_of_a_mean_hold_the_truth() -> None:
+    generator, hits = np.random.default_rng(2), 0
+    for repeat in range(REPEATS):
+        found = intervals.of_mean(generator.gamma(2.0, size=ROWS), draws=400, seed=repeat)
+        hits += found.low <= 2.0 <= found.high
+    assert 0.935 < covered(hits) < 0.965
+
+
+def test_intervals_of_areas_hold_the_truth() -> None:
+    """Scores of the two classes are normal, one deviation and a half apart."""
+    from scipy.stats import norm
+
+    truth, generator, hits = norm.cdf(1.5 / np.sqrt(2)), np.random.default_rng(3), 0
+    labels = np.repeat([0, 1], ROWS // 2)
+    for _ in range(REPEATS):
+        score = expit(generator.normal(loc=1.5 * labels))
+        found = ranking.mean_roc(np.stack([1 - score, score], axis=1), labels)
+        assert found is not None
+        hits += found.low <= truth <= found.high
+    assert 0.935 < covered(hits) < 0.965
+
+
+def test_intervals_of_a_difference_hold_the_truth() -> None:
+    """Two models that are right together more often than by chance."""
+    shares = {(True, True): 0.7, (True, False): 0.06, (False, True): 0.1, (False, False): 0.14}
+    generator, hits, alone = np.random.default_rng(4), 0, []
+    labels = np.zeros(ROWS, dtype=int)
+    for repeat in range(REPEATS):
+        kinds = generator.choice(4, size=ROWS, p=list(shares.values()))
+        first, second = (~np.array(list(shares))[kinds]).T.astype(int)
+        found = pairs.difference(counts.accuracy, labels, first, second, 2, seed=repeat)
+        hits += found.low <= 0.04 <= found.high
+        alone.append(found.high - found.low)
+    assert 0.935 < covered(hits) < 0.965
+    assert np.mean(alone) < 0.09  # 0.13 if the models were drawn apart
+
+
+def test_the_same_seed_gives_the_same_interval_and_many_rows_are_fast() -> None:
+    labels, said = drawn(25_000, 5)
+    metric = counts.metric("f1", {"average": "macro"})
+    assert metric is not None
+    started = time.perf_counter()
+    matrix = counts.confusion(labels, said, 5)
+    found = [intervals.of_counts(each, matrix) for each in (metric, counts.accuracy)]
+    assert time.perf_counter() - started < 2
+    assert found[0] == intervals.of_counts(metric, matrix)
+    assert found[0] != intervals.of_counts(metric, matrix, seed=1)
+    assert found[0].low < found[0].value < found[0].high
+
+
+def test_drawn_rows_and_drawn_counts_give_the_same_interval() -> None:
+    labels, said = drawn(300, 4)
+    right = (labels == said).astype(float)
+    one = intervals.of_mean(right, draws=20_000)
+    other = intervals.of_counts(counts.accuracy, counts.confusion(labels, said, 4), draws=20_000)
+    assert (one.value, one.low, one.high) == pytest.approx(
+        (other.value, other.low, other.high), abs=0.005
+    )
+
+
+# ---- calibration ---------------------------------------------------------------------------------
+
+
+def test_a_calibrated_model_has_no_calibration_error_and_a_temperature_of_one() -> None:
+    probabilities, labels = probabilities_of(50_000, 4)
+    assert calibration.expected_calibration_error(probabilities, labels) < 0.01
+    assert calibration.temperature(np.log(probabilities), labels) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("sharper", [3.0, 0.3])
+def test_temperature_mends_a_model_that_is_too_sure_or_not_sure_enough(sharper: float) -> None:
+    fitted_on, judged_on = (probabilities_of(20_000, 4, seed, sharper) for seed in (5, 6))
+    hot = calibration.temperature(np.log(fitted_on[0]), fitted_on[1])
+    assert hot == pytest.approx(sharper, rel=0.05)
+    mended = calibration.scaled(judged_on[0], hot)
+    np.testing.assert_array_equal(mended.argmax(axis=1), judged_on[0].argmax(axis=1))
+    before, after = (
+        calibration.expected_calibration_error(each, judged_on[1])
+        for each in (judged_on[0], mended)
+    )
+    assert before > 0.05
+    assert after < before / 2
+
+
+def test_scores_of_probabilities_are_those_of_scikit_learn() -> None:
+    probabilities, labels = probabilities_of(500, 3)
+    assert calibration.log_losses(probabilities, labels).mean() == pytest.approx(
+        sklearn.metrics.log_loss(labels, probabilities)
+    )
+    truth = np.eye(3)[labels]
+    assert calibration.brier_scores(probabilities, labels).mean() == pytest.approx(
+        ((probabilities - truth) ** 2).sum(axis=1).mean()
+    )
+
+
+def test_reliability_puts_every_row_into_one_bin() -> None:
+    found = calibration.reliability(
+        np.array([[1.0, 0.0], [0.5, 0.5], [0.52, 0.48], [0.9, 0.1]]),
+        np.array([0, 1, 0, 1]),
+        bins=10,
+    )
+    assert found.rows.tolist() == [2, 2]
+    assert found.accuracy.tolist() == [0.5, 0.5]
+    assert found.confidence.tolist() == pytest.approx([0.51, 0.95])
+
+
+def test_coverage_begins_with_the_rows_of_which_the_model_is_surest() -> None:
+    probabilities = np.array([[0.6, 0.4], [0.9, 0.1], [0.2, 0.8]])
+    found = calibration.coverage(probabilities, np.array([1, 0, 1]))
+    assert found.tolist() == pytest.approx([1.0, 1.0, 2 / 3])
+
+
+# ---- two models ----------------------------------------------------------------------------------
+
+
+def test_mcnemar_is_the_table_by_hand() -> None:
+    """Of ten rows that only one gets right, eight and two: 2 (1 + 10 + 45) / 1024."""
+    labels = np.zeros(30, dtype=int)
+    first, second = labels.copy(), labels.copy()
+    first[:8], second[8:10] = 1, 1
+    first[20:], second[20:] = 1, 1  # both wrong, which tells nothing
+    found = pairs.mcnemar(labels, first, second)
+    assert (found.only_first, found.only_second) == (2, 8)
+    assert found.p_value == pytest.approx(2 * 56 / 1024)
+    assert pairs.mcnemar(labels, first, first).p_value == 1.0
+
+
+@pytest.mark.parametrize("metric", [counts.accuracy, counts.metric("f1", {"average": "macro"})])
+def test_the_difference_is_that_of_the_scores(metric: Callable[[np.ndarray], np.ndarray]) -> None:
+    labels, first = drawn(300, 5)
+    _, second = drawn(300, 5, seed=1)
+    found = pairs.difference(metric, labels, first, second, 5)
+    one, other = (float(metric(counts.confusion(labels, said, 5))) for said in (first, second))
+    assert found.value == pytest.approx(other - one)
+    assert found.low < found.value < found.high
+    same = pairs.difference(metric, labels, first, first, 5)
+    assert (same.low, same.value, same.high) == (0, 0, 0)
