@@ -1,6 +1,6 @@
 """How far runs of one recipe differ that were launched differently: the largest differences.
 
-    python benchmarks/invariance.py                    # MiniLM, about ten minutes on two cores
+    python benchmarks/invariance.py                    # MiniLM, 10 to 25 minutes on two cores
 
 Each launch (processes x accumulation) trains the same recipe for 20 steps over the end of an epoch,
 without dropout, and evaluates sets of 1 to 17 rows in batches of 4. What it finds is compared with
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
+from transformers import PrinterCallback
 
 from finetune import TextClassification, job
 from finetune.commands import console
@@ -117,6 +118,7 @@ def _observe(
         trainer = Reviews(train_samples=rows, **options).trainer(
             output_dir=directory, gradient_accumulation_steps=accumulation, **training
         )
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         assert len(losses) == STEPS
