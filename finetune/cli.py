@@ -17,6 +17,7 @@ from finetune.errors import UserError, suggestion
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",
     "evaluate": "test the model of a run again: evaluate RUN",
+    "report": "the page and the plots of a run, made again: report RUN",
     "doctor": "devices, network, threads, caches; under torchrun, whether and how fast ranks meet",
     "list": "the recipes, one line each",
 }

@@ -37,6 +37,8 @@ def facts(settings: Settings, arguments: FinetuneArguments) -> dict[str, Any]:
         "embedded_overrides": settings.overrides,
         "arguments": arguments.to_sanitized_dict(),
         "labels": recipe.labels,
+        "ordered_labels": recipe.ordered_labels,
+        "scoring": recipe.known_scoring,
         "data": {
             "source": sources.describe(recipe.dataset),
             "rows": {name: len(rows) for name, rows in recipe.splits.items()},

@@ -69,6 +69,8 @@ class Recipe:
         input_column: The column of the raw data that the model sees; duplicates are found by it.
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
+        ordered_labels: Whether that order means something, as it does for stars: then how far off
+            a prediction is counts too.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -84,6 +86,7 @@ class Recipe:
     embedded: ClassVar[Mapping[str, Any]] = {}
     input_column: ClassVar[str] = "text"
     label_names: ClassVar[Sequence[str]] = ()
+    ordered_labels: ClassVar[bool] = False
 
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     train_samples: int | None = option(None, "train on this many rows, drawn by class")
@@ -208,6 +211,10 @@ class Recipe:
 
         return cross_entropy(logits, labels, reduction="none")
 
+    def whole_lengths(self, split: str) -> list[int] | None:
+        """Tokens of each row of a split before truncation; None where rows have no length."""
+        return None
+
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Accuracy and macro F1. Replace it for others: see :class:`finetune.scoring.Scoring`."""
         return self.scoring(prediction)
@@ -256,6 +263,12 @@ class Recipe:
         from finetune.scoring import Scoring
 
         return Scoring(accuracy={}, f1={"average": "macro"})
+
+    @property
+    def known_scoring(self) -> dict[str, Mapping[str, Any]]:
+        """The local metrics and their arguments; none if :meth:`compute_metrics` was replaced."""
+        common = type(self).compute_metrics is Recipe.compute_metrics
+        return dict(self.scoring.arguments) if common else {}
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """The keyword arguments of ``transformers.Trainer``, but for ``args``.
@@ -338,12 +351,12 @@ class TextClassification(Recipe):
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """``dataset`` brought to the columns ``id``, ``text`` and ``label``, missing values
-        refused.
+        refused. Other columns stay, for the slices of the report.
         """
         from finetune.data import findings, labels
 
         findings.require_columns(dataset, self.text_column, self.label_column)
-        dataset = dataset.select_columns(["id", self.text_column, self.label_column])
+        dataset = findings.without_clashes(dataset, self.text_column, self.label_column)
         dataset = dataset.rename_columns(
             {
                 old: new
@@ -358,6 +371,12 @@ class TextClassification(Recipe):
         from finetune.data.tokenize import tokenize
 
         return tokenize(dataset, self.processing_class(), self.max_length)
+
+    def whole_lengths(self, split: str) -> list[int] | None:
+        from finetune.data.tokenize import whole_lengths
+
+        texts, lengths = self.splits[split]["text"][:], self.prepared[split]["length"][:]
+        return whole_lengths(texts, lengths, self.processing_class(), self.max_length)
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer

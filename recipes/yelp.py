@@ -12,6 +12,7 @@ class Yelp(TextClassification):
     """Stars of Yelp reviews (650,000 rows, five classes, balanced; Zhang et al., 2015)."""
 
     label_names = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
+    ordered_labels = True
     training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
     embedded = dict(
         dataset="embedded:imdb",

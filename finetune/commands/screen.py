@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from datasets import Dataset
 from finetune import job, pretrained, provenance
 from finetune.commands import console
 from finetune.data import sources
+from finetune.results import wording
 from finetune.run import Run
 from finetune.settings import Settings
 from finetune.training.arguments import FinetuneArguments
@@ -62,17 +63,18 @@ def batch(
 def end(run: Run) -> None:
     """One table: the test metrics beside the baselines; then time, speed and the directory."""
     metrics, manifest = run.metrics, run.manifest
-    named = {"fine-tuned": metrics["test"], **metrics["baseline"]}
+    found = metrics["statistics"]
     columns = [name for name in metrics["test"] if name != "loss"]
-    rows = manifest["data"]["rows"]["test"]
-    console.say(f"\ntest set, {rows:,} rows")
-    console.table(
-        ["", *columns],
-        [
-            [name, *(f"{scores[column]:.4f}" for column in columns)]
-            for name, scores in named.items()
-        ],
-    )
+    console.say(f"\ntest set, {found['rows']:,} rows, with intervals of 95%")
+    lines = [["fine-tuned", *_scores(found["metrics"], columns)]]
+    for baseline, scores in metrics["baseline"].items():
+        lines.append(
+            [baseline, *(cell for name in columns for cell in (f"{scores[name]:.4f}", ""))]
+        )
+        lines.append(["  fine-tuned has more", *_scores(found["beyond"][baseline], columns, "+")])
+    console.table(["", *(cell for name in columns for cell in (name, ""))], lines)
+    for sentence in wording.unbeaten(found, columns[0]):
+        console.say(f"\n{sentence}")
     before = manifest["steps_before"]
     resumed = f" (after {before:,} before it was resumed)" if before else ""
     seconds, speed = manifest["train_seconds"], manifest["train_rows_per_second"]
@@ -82,6 +84,19 @@ def end(run: Run) -> None:
         f"{speed:,.1f} rows a second; test loss {metrics['test']['loss']:.4f}"
     )
     console.say(f"the run is in {run.path}")
+
+
+def _scores(found: Mapping[str, Any], columns: Sequence[str], sign: str = "") -> list[str]:
+    """Two cells for each column: the value, and its interval."""
+    cells = []
+    for name in columns:
+        each = found.get(name)
+        cells += (
+            [f"{each['value']:{sign}.4f}", f"[{each['low']:{sign}.3f}, {each['high']:{sign}.3f}]"]
+            if each
+            else ["", ""]
+        )
+    return cells
 
 
 def _data(settings: Settings) -> list[str]:

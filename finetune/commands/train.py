@@ -94,9 +94,8 @@ def _refuse_unknown_metric(arguments: FinetuneArguments, recipe: Recipe) -> None
     Only of a recipe that computes its metrics the common way can it be told before.
     """
     name = (arguments.metric_for_best_model or "loss").removeprefix("eval_")
-    common = type(recipe).compute_metrics is Recipe.compute_metrics
-    known = ["loss", *recipe.scoring.arguments]
-    if arguments.load_best_model_at_end and common and name not in known:
+    known = ["loss", *recipe.known_scoring]
+    if arguments.load_best_model_at_end and recipe.known_scoring and name not in known:
         raise UserError(
             f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "
             f"(it computes: {', '.join(known)})"
@@ -115,8 +114,9 @@ def train(settings: Settings) -> Run | None:
     """
     from finetune import provenance
     from finetune.commands import console, screen
+    from finetune.commands.assess import assess
     from finetune.directory import make_way
-    from finetune.results import baseline, predictions
+    from finetune.results import page, predictions
     from finetune.run import Run
     from finetune.training.checkpoint import to_resume
     from finetune.training.trainer import build_trainer
@@ -149,27 +149,31 @@ def train(settings: Settings) -> Run | None:
         trained = trainer.train(resume_from_checkpoint=checkpoint)
         seconds = time.perf_counter() - started
         trainer.save_model()
+        validated = trainer.predict(recipe.prepared["validation"])
         tested = trainer.predict(recipe.prepared["test"])
         state = trainer.state
         del trainer
         gc.collect()
         job.leave()  # the other ranks are done
         if run is not None:
-            predictions.write(run.path, recipe.splits["test"], tested.predictions)
+            rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
+            predictions.write(run.path, rows, tested.predictions, tokens)
+            judged = assess(recipe, validated, tested, baseline=arguments.baseline)
             run.write_metrics(
                 {
                     "validation": provenance.validation_metrics(state),
                     "test": provenance.scores_only(tested.metrics or {}, "test_"),
-                    "baseline": baseline.all_of(
-                        recipe.splits,
-                        recipe.input_column,
-                        recipe.compute_metrics,
-                        recipe.split_seed,
-                    ),
+                    **judged.metrics,
                 }
             )
             before = provenance.steps_before(checkpoint)
-            run.update(status="finished", **provenance.outcome(trained, state, seconds, before))
+            run.update(
+                status="finished",
+                temperature=judged.temperature,
+                baseline_seconds=judged.baseline_seconds,
+                **provenance.outcome(trained, state, seconds, before),
+            )
+            page.write(run)
             screen.end(run)
     except KeyboardInterrupt:
         if run is not None:

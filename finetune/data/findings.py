@@ -29,6 +29,24 @@ def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -
         raise UserError(*mistakes)
 
 
+def without_clashes(dataset: DatasetDict, text_column: str, label_column: str) -> DatasetDict:
+    """``dataset`` without columns that only some splits have, or whose names are the toolkit's."""
+    shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
+    chosen = {"id", text_column, label_column}
+    kept = [
+        name
+        for name in dataset["train"].column_names
+        if name in chosen or (name in shared and not is_own_column(name))
+    ]
+    return dataset.select_columns(kept)
+
+
+def is_own_column(name: str) -> bool:
+    """Whether the toolkit writes a column of this name itself."""
+    own = ("id", "text", "tokens", "label", "labels", "length", "prediction")
+    return name in own or name.startswith("probability of ")
+
+
 def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None]) -> DatasetDict:
     """``dataset`` without rows whose text or label is missing, or a refusal that counts and names
     them.

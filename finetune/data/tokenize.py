@@ -5,6 +5,7 @@ row.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from datasets import DatasetDict
@@ -64,3 +65,26 @@ def _encode(
         "labels": batch["label"],
         "length": [len(tokens) for tokens in encoded["input_ids"]],
     }
+
+
+def whole_lengths(
+    texts: Sequence[str],
+    lengths: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> list[int]:
+    """How many tokens texts have that were truncated; only those that were are tokenized again.
+
+    Args:
+        texts: What was tokenized.
+        lengths: Tokens of each afterwards.
+        tokenizer: Of the model.
+        max_length: To which it truncated.
+    """
+    whole = list(lengths)
+    cut = [index for index, length in enumerate(lengths) if length == max_length]
+    if cut:
+        again = tokenizer([texts[index] for index in cut], verbose=False)["input_ids"]
+        for index, tokens in zip(cut, again, strict=True):
+            whole[index] = len(tokens)
+    return whole

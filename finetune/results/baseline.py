@@ -5,16 +5,51 @@ In a regression, the mean of the training labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import joblib
 import numpy as np
+import sklearn
 from datasets import DatasetDict, Value
-from transformers import EvalPrediction
 
+from finetune import hub
 from finetune.data.labels import class_names
 
 #: More rows take scikit-learn longer than the training of the model itself.
 MOST_ROWS = 100_000
+
+
+def outputs(
+    splits: DatasetDict, input_column: str, seed: int, fingerprint: str, *, fit: bool
+) -> dict[str, np.ndarray]:
+    """What each baseline says of the test rows, in the shape of the outputs of a model.
+
+    Args:
+        splits: ``train`` and ``test``, raw.
+        input_column: Of the texts or images; only texts have a bag of words.
+        seed: Of the draw of :func:`bag_of_words`.
+        fingerprint: Of the splits: a bag of words that was fitted on them before is not again.
+        fit: Whether to have a bag of words at all.
+
+    Returns:
+        By name, shape ``(rows, classes)``, one where the baseline says the class; in a regression
+        shape ``(rows, 1)``.
+    """
+    train, test = splits["train"], splits["test"]
+    names = class_names(train)
+    if not names:
+        return {"mean": np.full((len(test), 1), np.mean(train["label"][:]), dtype=np.float32)}
+    predicted = {"majority class": majority(train["label"][:], len(test))}
+    if fit and isinstance(train.features[input_column], Value):
+        cached = joblib.Memory(hub.caches()["datasets"] / "finetune-baselines", verbose=0).cache(
+            _remembered, ignore=["splits"]
+        )
+        fitted = cached(splits, input_column, seed, fingerprint, sklearn.__version__)
+        if fitted is not None:
+            words, rows = fitted
+            limited = f" ({rows:,} rows)" if rows < len(train) else ""
+            predicted[f"TF-IDF + logistic regression{limited}"] = words
+    return {name: np.eye(len(names))[classes] for name, classes in predicted.items()}
 
 
 def majority(train_labels: Sequence[int], rows: int) -> np.ndarray:
@@ -57,37 +92,9 @@ def bag_of_words(
     return model.predict(test_texts), fitted_on
 
 
-def all_of(
-    splits: DatasetDict,
-    input_column: str,
-    compute_metrics: Callable[[EvalPrediction], dict[str, float]],
-    seed: int,
-) -> dict[str, dict[str, float]]:
-    """The metrics of each baseline on the test rows; the bag of words only where the input is text.
-
-    Args:
-        splits: ``train`` and ``test``, raw.
-        input_column: Of the texts or images.
-        compute_metrics: The recipe's.
-        seed: Of the draw of :func:`bag_of_words`.
-    """
+def _remembered(
+    splits: DatasetDict, input_column: str, seed: int, fingerprint: str, version: str
+) -> tuple[np.ndarray, int] | None:
+    """:func:`bag_of_words` of the splits, which their fingerprint stands for."""
     train, test = splits["train"], splits["test"]
-    names, labels = class_names(train), np.asarray(test["label"][:])
-    if not names:
-        mean = np.full((len(test), 1), np.mean(train["label"][:]), dtype=np.float32)
-        return {"mean": compute_metrics(EvalPrediction(predictions=mean, label_ids=labels))}
-    predicted = {"majority class": majority(train["label"][:], len(test))}
-    if isinstance(train.features[input_column], Value):
-        fitted = bag_of_words(
-            train[input_column][:], train["label"][:], test[input_column][:], seed
-        )
-        if fitted is not None:
-            words, rows = fitted
-            limited = f" ({rows:,} rows)" if rows < len(train) else ""
-            predicted[f"TF-IDF + logistic regression{limited}"] = words
-    return {
-        name: compute_metrics(
-            EvalPrediction(predictions=np.eye(len(names))[classes], label_ids=labels)
-        )
-        for name, classes in predicted.items()
-    }
+    return bag_of_words(train[input_column][:], train["label"][:], test[input_column][:], seed)

@@ -64,13 +64,13 @@ def brier_scores(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
         Of each row, shape ``(rows,)``.
     """
     right = probabilities[np.arange(len(labels)), labels]
-    return (probabilities**2).sum(axis=1) - 2 * right + 1
+    return np.asarray((probabilities**2).sum(axis=1) - 2 * right + 1)
 
 
 def log_losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Minus the logarithm of the probability of the true class, in nats, shape ``(rows,)``."""
     right = probabilities[np.arange(len(labels)), labels]
-    return -np.log(np.maximum(right, np.finfo(np.float64).tiny))
+    return np.asarray(-np.log(np.maximum(right, np.finfo(np.float64).tiny)))
 
 
 def temperature(logits: np.ndarray, labels: np.ndarray) -> float:

@@ -67,27 +67,32 @@ def of_each(
 
 def of_mean(values: np.ndarray, draws: int = DRAWS, seed: int = SEED) -> Interval:
     """Of the mean of what each row has, shape ``(rows,)``."""
-    return of_rows(lambda rows: values[rows].mean(axis=-1), len(values), draws, seed)
+    return of_rows(lambda rows: values[rows].mean(axis=1, keepdims=True), len(values), draws, seed)[
+        0
+    ]
 
 
 def of_rows(
-    metric: Callable[[np.ndarray], np.ndarray], rows: int, draws: int = DRAWS, seed: int = SEED
-) -> Interval:
-    """Of any metric: the rows themselves are drawn.
+    metrics: Callable[[np.ndarray], np.ndarray], rows: int, draws: int = DRAWS, seed: int = SEED
+) -> list[Interval]:
+    """Of any metrics: the rows themselves are drawn.
 
     Args:
-        metric: From indices of rows, shape ``(draws, rows)``, to shape ``(draws,)``.
+        metrics: From indices of rows, shape ``(draws, rows)``, to shape ``(draws, metrics)``.
         rows: How many there are.
         draws: Bootstrap samples.
         seed: Of the draws.
     """
     generator = np.random.default_rng(seed)
     at_once = max(1, _INDICES_AT_ONCE // rows)
-    drawn = [
-        metric(generator.integers(rows, size=(min(at_once, draws - start), rows)))
-        for start in range(0, draws, at_once)
-    ]
-    return _between(float(metric(np.arange(rows)[None])[0]), np.concatenate(drawn))
+    drawn = np.concatenate(
+        [
+            metrics(generator.integers(rows, size=(min(at_once, draws - start), rows)))
+            for start in range(0, draws, at_once)
+        ]
+    )
+    values = metrics(np.arange(rows)[None])[0]
+    return [_between(float(value), column) for value, column in zip(values, drawn.T, strict=True)]
 
 
 def _between(value: float, drawn: np.ndarray) -> Interval:

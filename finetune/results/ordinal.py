@@ -40,4 +40,5 @@ def quadratic_kappa(matrices: np.ndarray) -> np.ndarray:
 
 def _distances(classes: int) -> np.ndarray:
     number = np.arange(classes)
-    return np.abs(number[:, None] - number[None, :])
+    distances: np.ndarray = np.abs(number[:, None] - number[None, :])
+    return distances

@@ -68,9 +68,10 @@ def difference(
     kinds, numbers = np.unique(np.stack([labels, first, second]), axis=1, return_counts=True)
 
     def gain(drawn: np.ndarray) -> np.ndarray:
-        return metric(_matrices(drawn, kinds[0], kinds[2], classes)) - metric(
-            _matrices(drawn, kinds[0], kinds[1], classes)
+        one, other = (
+            metric(_matrices(drawn, kinds[0], said, classes)) for said in (kinds[1], kinds[2])
         )
+        return np.asarray(other - one)
 
     return intervals.of_counts(gain, numbers, draws, seed)
 

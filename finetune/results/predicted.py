@@ -35,7 +35,8 @@ class Predicted:
     @property
     def classes(self) -> np.ndarray:
         """The most probable class of each row, shape ``(rows,)``."""
-        return self.probabilities.argmax(axis=1)
+        classes: np.ndarray = self.probabilities.argmax(axis=1)
+        return classes
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from finetune.results import calibration, counts, intervals, ordinal, pairs, ranking
-from finetune.results.intervals import Interval
 from finetune.results.predicted import Predicted
 
 #: Shares of the rows on which a model that abstains on the others is judged.
@@ -35,9 +35,9 @@ def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, An
     found: dict[str, Any] = {
         "rows": len(predicted),
         "metrics": {
-            **{name: _plain(intervals.of_counts(each, matrix)) for name, each in metrics.items()},
-            "log_loss": _plain(intervals.of_mean(calibration.log_losses(probabilities, labels))),
-            "brier_score": _plain(
+            **{name: asdict(intervals.of_counts(each, matrix)) for name, each in metrics.items()},
+            "log_loss": asdict(intervals.of_mean(calibration.log_losses(probabilities, labels))),
+            "brier_score": asdict(
                 intervals.of_mean(calibration.brier_scores(probabilities, labels))
             ),
         },
@@ -48,10 +48,10 @@ def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, An
         "coverage": _coverage(predicted),
     }
     if area := ranking.mean_roc(probabilities, labels):
-        found["metrics"]["roc_area"] = _plain(area)
+        found["metrics"]["roc_area"] = asdict(area)
     if ordered and len(predicted.names) > 2:
         found["ordered"] = {
-            name: _plain(intervals.of_counts(each, matrix))
+            name: asdict(intervals.of_counts(each, matrix))
             for name, each in (
                 ("mean_absolute_error", ordinal.mean_absolute_error),
                 ("quadratic_kappa", ordinal.quadratic_kappa),
@@ -80,7 +80,7 @@ def beyond(
 ) -> dict[str, Any]:
     """How much more of each metric of counts a model has than a baseline, on the same rows."""
     return {
-        name: _plain(pairs.difference(each, labels, baseline, predicted, classes))
+        name: asdict(pairs.difference(each, labels, baseline, predicted, classes))
         for name, each in metrics.items()
     }
 
@@ -96,9 +96,9 @@ def _classes(predicted: Predicted, matrix: np.ndarray) -> dict[str, Any]:
     drawn = {name: intervals.of_each(score, matrix) for name, score in scores.items()}
     return {
         name: {
-            **{score: _plain(each[index]) for score, each in drawn.items()},
+            **{score: asdict(each[index]) for score, each in drawn.items()},
             **(
-                {"roc_area": _plain(area.roc), "pr_area": _plain(area.precision_recall)}
+                {"roc_area": asdict(area.roc), "pr_area": asdict(area.precision_recall)}
                 if (area := areas[index])
                 else {}
             ),
@@ -113,7 +113,7 @@ def _top_k(predicted: Predicted) -> dict[str, Any]:
     right = predicted.probabilities[np.arange(len(predicted)), predicted.labels]
     above = (predicted.probabilities > right[:, None]).sum(axis=1)
     return {
-        str(k): _plain(intervals.of_mean((above < k).astype(np.float64)))
+        str(k): asdict(intervals.of_mean((above < k).astype(np.float64)))
         for k in (2, 3, 5)
         if k < len(predicted.names)
     }
@@ -127,7 +127,3 @@ def _coverage(predicted: Predicted) -> list[dict[str, float]]:
         {"coverage": share, "accuracy": float(accuracy[count - 1])}
         for share, count in zip(COVERAGES, rows, strict=True)
     ]
-
-
-def _plain(interval: Interval) -> dict[str, float]:
-    return {"value": interval.value, "low": interval.low, "high": interval.high}

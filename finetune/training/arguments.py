@@ -59,6 +59,10 @@ class FinetuneArguments(TrainingArguments):
             "processes)"
         },
     )
+    baseline: bool = field(
+        default=True,
+        metadata={"help": "fit a bag of words on the same rows, for the model to beat"},
+    )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
         metadata={"help": "let DDP look for parameters that a step does not use (slower)"},

@@ -23,6 +23,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
+from finetune.training.callbacks import Meter
 from finetune.training.checkpoint import KeepEpochs
 from finetune.training.loss import GlobalLoss
 from finetune.training.parallel import DataParallel
@@ -48,6 +49,8 @@ class Trainer(transformers.Trainer):
             compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
         )
         self.add_callback(KeepEpochs(self.args.save_every))
+        assert self.args.global_batch_size is not None
+        self.add_callback(Meter(self.args.global_batch_size))
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
         if self.args.process_index > 0:  # it would print once on every machine

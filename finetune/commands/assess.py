@@ -1,0 +1,76 @@
+"""What a training was worth: the statistics of its test rows, beside what it has to beat."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import softmax
+from transformers import EvalPrediction
+from transformers.trainer_utils import PredictionOutput
+
+from finetune.data.splits import fingerprint
+from finetune.recipe import Recipe
+from finetune.results import assessment, calibration
+from finetune.results import baseline as baselines
+from finetune.results.predicted import Predicted
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is known of a training once it is over.
+
+    Attributes:
+        metrics: ``baseline`` and ``statistics`` of ``metrics.json``.
+        temperature: Of the probabilities, fitted on the validation rows; None in a regression.
+        baseline_seconds: What the baselines took.
+    """
+
+    metrics: dict[str, Any]
+    temperature: float | None
+    baseline_seconds: float
+
+
+def assess(
+    recipe: Recipe, validated: PredictionOutput, tested: PredictionOutput, *, baseline: bool
+) -> Judged:
+    """Judge the outputs of a model.
+
+    Args:
+        recipe: Of the run.
+        validated: The outputs of the validation rows.
+        tested: The outputs of the test rows.
+        baseline: Whether to fit a bag of words, too.
+    """
+    started = time.perf_counter()
+    said = baselines.outputs(
+        recipe.splits,
+        recipe.input_column,
+        recipe.split_seed,
+        fingerprint(recipe.splits, recipe.input_column),
+        fit=baseline,
+    )
+    seconds = round(time.perf_counter() - started, 2)
+    labels, outputs = np.asarray(tested.label_ids), np.asarray(tested.predictions)
+    temperature = None
+    if recipe.labels:
+        temperature = calibration.temperature(
+            np.asarray(validated.predictions, dtype=np.float64), np.asarray(validated.label_ids)
+        )
+        statistics = assessment.of_classes(
+            Predicted(recipe.labels, labels, softmax(outputs.astype(np.float64), axis=1)),
+            recipe.known_scoring,
+            recipe.compute_metrics,
+            said,
+            ordered=recipe.ordered_labels,
+            temperature=temperature,
+        )
+    else:
+        statistics = assessment.of_numbers(outputs, labels, recipe.compute_metrics, said)
+    scores = {
+        name: recipe.compute_metrics(EvalPrediction(predictions=each, label_ids=labels))
+        for name, each in said.items()
+    }
+    return Judged({"baseline": scores, "statistics": statistics}, temperature, seconds)

@@ -1,0 +1,24 @@
+"""``python -m finetune report RUN``: the page and the plots of a run, made again.
+
+python -m finetune report runs/yelp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finetune.commands.parser import Parser
+
+
+def main(words: Sequence[str]) -> int:
+    """``finetune report RUN``."""
+    parser = Parser("report", __doc__)
+    parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+    given = parser.parse_args(words)
+
+    from finetune.commands import console
+    from finetune.results import page
+    from finetune.run import Run
+
+    console.say(f"the report is {page.write(Run.load(given.run))}")
+    return 0

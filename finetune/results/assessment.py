@@ -1,0 +1,116 @@
+"""What ``metrics.json`` says of a finished run: scores, intervals, baselines, calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from transformers import EvalPrediction
+
+from finetune.results import calibration, counts, intervals, statistics
+from finetune.results.predicted import Predicted
+
+#: Of so many rows a whole evaluation takes too long to be repeated as often.
+_MANY_ROWS, _FEWER_DRAWS = 5_000, 200
+Compute = Callable[[EvalPrediction], dict[str, float]]
+
+
+def of_classes(
+    predicted: Predicted,
+    scoring: Mapping[str, Mapping[str, Any]],
+    compute: Compute,
+    baselines: Mapping[str, np.ndarray],
+    *,
+    ordered: bool,
+    temperature: float | None,
+) -> dict[str, Any]:
+    """The statistics of a classifier and its baselines on the same rows.
+
+    Args:
+        predicted: The test rows.
+        scoring: The arguments of each local metric that ``compute`` is made of; empty if it is
+            the recipe's own.
+        compute: The metrics of the recipe.
+        baselines: What each says, shape ``(rows, classes)``.
+        ordered: Whether the classes have an order.
+        temperature: Fitted on the validation rows, if there is one.
+    """
+    metrics = of_counts(scoring)
+    found = statistics.of(predicted, metrics, ordered=ordered)
+    beyond = {}
+    for name, said in baselines.items():
+        classes = said.argmax(axis=1)
+        beyond[name] = statistics.beyond(
+            predicted.labels, classes, predicted.classes, len(predicted.names), metrics
+        )
+    if not metrics:  # the recipe's own, of which nothing is known
+        own = _of_outputs(predicted.probabilities, predicted.labels, compute, baselines)
+        found["metrics"] |= own["metrics"]
+        beyond = own["beyond"]
+    if temperature is not None:
+        mended = Predicted(
+            predicted.names,
+            predicted.labels,
+            calibration.scaled(predicted.probabilities, temperature),
+        )
+        found["calibration"] |= {
+            "temperature": temperature,
+            "after": statistics.calibrated(mended),
+        }
+    return {**found, "beyond": beyond}
+
+
+def of_numbers(
+    outputs: np.ndarray, labels: np.ndarray, compute: Compute, baselines: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The same of a regression: intervals of the recipe's own metrics.
+
+    Args:
+        outputs: Of the model, shape ``(rows, 1)``.
+        labels: Shape ``(rows,)``.
+        compute: The metrics of the recipe.
+        baselines: What each says, shape ``(rows, 1)``.
+    """
+    return {"rows": len(labels), **_of_outputs(outputs, labels, compute, baselines)}
+
+
+def of_counts(
+    scoring: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """Those of the local metrics that are functions of confusion matrices."""
+    found = {name: counts.metric(name, arguments) for name, arguments in scoring.items()}
+    return {name: metric for name, metric in found.items() if metric is not None}
+
+
+def _of_outputs(
+    outputs: np.ndarray, labels: np.ndarray, compute: Compute, baselines: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Intervals of metrics of which nothing is known: each draw is a whole evaluation."""
+    said = {"": outputs, **baselines}
+    names = list(compute(EvalPrediction(predictions=outputs, label_ids=labels)))
+
+    def scores(drawn: np.ndarray) -> np.ndarray:
+        """Of the model, then what it has beyond each baseline, on the same drawn rows."""
+        found = [
+            [
+                list(
+                    compute(EvalPrediction(predictions=each[rows], label_ids=labels[rows])).values()
+                )
+                for each in said.values()
+            ]
+            for rows in drawn
+        ]
+        of_each = np.array(found)  # shape (draws, model and baselines, metrics)
+        of_each[:, 1:] = of_each[:, :1] - of_each[:, 1:]
+        return of_each.reshape(len(drawn), -1)
+
+    rows = len(labels)
+    draws = intervals.DRAWS if rows <= _MANY_ROWS else _FEWER_DRAWS
+    found = [asdict(each) for each in intervals.of_rows(scores, rows, draws)]
+    by_source = {
+        name: dict(zip(names, found[index * len(names) :], strict=False))
+        for index, name in enumerate(said)
+    }
+    return {"metrics": by_source.pop(""), "beyond": by_source}

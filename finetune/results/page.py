@@ -1,0 +1,240 @@
+"""``report.html``: one file that shows what a run is worth, and its plots beside it as PNG.
+
+Everything comes from the run directory: ``run.json``, ``metrics.json``, ``predictions.parquet``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from finetune.errors import UserError
+from finetune.results import plots, rows, wording
+from finetune.results.plots import Plot
+from finetune.results.predicted import Predicted
+from finetune.run import Run
+
+PAGE, PLOTS = "report.html", "plots"
+_MISTAKES, _SLICES = 20, 10
+_LONGEST_TEXT = 1200
+
+
+def write(run: Run) -> Path:
+    """Write the page and the plots of a finished run; what was there is replaced.
+
+    Raises:
+        UserError: if the run has no statistics, because it did not finish or is of an older
+            release.
+    """
+    content, figures = _content(run)
+    directory = run.path / PLOTS
+    directory.mkdir(exist_ok=True)
+    for name, plot in figures.items():
+        plot.save(directory / f"{name}.png")
+    environment = Environment(
+        loader=PackageLoader("finetune.results", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters |= {
+        "score": wording.score,
+        "percent": wording.percent,
+        "words": wording.name,
+    }
+    page = run.path / PAGE
+    temporary = page.with_suffix(".tmp")
+    text = environment.get_template("report.html.jinja").render(content)
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, page)
+    return page
+
+
+def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
+    manifest, metrics, table = run.manifest, run.metrics, run.predictions
+    if "statistics" not in metrics:
+        raise UserError(
+            f"{run.path} has no statistics in its metrics.json: it is of an older release; "
+            "train it again"
+        )
+    statistics, names = metrics["statistics"], run.labels
+    headline = [name for name in metrics["test"] if name in statistics["metrics"]]
+    predicted = Predicted.of_table(table, names) if names else None
+    figures = _figures(manifest, statistics, table, predicted)
+    content = {
+        "title": f"{manifest['recipe']}: {manifest['data']['source']}",
+        "verdict": wording.verdict(statistics, headline),
+        "warnings": manifest["data"]["notes"],
+        "rows": statistics["rows"],
+        "metrics": headline,
+        "statistics": {"classes": None, **statistics},
+        "baseline": metrics["baseline"],
+        "others": _others(statistics, headline),
+        "manifest": manifest,
+        "facts": _facts(manifest),
+        "options": _options(manifest),
+        "calibration": _of_calibration(statistics),
+        "slices": [],
+        "mistakes": [],
+        "suspects": [],
+        "mistaken": "",
+        "plots": _by_section(figures),
+    }
+    if predicted is not None:
+        wrong = int((predicted.classes != predicted.labels).sum())
+        content |= {
+            "slices": rows.worst_slices(predicted, table, _SLICES),
+            "mistakes": _rows(predicted, table, rows.surest_mistakes(predicted, _MISTAKES)),
+            "suspects": _rows(predicted, table, rows.likely_label_errors(predicted, _MISTAKES)),
+            "mistaken": f"{wrong:,} of {len(predicted):,} rows are wrong.",
+        }
+    content["sections"] = _sections(content)
+    return content, figures
+
+
+def _figures(
+    manifest: Mapping[str, Any],
+    statistics: Mapping[str, Any],
+    table: pd.DataFrame,
+    predicted: Predicted | None,
+) -> dict[str, Plot]:
+    history = manifest["history"]
+    found: dict[str, Plot | None] = {
+        "learning_curves": plots.learning_curves(history, manifest["best_step"]),
+        "speed": plots.speed(history),
+    }
+    if predicted is None:
+        found["predictions"] = plots.numbers(
+            table["label"].to_numpy(dtype=float), table["prediction"].to_numpy(dtype=float)
+        )
+    else:
+        found |= {
+            "confusion": plots.confusion(statistics["confusion"], predicted.names),
+            "classes": plots.classes(statistics["classes"]),
+            "reliability": plots.reliability(statistics["calibration"]),
+            "coverage": plots.coverage(statistics["coverage"]),
+        }
+        if "tokens" in table:
+            right: np.ndarray = predicted.classes == predicted.labels
+            found["length"] = plots.lengths(
+                table["tokens"].to_numpy(), right, manifest["options"].get("max_length")
+            )
+    return {name: plot for name, plot in found.items() if plot is not None}
+
+
+def _by_section(figures: Mapping[str, Plot]) -> dict[str, list[dict[str, str]]]:
+    sections = {
+        "scores": ("predictions",),
+        "training": ("learning_curves", "speed"),
+        "classes": ("confusion", "classes"),
+        "probabilities": ("reliability", "coverage"),
+        "length": ("length",),
+    }
+    return {
+        section: [
+            {"svg": figures[name].svg(), "alt": figures[name].alt}
+            for name in names
+            if name in figures
+        ]
+        for section, names in sections.items()
+    }
+
+
+def _sections(content: Mapping[str, Any]) -> list[str]:
+    classified = bool(content["statistics"]["classes"])
+    there = {
+        "Scores": True,
+        "Training": True,
+        "Classes": classified,
+        "Probabilities": classified,
+        "Length": bool(content["plots"]["length"]),
+        "Slices": bool(content["slices"]),
+        "Mistakes": classified,
+        "Provenance": True,
+    }
+    return [name for name, is_there in there.items() if is_there]
+
+
+def _others(statistics: Mapping[str, Any], headline: list[str]) -> dict[str, Any]:
+    found = {
+        wording.name(name): each
+        for name, each in statistics["metrics"].items()
+        if name not in headline
+    }
+    for k, each in statistics.get("top_k", {}).items():
+        found[f"true class among the {k} most probable"] = each
+    for name, each in statistics.get("ordered", {}).items():
+        found[wording.name(name)] = each
+    return found
+
+
+def _of_calibration(statistics: Mapping[str, Any]) -> str:
+    found = statistics.get("calibration")
+    if found is None:
+        return ""
+    error = found["expected_calibration_error"]
+    said = (
+        f"The expected calibration error is {error:.3f}: so far is the accuracy from the "
+        "probability, on average."
+    )
+    if "temperature" not in found:
+        return said
+    hot, after = found["temperature"], found["after"]["expected_calibration_error"]
+    sure = "too sure" if hot > 1 else "not sure enough"
+    return (
+        f"{said} On the validation rows the model was {sure}; at the temperature {hot:.2f}, "
+        f"fitted there, the error on the test rows is {after:.3f} "
+        "(python -m finetune predict --calibrated)."
+    )
+
+
+def _rows(predicted: Predicted, table: pd.DataFrame, chosen: np.ndarray) -> list[dict[str, Any]]:
+    found = []
+    for index in chosen:
+        text = str(table["text"].iloc[index]) if "text" in table else None
+        if text is not None and len(text) > _LONGEST_TEXT:
+            text = f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
+        said = predicted.classes[index]
+        found.append(
+            {
+                "id": table["id"].iloc[index],
+                "text": text,
+                "label": predicted.names[predicted.labels[index]],
+                "of_label": predicted.probabilities[index, predicted.labels[index]],
+                "prediction": predicted.names[said],
+                "probability": predicted.probabilities[index, said],
+            }
+        )
+    return found
+
+
+def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    launch, data = manifest["launch"], manifest["data"]
+    processes = f"{launch['world_size']} process{'es' * (launch['world_size'] > 1)}"
+    seconds = manifest["train_seconds"]
+    return {
+        "data": f"{data['source']}, fingerprint {data['fingerprint']}",
+        "rows": ", ".join(f"{count:,} {name}" for name, count in data["rows"].items()),
+        "training": f"{manifest['steps']:,} steps in {seconds:,.1f} s, "
+        f"{manifest['train_rows_per_second']:,.1f} rows a second",
+        "launch": f"{launch['parallel_mode']}, {processes}, {launch['device']}, "
+        f"{launch['precision']}",
+        "versions": ", ".join(f"{name} {each}" for name, each in manifest["versions"].items()),
+        "revision": str(manifest["git_revision"] or "not from a checkout"),
+    }
+
+
+def _options(manifest: Mapping[str, Any]) -> dict[str, str]:
+    shown = (
+        *("global_batch_size", "learning_rate", "num_train_epochs", "max_steps", "seed", "optim"),
+        *("lr_scheduler_type", "weight_decay", "warmup_steps", "max_grad_norm"),
+    )
+    arguments = manifest["arguments"]
+    chosen = {name: str(arguments[name]) for name in shown if name in arguments}
+    return {**{name: str(value) for name, value in manifest["options"].items()}, **chosen}

@@ -1,0 +1,112 @@
+"""Which rows a classifier gets wrong: the surest mistakes, labels that may be wrong, slices."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.stats import binomtest
+
+from finetune.data.findings import is_own_column
+from finetune.results.intervals import LEVEL, Interval
+from finetune.results.predicted import Predicted
+
+_FEWEST_ROWS = 20
+_MOST_VALUES = 30
+_LENGTH_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows that have something in common.
+
+    Attributes:
+        name: What they have.
+        rows: How many there are.
+        accuracy: On them, by Wilson's interval.
+        lower: Whether the whole interval is below the accuracy on all rows.
+    """
+
+    name: str
+    rows: int
+    accuracy: Interval
+    lower: bool
+
+
+def surest_mistakes(predicted: Predicted, most: int) -> np.ndarray:
+    """Indices of wrong rows, the one with the highest probability first."""
+    wrong = np.flatnonzero(predicted.classes != predicted.labels)
+    sure = predicted.probabilities.max(axis=1)[wrong]
+    return wrong[np.argsort(-sure, kind="stable")][:most]
+
+
+def likely_label_errors(predicted: Predicted, most: int) -> np.ndarray:
+    """Indices of rows whose label is likely wrong, the likeliest first.
+
+    Confident learning (Northcutt, Jiang and Chuang, JAIR 70, 2021): a row is taken to be of a
+    class if its probability reaches the mean of the rows that bear that label; it is suspected if
+    that class is not its own, and ranked by how far its own lies behind.
+    """
+    rows = np.arange(len(predicted))
+    own = predicted.probabilities[rows, predicted.labels]
+    thresholds = np.array(
+        [
+            own[predicted.labels == each].mean() if (predicted.labels == each).any() else np.inf
+            for each in range(len(predicted.names))
+        ]
+    )
+    confident = np.where(predicted.probabilities >= thresholds, predicted.probabilities, -1.0)
+    taken_for, best = confident.argmax(axis=1), confident.max(axis=1)
+    suspected = np.flatnonzero((best >= 0) & (taken_for != predicted.labels) & (best > own))
+    margin = best[suspected] - own[suspected]
+    return suspected[np.argsort(-margin, kind="stable")][:most]
+
+
+def worst_slices(predicted: Predicted, table: pd.DataFrame, most: int) -> list[Slice]:
+    """The slices with the lowest accuracy: by true class, by length, by the columns of the data.
+
+    Args:
+        predicted: The rows.
+        table: ``predictions.parquet``; a column that came with the data is a source of slices if
+            it has 2 to 30 values.
+        most: How many slices; those of fewer than 20 rows are left out.
+    """
+    right = predicted.classes == predicted.labels
+    groups = {
+        f"true class '{name}'": predicted.labels == index
+        for index, name in enumerate(predicted.names)
+    }
+    if "tokens" in table:
+        groups |= _by_length(table["tokens"].to_numpy())
+    for column in table.columns:
+        if is_own_column(column):
+            continue
+        values = table[column]
+        kinds = values.dropna().unique()
+        if 1 < len(kinds) <= _MOST_VALUES:
+            groups |= {f"{column} = {each}": (values == each).to_numpy() for each in kinds}
+    found = [
+        _slice(name, right[chosen], float(right.mean()))
+        for name, chosen in groups.items()
+        if _FEWEST_ROWS <= chosen.sum() < len(right)
+    ]
+    return sorted(found, key=lambda each: each.accuracy.value)[:most]
+
+
+def _by_length(tokens: np.ndarray) -> dict[str, np.ndarray]:
+    edges = np.unique(np.quantile(tokens, np.linspace(0, 1, _LENGTH_GROUPS + 1)).astype(int))
+    groups = {}
+    for low, high in itertools.pairwise(edges):
+        last = high == edges[-1]
+        upper = high if last else high - 1
+        groups[f"{low:,} to {upper:,} tokens"] = (tokens >= low) & (tokens <= upper)
+    return groups
+
+
+def _slice(name: str, right: np.ndarray, overall: float) -> Slice:
+    test = binomtest(int(right.sum()), len(right))
+    interval = test.proportion_ci(LEVEL, method="wilson")
+    accuracy = Interval(float(right.mean()), float(interval.low), float(interval.high))
+    return Slice(name, len(right), accuracy, accuracy.high < overall)

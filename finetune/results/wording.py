@@ -1,0 +1,81 @@
+"""Scores as a reader meets them: numbers, names and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_WORDS = {
+    "f1": "F1",
+    "mse": "MSE",
+    "r2": "R²",
+    "log_loss": "log loss (nats)",
+    "brier_score": "Brier score",
+    "roc_area": "ROC area, mean of the classes",
+    "matthews_correlation": "Matthews correlation",
+    "mean_absolute_error": "mean absolute error (classes)",
+    "quadratic_kappa": "quadratic kappa",
+    "within_one": "off by one class at most",
+}
+_LOWER_IS_BETTER = ("mse", "rmse", "mae", "log_loss", "brier_score", "mean_absolute_error")
+
+
+def score(value: float, signed: bool = False) -> str:
+    """Four significant digits after the point, or in all where the value is large."""
+    text = f"{value:.4f}" if abs(value) < 1000 else f"{value:,.4g}"
+    return f"+{text}" if signed and value > 0 else text.replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float) -> str:
+    """With one digit after the point."""
+    return f"{value:.1%}"
+
+
+def name(metric: str) -> str:
+    """What a reader calls a score."""
+    return _WORDS.get(metric, metric.replace("_", " "))
+
+
+def verdict(statistics: Mapping[str, Any], headline: Sequence[str]) -> str:
+    """In words: the first scores, and whether the model beats what it has to.
+
+    Args:
+        statistics: Of ``metrics.json``.
+        headline: The metrics of the recipe; the first decides.
+    """
+    said = ", ".join(
+        f"{name(each)} {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+        for each in headline
+        for found in [statistics["metrics"][each]]
+    )
+    judged = [
+        against(baseline, scores[headline[0]], headline[0])
+        for baseline, scores in statistics["beyond"].items()
+        if headline[0] in scores
+    ]
+    return " ".join([f"{said[0].upper()}{said[1:]}.", *judged])
+
+
+def unbeaten(statistics: Mapping[str, Any], metric: str) -> list[str]:
+    """A sentence for each baseline that fine-tuning does not beat."""
+    return [
+        against(baseline, scores[metric], metric)
+        for baseline, scores in statistics["beyond"].items()
+        if metric in scores and not _sign(scores[metric], metric) > 0
+    ]
+
+
+def against(baseline: str, gap: Mapping[str, float], metric: str) -> str:
+    """Whether fine-tuning beats a baseline, by the interval of the difference in one metric."""
+    amount = f"{name(metric)} {gap['value']:+.3f}, {gap['low']:+.3f} to {gap['high']:+.3f}"
+    verb = {1: "beats", -1: "is worse than", 0: "does not beat"}[_sign(gap, metric)]
+    chance = "; the difference may be chance" if verb == "does not beat" else ""
+    return f"Fine-tuning {verb} the baseline '{baseline}' ({amount}){chance}."
+
+
+def _sign(gap: Mapping[str, float], metric: str) -> int:
+    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both."""
+    better = -1 if metric in _LOWER_IS_BETTER else 1
+    if gap["low"] > 0:
+        return better
+    return -better if gap["high"] < 0 else 0
