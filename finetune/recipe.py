@@ -30,6 +30,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
+    Self,
     dataclass_transform,
     get_args,
     get_origin,
@@ -244,6 +245,16 @@ class Recipe:
         dataset = self.split(dataset)
         findings.refuse_untrainable(dataset)
         return dataset
+
+    def over(self, splits: DatasetDict) -> Self:
+        """The same recipe over these raw splits, taken as they are instead of loaded.
+
+        Args:
+            splits: ``train``, ``validation`` and ``test`` as :attr:`splits` has them.
+        """
+        copy = dataclasses.replace(self)
+        copy.splits = splits
+        return copy
 
     @functools.cached_property
     def prepared(self) -> DatasetDict:

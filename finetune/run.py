@@ -3,8 +3,10 @@
 runs/yelp/
   config.json model.safetensors tokenizer...   loads with ``from_pretrained`` and ``pipeline()``
   run.json              recipe, options, arguments, versions, data, launch, times, status
-  metrics.json          {"validation": {...}, "test": {...}, "baseline": {...}}
+  metrics.json          {"validation": {...}, "test": {...}, "baseline": {...}, "statistics": {...}}
   predictions.parquet   the test rows: id, text, label, prediction, probability of every class
+  report.html plots/    what the run is worth, to look at
+  README.md             the model card
   checkpoint-N/         resumable
 """
 

@@ -43,7 +43,7 @@ def write_run(
     for name, values in (columns or {}).items():
         table = table.add_column(name, values)
     run = Run(directory)
-    run.update(**_manifest(directory, rows, names), **manifest)
+    run.update(**{**_manifest(directory, rows, names), **manifest})
     predictions.write(directory, table, logits, tokens)
     majority = np.zeros((rows, len(names)))
     majority[:, 0] = 1

@@ -18,12 +18,9 @@ def test_bag_of_words_learns_words() -> None:
     assert rows == 40
 
 
-def test_bag_of_words_of_a_large_set_is_fitted_on_a_share(monkeypatch: object) -> None:
-    from finetune.results import baseline
-
-    monkeypatch.setattr(baseline, "MOST_ROWS", 30)  # type: ignore[attr-defined]
+def test_bag_of_words_of_a_large_set_is_fitted_on_a_share() -> None:
     train = [f"{('dull', 'lovely')[number % 2]} thing" for number in range(100)]
-    fitted = bag_of_words(train, np.arange(100) % 2, ["lovely"], seed=0)
+    fitted = bag_of_words(train, np.arange(100) % 2, ["lovely"], seed=0, most_rows=30)
     assert fitted is not None
     assert fitted[1] == 30
 

@@ -170,7 +170,8 @@ def test_the_verb_makes_it_again(
     (run.path / "report.html").unlink()
     assert cli.main(["report", str(run.path)]) == 0
     assert (run.path / "report.html").read_bytes() == before
-    assert capsys.readouterr().out == f"the report is {run.path}/report.html\n"
+    out = capsys.readouterr().out
+    assert out == f"the report is {run.path}/report.html, the model card {run.path}/README.md\n"
     with pytest.raises(UserError, match="not the directory of a run"):
         Run.load(run.path / "nothing")
 

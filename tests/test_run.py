@@ -83,6 +83,7 @@ def test_the_files_of_a_run(run: Run) -> None:
         *("run.json", "metrics.json", "predictions.parquet"),
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("training_args.bin", "checkpoint-18", "checkpoint-27", "checkpoint-36"),
+        *("report.html", "plots", "README.md"),
     }
 
 
@@ -147,7 +148,16 @@ def test_metrics_json_is_of_validation_test_and_baselines(run: Run) -> None:
         "validation": {"loss", "accuracy", "f1"},
         "test": {"loss", "accuracy", "f1"},
         "baseline": {"majority class", "TF-IDF + logistic regression"},
+        "statistics": {
+            *("rows", "metrics", "classes", "confusion", "top_k", "calibration", "coverage"),
+            "beyond",
+        },
     }
+    assert metrics["statistics"]["metrics"].keys() == {
+        *("accuracy", "f1", "log_loss", "brier_score", "roc_area")
+    }
+    assert run.manifest["temperature"] > 0
+    assert run.manifest["scoring"] == {"accuracy": {}, "f1": {"average": "macro"}}
     values = [*metrics["validation"].values(), *metrics["test"].values()]
     values += [value for scores in metrics["baseline"].values() for value in scores.values()]
     assert {type(value) for value in values} == {float}
@@ -159,7 +169,7 @@ def test_metrics_json_is_of_validation_test_and_baselines(run: Run) -> None:
 def test_predictions_are_of_the_test_rows_in_their_order(run: Run, recipe: Reviews) -> None:
     table, test = run.predictions, recipe.splits["test"]
     assert list(table.columns) == [
-        *("id", "text", "label", "prediction"),
+        *("id", "text", "tokens", "label", "prediction"),
         *("probability of dish", "probability of drink", "probability of place"),
     ]
     assert table["id"].tolist() == test["id"][:]
@@ -229,11 +239,29 @@ def test_of_very_many_rows_the_baseline_takes_a_seeded_draw(
 ) -> None:
     monkeypatch.setattr(baseline, "MOST_ROWS", 40)
 
-    def found(seed: int) -> dict[str, dict[str, float]]:
-        return baseline.all_of(recipe.splits, "text", recipe.compute_metrics, seed)
+    def found(seed: int) -> dict[str, np.ndarray]:
+        return baseline.outputs(recipe.splits, "text", seed, "these rows", fit=True)
 
-    assert list(found(1)) == ["majority class", "TF-IDF + logistic regression (40 rows)"]
-    assert found(1) == found(1)
+    name = "TF-IDF + logistic regression (40 rows)"
+    assert list(found(1)) == ["majority class", name]
+    np.testing.assert_array_equal(found(1)[name], found(1)[name])
+
+
+def test_a_bag_of_words_is_fitted_once_and_only_if_it_is_wanted(
+    recipe: Reviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outputs(identity: str, fit: bool = True) -> dict[str, np.ndarray]:
+        return baseline.outputs(recipe.splits, "text", 1, identity, fit=fit)
+
+    first = outputs("once")
+    monkeypatch.setattr(LogisticRegression, "fit", lambda *_: pytest.fail("fitted again"))
+    again = outputs("once")
+    assert first.keys() == again.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], again[name])
+    assert list(outputs("others", fit=False)) == ["majority class"]
+    with pytest.raises(pytest.fail.Exception, match="fitted again"):
+        outputs("others")
 
 
 def test_half_precision_logits_still_give_probabilities(recipe: Reviews, tmp_path: Path) -> None:

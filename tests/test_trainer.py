@@ -202,7 +202,10 @@ def test_the_best_model_is_kept_and_loaded(
 
 def test_the_test_rows_are_evaluated_once_at_the_end(staged: Callable[..., Run]) -> None:
     staged()
-    assert Staged.rows_seen == [16] * 6 + [40] + [40, 40]  # the last two are the baselines
+    by_the_trainer = 6 + 1  # its epochs, and for the temperature the validation rows once more
+    assert Staged.rows_seen[:by_the_trainer] == [16] * by_the_trainer
+    assert Staged.rows_seen.count(16) == by_the_trainer
+    assert Staged.rows_seen[by_the_trainer] == 40  # all the others are of drawn rows or baselines
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from shutil import get_terminal_size
 from textwrap import wrap
+from typing import Any
 
 from finetune import job
 
@@ -53,6 +54,25 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         say("  " + "  ".join([first, *others]).rstrip())
+
+
+def with_intervals(found: Mapping[str, Any], columns: Sequence[str], sign: str = "") -> list[str]:
+    """Two cells for each column: the value, and its interval.
+
+    Args:
+        found: Intervals by the name of the metric; one that is missing has empty cells.
+        columns: The metrics.
+        sign: ``"+"`` for differences.
+    """
+    cells = []
+    for name in columns:
+        each = found.get(name)
+        cells += (
+            [f"{each['value']:{sign}.4f}", f"[{each['low']:{sign}.3f}, {each['high']:{sign}.3f}]"]
+            if each
+            else ["", ""]
+        )
+    return cells
 
 
 def quiet() -> None:

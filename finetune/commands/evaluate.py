@@ -1,62 +1,75 @@
-"""``python -m finetune evaluate RUN``: the model of a run on its own test set again.
+"""``python -m finetune evaluate RUN``: the model of a run on its own test set again, or on others.
 
-The data is loaded, split and prepared as the run did it, and it is an error if the rows are not
-the same.
+    python -m finetune evaluate runs/yelp                      # the numbers of the run again?
+    python -m finetune evaluate runs/yelp --data new.csv       # labels are matched by name
+    torchrun --nproc_per_node=2 -m finetune evaluate runs/yelp
+
+Its own data is loaded, split and prepared as the run did it, and it is an error if the rows are not
+the same. Other data has the columns that the run was trained on.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from finetune import hub, job
 from finetune.commands.parser import Parser
 from finetune.errors import UserError
 from finetune.run import Run
 
+if TYPE_CHECKING:
+    from transformers.trainer_utils import PredictionOutput
+
+    from finetune.recipe import Recipe
+
 
 def main(words: Sequence[str]) -> int:
-    """``finetune evaluate RUN [--per_device_eval_batch_size N]``."""
+    """``finetune evaluate RUN [--data FILE] [--per_device_eval_batch_size N]``."""
     parser = Parser("evaluate", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+    parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
     parser.add_argument("--per_device_eval_batch_size", type=int, default=32, metavar="N")
     given = parser.parse_args(words)
     run = Run.load(given.run)
-    missing = hub.missing({"dataset": run.manifest["options"]["dataset"]})
+    wanted = given.data or run.manifest["options"]["dataset"]
+    missing = hub.missing({"dataset": wanted})
     if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable
-    evaluate(run, given.per_device_eval_batch_size)
+    evaluate(run, given.data, given.per_device_eval_batch_size)
     return 0
 
 
-def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]:
-    """The metrics of the test set, computed anew; every rank calls it.
+def evaluate(
+    run: Run, data: str | None = None, per_device_eval_batch_size: int = 32
+) -> dict[str, Any]:
+    """The metrics of the test set, computed anew, or those of other data; every rank calls it.
 
     Args:
         run: A finished run.
+        data: A file, a directory or a data set on the Hub; the test rows of the run if None.
         per_device_eval_batch_size: Rows of a batch on one device.
 
+    Returns:
+        The metrics by name; of other data each with its interval.
+
     Raises:
-        UserError: if the test rows are not those of the run any more.
+        UserError: if the test rows are not those of the run any more, or if other data has labels
+            that the model does not know.
     """
-    from finetune import provenance
     from finetune.commands import console
-    from finetune.data.splits import fingerprint
     from finetune.training.arguments import FinetuneArguments
     from finetune.training.defaults import training_arguments, with_defaults
     from finetune.training.trainer import build_trainer
 
     console.quiet()
-    manifest, recipe = run.manifest, run.recipe()
-    recorded = run.metrics["test"]
+    recipe = run.recipe()
 
-    def prepared() -> None:
-        found = fingerprint(recipe.splits, recipe.input_column)
-        if found != manifest["data"]["fingerprint"]:
-            raise UserError(
-                f"the data is not that of the run any more: fingerprint {found}, the run had "
-                f"{manifest['data']['fingerprint']} ({manifest['data']['source']})"
-            )
-        _ = recipe.prepared
+    def prepared() -> Recipe:
+        chosen = _on(data, recipe, run.labels) if data else _on_its_own(run, recipe)
+        _ = chosen.prepared
+        return chosen
 
     given = {
         "output_dir": str(run.path),
@@ -64,16 +77,54 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
         "per_device_train_batch_size": 1,
     }
     draft = FinetuneArguments.check(with_defaults(recipe.defaults(), given))
-    job.rank_zero_first(prepared)
+    recipe = job.rank_zero_first(prepared)
     job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
     arguments = training_arguments(recipe.defaults(), given)
     trainer = build_trainer(
         lambda: recipe.parts(recipe.load_model(run.path, run.labels)), arguments
     )
-    metrics = trainer.predict(recipe.prepared["test"]).metrics or {}
+    output = trainer.predict(recipe.prepared["test"])
     job.leave()
-    scores = provenance.scores_only(metrics, "test_")
-    console.say(f"\ntest set of {run.path}, {manifest['data']['rows']['test']:,} rows")
+    if data is None:
+        return _beside_the_run(run, output)
+    return _with_intervals(data, run, recipe, output)
+
+
+def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
+    from finetune.data.splits import fingerprint
+
+    recorded = run.manifest["data"]
+    found = fingerprint(recipe.splits, recipe.input_column)
+    if found != recorded["fingerprint"]:
+        raise UserError(
+            f"the data is not that of the run any more: fingerprint {found}, the run had "
+            f"{recorded['fingerprint']} ({recorded['source']})"
+        )
+    return recipe
+
+
+def _on(data: str, recipe: Recipe, names: list[str]) -> Recipe:
+    """The recipe over the rows of ``data``: its test split, or all of a source without one."""
+    from datasets import DatasetDict
+
+    from finetune.data import findings, labels
+
+    raw = dataclasses.replace(recipe, dataset=data).load()
+    findings.refuse_unlabelled(raw, recipe.input_column)
+    rows = raw["test"] if "test" in raw else raw["train"]
+    if not len(rows):
+        raise UserError(f"--data {data}: no rows")
+    if names:
+        rows = labels.renumbered(rows, names)
+    return recipe.over(DatasetDict(train=rows, validation=rows, test=rows))
+
+
+def _beside_the_run(run: Run, output: PredictionOutput) -> dict[str, Any]:
+    from finetune import provenance
+    from finetune.commands import console
+
+    recorded, scores = run.metrics["test"], provenance.scores_only(output.metrics or {}, "test_")
+    console.say(f"\ntest set of {run.path}, {len(output.predictions):,} rows")
     console.table(
         ["", *scores],
         [
@@ -81,4 +132,49 @@ def evaluate(run: Run, per_device_eval_batch_size: int = 32) -> dict[str, float]
             ["in the run", *(f"{recorded[name]:.4f}" for name in scores)],
         ],
     )
+    return scores
+
+
+def _with_intervals(
+    data: str, run: Run, recipe: Recipe, output: PredictionOutput
+) -> dict[str, Any]:
+    import numpy as np
+    from scipy.special import softmax
+
+    from finetune.commands import console
+    from finetune.results import assessment, wording
+    from finetune.results.predicted import Predicted
+
+    outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
+    if run.labels:
+        predicted = Predicted(run.labels, labels, softmax(outputs.astype(np.float64), axis=1))
+        found = assessment.of_classes(
+            predicted,
+            recipe.known_scoring,
+            recipe.compute_metrics,
+            {},
+            ordered=recipe.ordered_labels,
+            temperature=None,
+        )
+    else:
+        found = assessment.of_numbers(outputs, labels, recipe.compute_metrics, {})
+    console.say(f"\n{data}, {found['rows']:,} rows, with intervals of 95%")
+    scores = {**found["metrics"], **found.get("ordered", {})}
+    console.table(
+        ["", "", ""],
+        [[wording.name(name), *console.with_intervals(scores, [name])] for name in scores],
+    )
+    if classes := found.get("classes"):
+        console.say()
+        console.table(
+            ["class", "rows", "precision", "", "recall", "", "F1", ""],
+            [
+                [
+                    name,
+                    f"{each['support']:,}",
+                    *console.with_intervals(each, ["precision", "recall", "f1"]),
+                ]
+                for name, each in classes.items()
+            ],
+        )
     return scores

@@ -1,4 +1,4 @@
-"""``python -m finetune report RUN``: the page and the plots of a run, made again.
+"""``python -m finetune report RUN``: the page, the plots and the model card of a run, made again.
 
 python -m finetune report runs/yelp
 """
@@ -17,8 +17,9 @@ def main(words: Sequence[str]) -> int:
     given = parser.parse_args(words)
 
     from finetune.commands import console
-    from finetune.results import page
+    from finetune.results import card, page
     from finetune.run import Run
 
-    console.say(f"the report is {page.write(Run.load(given.run))}")
+    run = Run.load(given.run)
+    console.say(f"the report is {page.write(run)}, the model card {card.write(run)}")
     return 0

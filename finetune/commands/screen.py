@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,12 +66,17 @@ def end(run: Run) -> None:
     found = metrics["statistics"]
     columns = [name for name in metrics["test"] if name != "loss"]
     console.say(f"\ntest set, {found['rows']:,} rows, with intervals of 95%")
-    lines = [["fine-tuned", *_scores(found["metrics"], columns)]]
+    lines = [["fine-tuned", *console.with_intervals(found["metrics"], columns)]]
     for baseline, scores in metrics["baseline"].items():
         lines.append(
             [baseline, *(cell for name in columns for cell in (f"{scores[name]:.4f}", ""))]
         )
-        lines.append(["  fine-tuned has more", *_scores(found["beyond"][baseline], columns, "+")])
+        lines.append(
+            [
+                "  fine-tuned has more",
+                *console.with_intervals(found["beyond"][baseline], columns, "+"),
+            ]
+        )
     console.table(["", *(cell for name in columns for cell in (name, ""))], lines)
     for sentence in wording.unbeaten(found, columns[0]):
         console.say(f"\n{sentence}")
@@ -84,19 +89,6 @@ def end(run: Run) -> None:
         f"{speed:,.1f} rows a second; test loss {metrics['test']['loss']:.4f}"
     )
     console.say(f"the run is in {run.path}")
-
-
-def _scores(found: Mapping[str, Any], columns: Sequence[str], sign: str = "") -> list[str]:
-    """Two cells for each column: the value, and its interval."""
-    cells = []
-    for name in columns:
-        each = found.get(name)
-        cells += (
-            [f"{each['value']:{sign}.4f}", f"[{each['low']:{sign}.3f}, {each['high']:{sign}.3f}]"]
-            if each
-            else ["", ""]
-        )
-    return cells
 
 
 def _data(settings: Settings) -> list[str]:

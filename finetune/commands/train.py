@@ -116,7 +116,7 @@ def train(settings: Settings) -> Run | None:
     from finetune.commands import console, screen
     from finetune.commands.assess import assess
     from finetune.directory import make_way
-    from finetune.results import page, predictions
+    from finetune.results import card, page, predictions
     from finetune.run import Run
     from finetune.training.checkpoint import to_resume
     from finetune.training.trainer import build_trainer
@@ -173,6 +173,7 @@ def train(settings: Settings) -> Run | None:
                 baseline_seconds=judged.baseline_seconds,
                 **provenance.outcome(trained, state, seconds, before),
             )
+            card.write(run)
             page.write(run)
             screen.end(run)
     except KeyboardInterrupt:

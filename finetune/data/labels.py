@@ -52,6 +52,27 @@ def encode(dataset: DatasetDict, names: Sequence[str]) -> DatasetDict:
     )
 
 
+def renumbered(rows: Dataset, names: Sequence[str]) -> Dataset:
+    """``rows`` with the numbers that a model has for the names of their labels.
+
+    Args:
+        rows: With ``label``, a ``ClassLabel``.
+        names: Of the classes of the model, in the order of their numbers.
+
+    Raises:
+        UserError: if there are names that the model does not know.
+    """
+    values, number = _as_names(rows), {name: index for index, name in enumerate(names)}
+    if unknown := sorted(set(values) - set(names), key=_natural):
+        shown = ", ".join(f"'{name}'" for name in unknown[:5])
+        raise UserError(
+            f"the data has labels that the model does not know: {shown}"
+            f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''} "
+            f"(it knows: {', '.join(names)})"
+        )
+    return _with_label(rows, ClassLabel(names=list(names)), [number[name] for name in values])
+
+
 def _with_label(rows: Dataset, label: ClassLabel, numbers: list[int]) -> Dataset:
     if rows.features["label"] == label:
         return rows

@@ -46,7 +46,7 @@ def of_classes(
             predicted.labels, classes, predicted.classes, len(predicted.names), metrics
         )
     if not metrics:  # the recipe's own, of which nothing is known
-        own = _of_outputs(predicted.probabilities, predicted.labels, compute, baselines)
+        own = of_outputs(predicted.probabilities, predicted.labels, compute, baselines)
         found["metrics"] |= own["metrics"]
         beyond = own["beyond"]
     if temperature is not None:
@@ -73,7 +73,7 @@ def of_numbers(
         compute: The metrics of the recipe.
         baselines: What each says, shape ``(rows, 1)``.
     """
-    return {"rows": len(labels), **_of_outputs(outputs, labels, compute, baselines)}
+    return {"rows": len(labels), **of_outputs(outputs, labels, compute, baselines)}
 
 
 def of_counts(
@@ -84,7 +84,7 @@ def of_counts(
     return {name: metric for name, metric in found.items() if metric is not None}
 
 
-def _of_outputs(
+def of_outputs(
     outputs: np.ndarray, labels: np.ndarray, compute: Compute, baselines: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Intervals of metrics of which nothing is known: each draw is a whole evaluation."""

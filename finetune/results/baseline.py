@@ -41,10 +41,18 @@ def outputs(
         return {"mean": np.full((len(test), 1), np.mean(train["label"][:]), dtype=np.float32)}
     predicted = {"majority class": majority(train["label"][:], len(test))}
     if fit and isinstance(train.features[input_column], Value):
-        cached = joblib.Memory(hub.caches()["datasets"] / "finetune-baselines", verbose=0).cache(
-            _remembered, ignore=["splits"]
+        memory = joblib.Memory(hub.caches()["datasets"] / "finetune-baselines", verbose=0)
+        remembered = memory.cache(
+            bag_of_words, ignore=["train_texts", "train_labels", "test_texts"]
         )
-        fitted = cached(splits, input_column, seed, fingerprint, sklearn.__version__)
+        fitted = remembered(
+            train[input_column][:],
+            train["label"][:],
+            test[input_column][:],
+            seed,
+            MOST_ROWS,
+            f"{fingerprint} {sklearn.__version__}",
+        )
         if fitted is not None:
             words, rows = fitted
             limited = f" ({rows:,} rows)" if rows < len(train) else ""
@@ -58,16 +66,23 @@ def majority(train_labels: Sequence[int], rows: int) -> np.ndarray:
 
 
 def bag_of_words(
-    train_texts: Sequence[str], train_labels: Sequence[int], test_texts: Sequence[str], seed: int
+    train_texts: Sequence[str],
+    train_labels: Sequence[int],
+    test_texts: Sequence[str],
+    seed: int,
+    most_rows: int = MOST_ROWS,
+    identity: str = "",
 ) -> tuple[np.ndarray, int] | None:
     """Predictions of TF-IDF over one- and two-word terms, sublinear, with logistic regression, C =
     10.
 
     Args:
-        train_texts: The rows that the model was trained on; of more than 100,000 a random 100,000.
+        train_texts: The rows that the model was trained on.
         train_labels: Their classes.
         test_texts: The rows to predict.
-        seed: Of that draw.
+        seed: Of the draw, if there are more than ``most_rows``.
+        most_rows: On how many it is fitted at most.
+        identity: Stands for the texts and labels where the result is remembered.
 
     Returns:
         The class of each test text, and on how many rows the baseline was fitted; None if the texts
@@ -77,7 +92,7 @@ def bag_of_words(
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    fitted_on = min(len(train_texts), MOST_ROWS)
+    fitted_on = min(len(train_texts), most_rows)
     chosen = np.random.default_rng(seed).permutation(len(train_texts))[:fitted_on]
     model = make_pipeline(
         TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
@@ -90,11 +105,3 @@ def bag_of_words(
             raise
         return None
     return model.predict(test_texts), fitted_on
-
-
-def _remembered(
-    splits: DatasetDict, input_column: str, seed: int, fingerprint: str, version: str
-) -> tuple[np.ndarray, int] | None:
-    """:func:`bag_of_words` of the splits, which their fingerprint stands for."""
-    train, test = splits["train"], splits["test"]
-    return bag_of_words(train[input_column][:], train["label"][:], test[input_column][:], seed)

@@ -5,24 +5,21 @@ Everything comes from the run directory: ``run.json``, ``metrics.json``, ``predi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from finetune.errors import UserError
-from finetune.results import plots, rows, wording
+from finetune.results import html, plots, rows, wording
 from finetune.results.plots import Plot
 from finetune.results.predicted import Predicted
 from finetune.run import Run
 
 PAGE, PLOTS = "report.html", "plots"
 _MISTAKES, _SLICES = 20, 10
-_LONGEST_TEXT = 1200
 
 
 def write(run: Run) -> Path:
@@ -37,22 +34,8 @@ def write(run: Run) -> Path:
     directory.mkdir(exist_ok=True)
     for name, plot in figures.items():
         plot.save(directory / f"{name}.png")
-    environment = Environment(
-        loader=PackageLoader("finetune.results", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters |= {
-        "score": wording.score,
-        "percent": wording.percent,
-        "words": wording.name,
-    }
     page = run.path / PAGE
-    temporary = page.with_suffix(".tmp")
-    text = environment.get_template("report.html.jinja").render(content)
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, page)
+    html.write(page, "report", content)
     return page
 
 
@@ -197,9 +180,7 @@ def _of_calibration(statistics: Mapping[str, Any]) -> str:
 def _rows(predicted: Predicted, table: pd.DataFrame, chosen: np.ndarray) -> list[dict[str, Any]]:
     found = []
     for index in chosen:
-        text = str(table["text"].iloc[index]) if "text" in table else None
-        if text is not None and len(text) > _LONGEST_TEXT:
-            text = f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
+        text = html.excerpt(table["text"].iloc[index]) if "text" in table else None
         said = predicted.classes[index]
         found.append(
             {

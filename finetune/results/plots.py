@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
+_COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
 _INK = "#010203"  # stands for the colour of the page's text, whichever it is
 _WIDTH = 7.2  # inches
 _LONGEST_NAME = 24
@@ -108,6 +109,33 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
     _titled(rates, "Learning rate")
     rates.set_xlabel("step")
     return Plot("Learning curves", alt + ".", figure)
+
+
+def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str) -> Plot | None:
+    """Training loss, validation loss and a metric of several runs.
+
+    Args:
+        histories: By the name of the run.
+        metric: As the history has it, like ``eval_f1``.
+    """
+    figure, panels = _figure(3, height=6.4, share_x=True)
+    names = {"loss": "Training loss (nats)", "eval_loss": "Validation loss (nats)"}
+    names[metric] = f"Validation {metric.removeprefix('eval_')}"
+    last = []
+    for number, (run, history) in enumerate(histories.items()):
+        colour, marker = _COLOURS[number % len(_COLOURS)], "os^Dv"[number % 5]
+        for axes, name in zip(panels, names, strict=True):
+            steps, values = _columns(history, name)
+            axes.plot(steps, values, color=colour, marker=marker, markersize=3, label=run)
+        if values:
+            last.append(f"{run} at last {values[-1]:.3f}")
+    if not last:
+        return None
+    for number, (axes, title) in enumerate(zip(panels, names.values(), strict=True)):
+        _titled(axes, title, legend=number == 0)
+    panels[-1].set_xlabel("step")
+    alt = f"Validation {metric.removeprefix('eval_')}: {', '.join(last)}."
+    return Plot("Curves", alt, figure)
 
 
 def speed(history: Sequence[Mapping[str, float]]) -> Plot | None:
@@ -285,9 +313,9 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     edges = np.unique(np.quantile(seen, np.linspace(0, 1, 9)))
     if len(edges) > 1:
         group = np.clip(np.searchsorted(edges, seen, side="right") - 1, 0, len(edges) - 2)
-        shares = np.array([right[group == each].mean() for each in range(len(edges) - 1)])
-        counts = np.bincount(group, minlength=len(shares))
-        middle = (edges[:-1] + edges[1:]) / 2
+        kinds, counts = np.unique(group, return_counts=True)
+        shares = np.array([right[group == each].mean() for each in kinds])
+        middle = ((edges[:-1] + edges[1:]) / 2)[kinds]
         deviation = np.sqrt(shares * (1 - shares) / counts)
         accuracy.errorbar(middle, shares, yerr=1.96 * deviation, color=GREEN, marker="o", capsize=2)
         alt += f"; accuracy {shares[0]:.1%} on the shortest eighth, {shares[-1]:.1%} on the longest"

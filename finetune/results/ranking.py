@@ -111,4 +111,5 @@ def _on_the_logit_scale(value: float, deviation: float) -> Interval:
 
 def _binomial(precision: float, positives: int) -> Interval:
     """The logit interval of Boyd, Eng and Page (ECML PKDD 2013) for an average precision."""
+    precision = min(precision, 1.0)  # the sum of its parts may be a rounding above
     return _on_the_logit_scale(precision, float(np.sqrt(precision * (1 - precision) / positives)))

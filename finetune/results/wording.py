@@ -73,6 +73,13 @@ def against(baseline: str, gap: Mapping[str, float], metric: str) -> str:
     return f"Fine-tuning {verb} the baseline '{baseline}' ({amount}){chance}."
 
 
+def between(second: str, first: str, gap: Mapping[str, float], metric: str) -> str:
+    """Whether one run is better than another, by the interval of the difference in one metric."""
+    amount = f"{name(metric)} {gap['value']:+.3f}, {gap['low']:+.3f} to {gap['high']:+.3f}"
+    verb = {1: "is better than", -1: "is worse than", 0: "cannot be told from"}[_sign(gap, metric)]
+    return f"{second} {verb} {first} ({amount})."
+
+
 def _sign(gap: Mapping[str, float], metric: str) -> int:
     """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both."""
     better = -1 if metric in _LOWER_IS_BETTER else 1

@@ -1,0 +1,156 @@
+"""``README.md`` of a run: the model card, with the metadata that the Hub reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from finetune import hub
+from finetune.results import wording
+from finetune.run import Run
+
+CARD = "README.md"
+_EMBEDDED_BASE = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def write(run: Run) -> Path:
+    """Write the card of a finished run; one that is there is replaced."""
+    path = run.path / CARD
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(str(of(run)), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def of(run: Run) -> ModelCard:
+    """The card, of facts in ``run.json`` and ``metrics.json`` alone."""
+    manifest, metrics = run.manifest, run.metrics
+    data = _metadata(manifest, metrics)
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(run, manifest, metrics)}")
+
+
+def _metadata(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelCardData:
+    source = manifest["options"]["dataset"]
+    on_hub = hub.names_repository(source)
+    headline = [name for name in metrics["test"] if name in metrics["statistics"]["metrics"]]
+    is_text = "max_length" in manifest["options"]
+    task = "text-classification" if is_text and manifest["labels"] else _other_task(manifest)
+    base, licence = _base(manifest)
+    return ModelCardData(
+        model_name=str(manifest["recipe"]),
+        library_name="transformers" if is_text else "pytorch",
+        pipeline_tag=task if is_text else None,
+        base_model=base,
+        license=licence,
+        datasets=[source] if on_hub else None,
+        metrics=headline,
+        tags=["finetune"],
+        eval_results=[
+            EvalResult(
+                task_type=task,
+                dataset_type=source if on_hub else "other",
+                dataset_name=manifest["data"]["source"],
+                dataset_split="test",
+                metric_type=name,
+                metric_name=wording.name(name),
+                metric_value=metrics["test"][name],
+            )
+            for name in headline
+        ],
+    )
+
+
+def _other_task(manifest: Mapping[str, Any]) -> str:
+    return "image-classification" if manifest["labels"] else "tabular-regression"
+
+
+def _base(manifest: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The model on the Hub that was trained further, and its licence where it is known."""
+    name = manifest["options"].get("model")
+    if name == "embedded:minilm":
+        return _EMBEDDED_BASE, "apache-2.0"
+    if not name:
+        return None, None
+    own = Path(name) / CARD
+    if own.is_file():
+        found = ModelCard.load(own).data
+        return found.base_model, found.license
+    return (name, None) if hub.names_repository(name) else (None, None)
+
+
+def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
+    statistics, data = metrics["statistics"], manifest["data"]
+    headline = [name for name in metrics["test"] if name in statistics["metrics"]]
+    lines = [
+        f"# {manifest['recipe']}",
+        "",
+        wording.verdict(statistics, headline),
+        "",
+        f"On {statistics['rows']:,} test rows, with intervals of 95%:",
+        "",
+        "| | " + " | ".join(wording.name(name) for name in headline) + " |",
+        "| --- |" + " --- |" * len(headline),
+        "| fine-tuned | "
+        + " | ".join(
+            f"{each['value']:.4f} ({each['low']:.3f} to {each['high']:.3f})"
+            for each in (statistics["metrics"][name] for name in headline)
+        )
+        + " |",
+    ]
+    for baseline, scores in metrics["baseline"].items():
+        lines.append(
+            f"| {baseline} | " + " | ".join(f"{scores[name]:.4f}" for name in headline) + " |"
+        )
+    lines += [
+        "",
+        "## Data",
+        "",
+        f"{data['source']}: "
+        + ", ".join(f"{rows:,} {name}" for name, rows in data["rows"].items())
+        + f" rows (fingerprint `{data['fingerprint']}`).",
+        *(f"{note[0].upper()}{note[1:]}." for note in data["notes"]),
+        "",
+        "## Use",
+        "",
+        *_use(run, manifest),
+        "",
+        "## Training",
+        "",
+        f"    {manifest['command']}",
+        "",
+        f"{manifest['steps']:,} steps in {manifest['train_seconds']:,.0f} s "
+        f"({manifest['launch']['parallel_mode']}, {manifest['launch']['precision']}); "
+        + ", ".join(f"{name} {each}" for name, each in manifest["versions"].items())
+        + ".",
+        "",
+        "## Limits",
+        "",
+        "The intervals say what other rows of the same kind might have given; they say nothing of "
+        "texts of another kind, nor of another training. Known mistakes, slices and calibration "
+        "are in `report.html`.",
+    ]
+    if _base(manifest)[1] is None and manifest["options"].get("model"):
+        lines.append("The licence of the base model holds; it is not known here.")
+    return "\n".join(lines) + "\n"
+
+
+def _use(run: Run, manifest: Mapping[str, Any]) -> list[str]:
+    if "max_length" not in manifest["options"]:
+        return [
+            "```python",
+            "from finetune import Run",
+            "",
+            f'model = Run.load("{run.path.name}").model()',
+            "```",
+        ]
+    return [
+        "```python",
+        "from transformers import pipeline",
+        "",
+        f'classify = pipeline("text-classification", model="{run.path.name}")',
+        "```",
+    ]

@@ -1,0 +1,159 @@
+"""Runs on the same test rows, each against the first: is it better, and where do they differ?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from finetune.errors import UserError
+from finetune.results import assessment, calibration, intervals, pairs
+from finetune.results.pairs import McNemar
+from finetune.results.predicted import Predicted
+from finetune.run import Run
+
+#: What names a place, not a choice.
+_PLACES = ("output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "hub_model_id")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What there is to say of several runs.
+
+    Attributes:
+        names: Of the runs: their directories.
+        rows: How many test rows they share.
+        metrics: For each run its metrics with intervals.
+        differences: For each run but the first, how much more of each metric it has than the
+            first, with the interval of the paired bootstrap.
+        tests: For each run but the first, McNemar's test of the accuracy; none in a regression.
+        settings: Options and training arguments that are not the same in all, by name.
+        disagreements: Indices of rows for which the runs have not the same prediction, the ones
+            of which they are surest first.
+        tables: ``predictions.parquet`` of each.
+    """
+
+    names: list[str]
+    rows: int
+    metrics: list[Mapping[str, Any]]
+    differences: list[dict[str, Any]]
+    tests: list[McNemar]
+    settings: dict[str, list[str]]
+    disagreements: np.ndarray
+    tables: list[pd.DataFrame]
+
+
+def of(runs: Sequence[Run]) -> Comparison:
+    """Compare two runs or more.
+
+    Raises:
+        UserError: if their test rows or their classes are not the same.
+    """
+    tables = [run.predictions for run in runs]
+    for run, table in zip(runs[1:], tables[1:], strict=True):
+        _refuse_other_rows(runs[0], tables[0], run, table)
+    names, tests = runs[0].labels, []
+    if names:
+        each = [Predicted.of_table(table, names) for table in tables]
+        differences = [_of_classes(runs[0], each[0], other) for other in each[1:]]
+        said = [other.classes for other in each]
+        tests = [pairs.mcnemar(each[0].labels, said[0], other) for other in said[1:]]
+        sure = np.sum([other.probabilities.max(axis=1) for other in each], axis=0)
+        apart = np.flatnonzero(np.any([other != said[0] for other in said[1:]], axis=0))
+    else:
+        outputs = [table["prediction"].to_numpy(dtype=np.float64) for table in tables]
+        differences = [_of_numbers(runs[0], tables[0], outputs[0], other) for other in outputs[1:]]
+        sure = np.max([np.abs(other - outputs[0]) for other in outputs[1:]], axis=0)
+        apart = np.flatnonzero(sure > 0)
+    return Comparison(
+        [str(run.path) for run in runs],
+        len(tables[0]),
+        [_metrics(run) for run in runs],
+        differences,
+        tests,
+        settings_that_differ([run.manifest for run in runs]),
+        apart[np.argsort(-sure[apart], kind="stable")],
+        tables,
+    )
+
+
+def settings_that_differ(manifests: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Recipe, options, training arguments, data, launch and versions that not all runs share."""
+    flat = [
+        {
+            "recipe": each["recipe"],
+            **each["options"],
+            **{name: each["arguments"][name] for name in each["arguments"] if name not in _PLACES},
+            "data (fingerprint)": each["data"]["fingerprint"],
+            **{name.replace("_", " "): value for name, value in each["launch"].items()},
+            **{f"version of {name}": value for name, value in each["versions"].items()},
+            "revision": each["git_revision"],
+        }
+        for each in manifests
+    ]
+    found = {}
+    for name in dict.fromkeys(name for each in flat for name in each):
+        values = [str(each.get(name, "")) for each in flat]
+        if len(set(values)) > 1:
+            found[name] = values
+    return found
+
+
+def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.DataFrame) -> None:
+    if sorted(first.labels) != sorted(second.labels):
+        one_has, other_has = (", ".join(run.labels) or "none" for run in (first, second))
+        raise UserError(
+            f"{first.path} and {second.path} have other classes: {one_has} and {other_has}"
+        )
+    columns = [name for name in ("id", "text", "label") if name in one and name in other]
+    if len(one) != len(other) or not one[columns].equals(other[columns]):
+        raise UserError(
+            f"{first.path} and {second.path} have other test rows ({len(one):,} and "
+            f"{len(other):,}): a difference would say nothing; compare runs with the same "
+            "--dataset, --split_seed and --eval_samples"
+        )
+
+
+def _metrics(run: Run) -> Mapping[str, Any]:
+    metrics = run.metrics
+    if "statistics" not in metrics:
+        raise UserError(f"{run.path} has no statistics: it is of an older release; train it again")
+    found: Mapping[str, Any] = metrics["statistics"]["metrics"]
+    return found
+
+
+def _of_classes(run: Run, first: Predicted, second: Predicted) -> dict[str, Any]:
+    """Of metrics of counts, and of the scores that each row has."""
+    metrics = assessment.of_counts(run.manifest["scoring"])
+    found = {
+        name: pairs.difference(
+            metric, first.labels, first.classes, second.classes, len(first.names)
+        )
+        for name, metric in metrics.items()
+    }
+    for name, scores in (
+        ("log_loss", calibration.log_losses),
+        ("brier_score", calibration.brier_scores),
+    ):
+        one, other = (scores(each.probabilities, each.labels) for each in (first, second))
+        found[name] = intervals.of_mean(other - one)
+    plain = {name: asdict(each) for name, each in found.items()}
+    if metrics:
+        return plain
+    compute = run.recipe().compute_metrics
+    outputs = second.probabilities, first.labels, compute, {"first": first.probabilities}
+    return {**assessment.of_outputs(*outputs)["beyond"]["first"], **plain}
+
+
+def _of_numbers(
+    run: Run, table: pd.DataFrame, first: np.ndarray, second: np.ndarray
+) -> dict[str, Any]:
+    labels = table["label"].to_numpy(dtype=np.float64)
+    found = assessment.of_outputs(
+        second[:, None], labels, run.recipe().compute_metrics, {"first": first[:, None]}
+    )
+    differences: dict[str, Any] = found["beyond"]["first"]
+    return differences

@@ -1,0 +1,65 @@
+"""The model card of a run, as the Hub's library reads it back."""
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from finetune.results import card
+from tests.runs import write_run
+
+
+def test_it_is_read_back_with_the_metrics_of_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "reviews")
+    found = ModelCard.load(card.write(run))
+    data = found.data
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-classification")
+    assert (data.base_model, data.license) == (
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "apache-2.0",
+    )
+    results = {each.metric_type: each for each in data.eval_results}
+    assert {name: each.metric_value for name, each in results.items()} == {
+        name: run.metrics["test"][name] for name in ("accuracy", "f1")
+    }
+    assert {each.dataset_split for each in data.eval_results} == {"test"}
+    assert data.datasets is None  # a local file
+    assert run.manifest["command"] in found.text
+    assert 'pipeline("text-classification", model="reviews")' in found.text
+    assert "Dropped 3 exact duplicates." in found.text
+    assert str(tmp_path) not in found.text.replace(run.manifest["command"], "")
+
+
+@pytest.mark.parametrize(
+    ("options", "base", "licence", "datasets"),
+    [
+        ({"dataset": "Yelp/yelp", "model": "google/bert"}, "google/bert", None, ["Yelp/yelp"]),
+        ({"dataset": "Yelp/yelp", "model": "BASE"}, "google/other", "mit", ["Yelp/yelp"]),
+        ({"dataset": "", "model": "NOWHERE"}, None, None, None),
+    ],
+)
+def test_base_model_licence_and_data_where_they_are_known(
+    tmp_path: Path,
+    options: dict[str, str],
+    base: str | None,
+    licence: str | None,
+    datasets: list[str] | None,
+) -> None:
+    (tmp_path / "BASE").mkdir()
+    (tmp_path / "BASE" / "README.md").write_text(
+        "---\nlicense: mit\nbase_model: google/other\n---\n# a base\n"
+    )
+    (tmp_path / "NOWHERE").mkdir()
+    for place in ("BASE", "NOWHERE"):
+        options = {
+            name: str(tmp_path / place) if value == place else value
+            for name, value in options.items()
+        }
+    run = write_run(tmp_path / "run", options={**options, "max_length": 64})
+    found = ModelCard.load(card.write(run))
+    assert (found.data.base_model, found.data.license, found.data.datasets) == (
+        base,
+        licence,
+        datasets,
+    )
+    assert ("it is not known here" in found.text) == (licence is None)

@@ -1,0 +1,119 @@
+"""Two runs on the same rows, from the command line: the table, the page, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+import finetune
+from finetune import Run, UserError, cli
+from finetune.commands.compare import compare
+from finetune.results import comparison
+from tests.conftest import ROOT
+from tests.runs import write_run
+from tests.test_report import Page
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    place = tmp_path_factory.mktemp("compare")
+    arguments = {"global_batch_size": 32, "learning_rate": 1e-5, "seed": 42, "output_dir": "b"}
+    return [
+        write_run(place / "weak", rows=400, skill=0.5),
+        write_run(place / "strong", rows=400, skill=2.0, seed=1, arguments=arguments),
+        write_run(place / "alike", rows=400, skill=0.5, seed=2),
+    ]
+
+
+def test_the_better_run_is_told_from_the_worse_and_not_from_its_like(
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", *(str(run.path) for run in runs), "--output", str(tmp_path / "page.html")]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    weak, strong, alike = (str(run.path) for run in runs)
+    assert f"{strong} is better than {weak} (accuracy +" in said
+    assert f"{alike} cannot be told from {weak} (accuracy " in said
+    assert "learning_rate" in said
+    assert "output_dir" not in said
+    page = Page(tmp_path / "page.html")
+    assert page.headings[1:] == ["Scores", "Curves", "Settings", "Disagreements"]
+    assert {link.removeprefix("#") for link in page.links} == set(page.ids)
+    assert len(page.images) == 1
+    assert all(str(run.path) in page.cells for run in runs)
+    assert "is better than" in page.words
+
+
+def test_its_numbers_are_those_of_the_predictions(runs: list[Run], tmp_path: Path) -> None:
+    found = compare(runs[:2], tmp_path / "page.html")
+    weak, strong = (run.predictions for run in runs[:2])
+    right = [table["label"] == table["prediction"] for table in (weak, strong)]
+    test = found.tests[0]
+    assert test.only_first == (right[0] & ~right[1]).sum()
+    assert test.only_second == (right[1] & ~right[0]).sum()
+    gap = found.differences[0]["accuracy"]
+    assert gap["value"] == pytest.approx(right[1].mean() - right[0].mean())
+    losses = [run.metrics["statistics"]["metrics"]["log_loss"]["value"] for run in runs[:2]]
+    assert found.differences[0]["log_loss"]["value"] == pytest.approx(losses[1] - losses[0])
+    assert set(found.disagreements) == set(weak.index[weak["prediction"] != strong["prediction"]])
+    assert found.settings["learning_rate"] == ["0.0001", "1e-05"]
+
+
+def test_a_run_cannot_be_told_from_itself(runs: list[Run]) -> None:
+    found = comparison.of([runs[0], runs[0]])
+    assert len(found.disagreements) == 0
+    assert found.settings == {}
+    assert found.tests[0].p_value == 1
+    for gap in found.differences[0].values():
+        assert (gap["low"], gap["value"], gap["high"]) == (0, 0, 0)
+
+
+def test_other_rows_are_refused(runs: list[Run], tmp_path: Path) -> None:
+    fewer = write_run(tmp_path / "fewer", rows=200)
+    texts = [f"another review {number}" for number in range(400)]
+    others = write_run(tmp_path / "others", rows=400, texts=texts)
+    for run in (fewer, others):
+        with pytest.raises(UserError, match="have other test rows"):
+            comparison.of([runs[0], run])
+    named = write_run(tmp_path / "named", rows=400, names=("a", "b"))
+    with pytest.raises(UserError, match="have other classes: bad, good and a, b"):
+        comparison.of([runs[0], named])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["RUN"], "compare: expected two runs or more"),
+        (["RUN", "nowhere"], "nowhere is not the directory of a run: no such directory"),
+        (["RUN", "RUN", "--output", "nowhere/page.html"], "no such directory: nowhere"),
+        ([], "compare: the following arguments are required: RUN"),
+    ],
+)
+def test_mistakes_are_told(
+    runs: list[Run],
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [str(runs[0].path) if word == "RUN" else word for word in words]
+    assert cli.main(["compare", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_regressions_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, epochs in (("short", 1), ("long", 20)):
+        finetune.train(
+            str(ROOT / "examples" / "regression.py"), output_dir=name, num_train_epochs=epochs
+        )
+    capsys.readouterr()
+    assert cli.main(["compare", "short", "long"]) == 0
+    said = capsys.readouterr().out
+    assert "long is better than short (MSE -" in said
+    assert "num_train_epochs" in said
+    assert Page(tmp_path / "comparison.html").headings[1] == "Scores"

@@ -1,0 +1,108 @@
+"""A run tested again: on its own rows, and on a file whose labels are matched by name."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import finetune
+from finetune import Run, UserError, cli
+from finetune.commands.evaluate import evaluate
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.trains]
+
+
+@pytest.fixture(scope="module")
+def run(uneven_reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finetune.train(
+        "sentiment",
+        dataset=str(uneven_reviews),
+        model=tiny_model,
+        text_column="text",
+        label_column="label",
+        learning_rate=3e-3,
+        num_train_epochs=8,
+        output_dir=str(tmp_path_factory.mktemp("evaluate") / "run"),
+    )
+
+
+def test_its_own_rows_have_the_metrics_of_the_run(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", str(run.path)]) == 0
+    _, now, then = capsys.readouterr().out.strip().splitlines()[-3:]
+    assert now.split()[1:] == then.split()[3:]
+    assert evaluate(run) == pytest.approx(run.metrics["test"], abs=1e-6)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_the_same_rows_in_a_file_have_the_same_metrics(
+    run: Run, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In another order, so that the first label is another one."""
+    rows = run.predictions[["text", "label"]].iloc[::-1]
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "csv":
+        rows.to_csv(path, index=False)
+    else:
+        rows.to_json(path, orient="records", lines=True)
+    found = evaluate(run, str(path))
+    for name in ("accuracy", "f1"):
+        assert found[name]["value"] == pytest.approx(run.metrics["test"][name])
+        assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
+    assert found["log_loss"]["value"] == pytest.approx(run.metrics["test"]["loss"], abs=1e-6)
+    assert 0.6 < found["accuracy"]["value"] < 1  # so that a mix of the labels would be seen
+    said = capsys.readouterr().out
+    assert f"{path}, {len(rows)} rows, with intervals of 95%" in said
+    assert [line.split()[0] for line in said.splitlines()[-2:]] == run.labels
+
+
+def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> None:
+    rows = run.predictions.query("label == 'good'")[["text", "label"]]
+    rows.to_csv(tmp_path / "good.csv", index=False)
+    found = evaluate(run, str(tmp_path / "good.csv"))
+    right = (run.predictions["prediction"] == "good")[rows.index].mean()
+    assert found["accuracy"]["value"] == pytest.approx(right)
+    assert "roc_area" not in found
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            {"text": ["a", "b"], "label": ["good", "odd"]},
+            "labels that the model does not know: 'odd' (it knows: bad, good)",
+        ),
+        ({"words": ["a"], "label": ["good"]}, "--text_column: no column 'text' in the train data"),
+        (
+            {"text": ["a", None], "label": ["good", "bad"]},
+            "there are 1 of 2 train rows whose text is missing",
+        ),
+    ],
+)
+def test_mistakes_are_told(
+    run: Run, tmp_path: Path, table: dict[str, list[str | None]], said: str
+) -> None:
+    pd.DataFrame(table).to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(UserError) as raised:
+        evaluate(run, str(tmp_path / "rows.csv"))
+    assert said in str(raised.value)
+    with pytest.raises(UserError, match="no such file"):
+        evaluate(run, str(tmp_path / "row.csv"))
+
+
+def test_a_run_whose_data_has_changed_is_refused(
+    run: Run, uneven_reviews: Path, tmp_path: Path
+) -> None:
+    changed = tmp_path / "reviews.csv"
+    changed.write_text(uneven_reviews.read_text().replace("place 7 ", "place seven "))
+    moved = Run(tmp_path / "run")
+    moved.path.symlink_to(run.path)
+    options = {**run.manifest["options"], "dataset": str(changed)}
+    before = run.manifest["options"]
+    run.update(options=options)
+    try:
+        with pytest.raises(UserError, match="the data is not that of the run any more"):
+            evaluate(moved)
+    finally:
+        run.update(options=before)
