@@ -157,6 +157,29 @@ def test_intervals_of_areas_hold_the_truth() -> None:
     assert 0.935 < covered(hits) < 0.965
 
 
+def test_intervals_of_a_difference_of_areas_hold_the_truth() -> None:
+    """Two scores of the same rows, which share half of their noise; the second is the better."""
+    from scipy.stats import norm
+
+    truth = norm.cdf(1.5 / np.sqrt(2)) - norm.cdf(1.0 / np.sqrt(2))
+    generator, hits, widths = np.random.default_rng(5), 0, []
+    labels = np.repeat([0, 1], ROWS // 2)
+    for _ in range(REPEATS):
+        shared, *own = generator.normal(size=(3, ROWS))
+        one, other = (
+            expit(apart * labels + (shared + each) / np.sqrt(2))
+            for apart, each in zip((1.0, 1.5), own, strict=True)
+        )
+        found = ranking.mean_roc_difference(
+            *(np.stack([1 - each, each], axis=1) for each in (one, other)), labels
+        )
+        assert found is not None
+        hits += found.low <= truth <= found.high
+        widths.append(found.high - found.low)
+    assert 0.935 < covered(hits) < 0.965
+    assert np.mean(widths) < 0.1  # 0.12 if the rows were not the same
+
+
 def test_intervals_of_a_difference_hold_the_truth() -> None:
     """Two models that are right together more often than by chance."""
     shares = {(True, True): 0.7, (True, False): 0.06, (False, True): 0.1, (False, False): 0.14}

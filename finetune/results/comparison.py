@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError
-from finetune.results import assessment, calibration, intervals, pairs
+from finetune.results import assessment, calibration, intervals, pairs, ranking
 from finetune.results.pairs import McNemar
 from finetune.results.predicted import Predicted
 from finetune.run import Run
@@ -140,6 +140,9 @@ def _of_classes(run: Run, first: Predicted, second: Predicted) -> dict[str, Any]
     ):
         one, other = (scores(each.probabilities, each.labels) for each in (first, second))
         found[name] = intervals.of_mean(other - one)
+    area = ranking.mean_roc_difference(first.probabilities, second.probabilities, first.labels)
+    if area is not None:
+        found["roc_area"] = area
     plain = {name: asdict(each) for name, each in found.items()}
     if metrics:
         return plain

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import matplotlib
@@ -18,6 +17,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+
+from finetune.results import wording
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
 _COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
@@ -92,7 +93,7 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
         and not name.endswith(("loss", "runtime", "_per_second", "_time"))
     ]
     for name, colour, marker in zip(names, (GREEN, ORANGE, BLUE, GREY), "os^D", strict=False):
-        label = name.removeprefix("eval_")
+        label = wording.name(name.removeprefix("eval_"))
         scores.plot(*_columns(validated, name), color=colour, marker=marker, label=label)
         alt += f"; {label} at last {validated[-1][name]:.3f}"
     if best_step:
@@ -120,7 +121,7 @@ def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str
     """
     figure, panels = _figure(3, height=6.4, share_x=True)
     names = {"loss": "Training loss (nats)", "eval_loss": "Validation loss (nats)"}
-    names[metric] = f"Validation {metric.removeprefix('eval_')}"
+    names[metric] = f"Validation {wording.name(metric.removeprefix('eval_'))}"
     last = []
     for number, (run, history) in enumerate(histories.items()):
         colour, marker = _COLOURS[number % len(_COLOURS)], "os^Dv"[number % 5]
@@ -134,7 +135,7 @@ def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str
     for number, (axes, title) in enumerate(zip(panels, names.values(), strict=True)):
         _titled(axes, title, legend=number == 0)
     panels[-1].set_xlabel("step")
-    alt = f"Validation {metric.removeprefix('eval_')}: {', '.join(last)}."
+    alt = f"{names[metric]}: {', '.join(last)}."
     return Plot("Curves", alt, figure)
 
 
@@ -374,8 +375,8 @@ def _columns(entries: Sequence[Mapping[str, float]], name: str) -> tuple[list[fl
 
 
 def _short(name: str) -> str:
-    return (
-        shorten(name, _LONGEST_NAME, placeholder="…")
-        if " " in name
-        else (name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…")
-    )
+    """Both ends of a long name: what tells it from others may be at either."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    half = _LONGEST_NAME // 2
+    return f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"

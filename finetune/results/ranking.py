@@ -58,21 +58,54 @@ def mean_roc(probabilities: np.ndarray, labels: np.ndarray) -> Interval | None:
     """The mean of the areas under the ROC curves of the classes; None if no class has one.
 
     The classes share their rows, so the variance is that of the mean of their components.
+
+    Args:
+        probabilities: Shape ``(rows, classes)``.
+        labels: The true classes, shape ``(rows,)``.
     """
-    influences, areas = [], []
+    found = _mean_influences(probabilities, labels)
+    if found is None:
+        return None
+    influences, area = found
+    return _on_the_logit_scale(area, float(np.sqrt((influences**2).sum())))
+
+
+def mean_roc_difference(
+    first: np.ndarray, second: np.ndarray, labels: np.ndarray
+) -> Interval | None:
+    """How much more of it the second model has on the same rows (DeLong et al., 1988).
+
+    Args:
+        first: Probabilities of the first model, shape ``(rows, classes)``.
+        second: Those of the second.
+        labels: The true classes, shape ``(rows,)``.
+    """
+    one, other = (_mean_influences(each, labels) for each in (first, second))
+    if one is None or other is None:
+        return None
+    gap = other[1] - one[1]
+    reach = norm.ppf((1 + LEVEL) / 2) * float(np.sqrt(((other[0] - one[0]) ** 2).sum()))
+    return Interval(gap, gap - reach, gap + reach)
+
+
+def _mean_influences(
+    probabilities: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, float] | None:
+    """:func:`_influences` of the mean over the classes that some rows have and some have not."""
     classes = range(probabilities.shape[1])
     if len(classes) == 2:  # the curve of the one class is that of the other
         classes = range(1, 2)
-    for each in classes:
-        positive = labels == each
-        if 0 < positive.sum() < len(labels):
-            of_rows, area = _influences(probabilities[:, each], positive)
-            influences.append(of_rows)
-            areas.append(area)
-    if not areas:
+    found = [
+        _influences(probabilities[:, each], labels == each)
+        for each in classes
+        if 0 < (labels == each).sum() < len(labels)
+    ]
+    if not found:
         return None
-    of_mean = np.mean(influences, axis=0)
-    return _on_the_logit_scale(float(np.mean(areas)), float(np.sqrt((of_mean**2).sum())))
+    return (
+        np.mean([influences for influences, _ in found], axis=0),
+        float(np.mean([area for _, area in found])),
+    )
 
 
 def _influences(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, float]:
