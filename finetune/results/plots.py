@@ -63,6 +63,7 @@ class Plot:
         written = io.StringIO()
         with matplotlib.rc_context(_STYLE):
             self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+        self.figure.set_layout_engine("none")  # it is laid out; doing it again takes as long again
         element = written.getvalue()
         element = element[element.index("<svg") :].replace(_INK, "currentColor")
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
