@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from finetune.results import card
 from tests.runs import write_run
@@ -56,6 +57,8 @@ def test_base_model_licence_and_data_where_they_are_known(
             for name, value in options.items()
         }
     run = write_run(tmp_path / "run", options={**options, "max_length": 64})
+    if base == "google/bert":
+        _to_cache("google/bert", "# a card without metadata\n")
     found = ModelCard.load(card.write(run))
     assert (found.data.base_model, found.data.license, found.data.datasets) == (
         base,
@@ -63,3 +66,20 @@ def test_base_model_licence_and_data_where_they_are_known(
         datasets,
     )
     assert ("it is not known here" in found.text) == (licence is None)
+
+
+def test_the_licence_of_a_model_on_the_hub_is_read_from_its_card(tmp_path: Path) -> None:
+    _to_cache("google/licensed", "---\nlicense: apache-2.0\n---\n# a base\n")
+    run = write_run(tmp_path / "run", options={"dataset": "", "model": "google/licensed"})
+    data = ModelCard.load(card.write(run)).data
+    assert (data.base_model, data.license) == ("google/licensed", "apache-2.0")
+
+
+def _to_cache(name: str, text: str) -> None:
+    """As if the card had been fetched before."""
+    folder = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    revision = "0" * 40
+    (folder / "snapshots" / revision).mkdir(parents=True)
+    (folder / "snapshots" / revision / "README.md").write_text(text)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)

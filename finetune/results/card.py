@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
 from finetune import hub
 from finetune.results import wording
@@ -75,11 +77,26 @@ def _base(manifest: Mapping[str, Any]) -> tuple[str | None, str | None]:
         return _EMBEDDED_BASE, "apache-2.0"
     if not name:
         return None, None
+    if hub.names_repository(name):
+        found = _card_on_hub(name)
+        return name, found.license if found else None
     own = Path(name) / CARD
-    if own.is_file():
-        found = ModelCard.load(own).data
-        return found.base_model, found.license
-    return (name, None) if hub.names_repository(name) else (None, None)
+    if not own.is_file():
+        return None, None
+    found = ModelCard.load(own).data
+    return found.base_model, found.license
+
+
+def _card_on_hub(name: str) -> ModelCardData | None:
+    """The metadata of a model on the Hub, from the cache or, if it answers, from there."""
+    for from_cache in (True, False):
+        if not from_cache and (hub.offline() or not hub.answers(hub.endpoint())):
+            return None
+        with contextlib.suppress(EntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError):
+            path = hf_hub_download(name, CARD, local_files_only=from_cache)
+            data: ModelCardData = ModelCard.load(path).data
+            return data
+    return None
 
 
 def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
