@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,14 +100,16 @@ def outcome(
     }
 
 
-def validation_metrics(state: TrainerState) -> dict[str, float]:
+def validation_metrics(
+    history: Sequence[dict[str, Any]], best_step: int | None
+) -> dict[str, float]:
     """Of the model that was kept: the best checkpoint where there is one, or else the last
     evaluation.
     """
-    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+    evaluations = [entry for entry in history if "eval_loss" in entry]
     if not evaluations:
         return {}
-    kept = [entry for entry in evaluations if entry["step"] == state.best_global_step]
+    kept = [entry for entry in evaluations if entry["step"] == best_step]
     return scores_only((kept or evaluations)[-1], "eval_")
 
 

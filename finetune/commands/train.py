@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finetune import catalog, hub, job
 from finetune.errors import UserError, suggestion
@@ -19,6 +19,8 @@ from finetune.recipe import Recipe
 from finetune.settings import Settings, from_command_line, peek
 
 if TYPE_CHECKING:
+    from transformers.trainer_utils import PredictionOutput
+
     from finetune.run import Run
     from finetune.training.arguments import FinetuneArguments
 
@@ -114,9 +116,7 @@ def train(settings: Settings) -> Run | None:
     """
     from finetune import provenance
     from finetune.commands import console, screen
-    from finetune.commands.assess import assess
     from finetune.directory import make_way
-    from finetune.results import card, page, predictions
     from finetune.run import Run
     from finetune.training.checkpoint import to_resume
     from finetune.training.trainer import build_trainer
@@ -156,25 +156,9 @@ def train(settings: Settings) -> Run | None:
         gc.collect()
         job.leave()  # the other ranks are done
         if run is not None:
-            rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
-            predictions.write(run.path, rows, tested.predictions, tokens)
-            judged = assess(recipe, validated, tested, baseline=arguments.baseline)
-            run.write_metrics(
-                {
-                    "validation": provenance.validation_metrics(state),
-                    "test": provenance.scores_only(tested.metrics or {}, "test_"),
-                    **judged.metrics,
-                }
-            )
             before = provenance.steps_before(checkpoint)
-            run.update(
-                status="finished",
-                temperature=judged.temperature,
-                baseline_seconds=judged.baseline_seconds,
-                **provenance.outcome(trained, state, seconds, before),
-            )
-            card.write(run)
-            page.write(run)
+            outcome = provenance.outcome(trained, state, seconds, before)
+            _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)
             screen.end(run)
     except KeyboardInterrupt:
         if run is not None:
@@ -186,6 +170,37 @@ def train(settings: Settings) -> Run | None:
             run.update(status="failed")
         raise
     return Run(settings.output_dir)
+
+
+def _write_results(
+    run: Run,
+    recipe: Recipe,
+    validated: PredictionOutput,
+    tested: PredictionOutput,
+    outcome: dict[str, Any],
+    *,
+    baseline: bool,
+) -> None:
+    """Everything but the model, which is saved already; the run is finished when all is there."""
+    from finetune import provenance
+    from finetune.commands.assess import assess
+    from finetune.results import card, page, predictions
+
+    rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
+    predictions.write(run.path, rows, tested.predictions, tokens)
+    judged = assess(recipe, validated, tested, baseline=baseline)
+    run.write_metrics(
+        {
+            "validation": provenance.validation_metrics(outcome["history"], outcome["best_step"]),
+            "test": provenance.scores_only(tested.metrics or {}, "test_"),
+            **judged.metrics,
+        }
+    )
+    seconds = judged.baseline_seconds
+    run.update(**outcome, temperature=judged.temperature, baseline_seconds=seconds)
+    card.write(run)
+    page.write(run)
+    run.update(status="finished")
 
 
 def _refuse_different_machines(
