@@ -67,6 +67,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the page, which takes longer than a small training; it has tests of its own."""
+    from finetune.results import page
+
+    monkeypatch.setattr(page, "write", lambda run: run.path)
+
+
+@pytest.fixture
 def reviews(tmp_path: Path) -> Path:
     """A CSV of 200 distinct short reviews, `text` and `label` (bad, good), that can be learned."""
     return _write_reviews(tmp_path, longest=1)

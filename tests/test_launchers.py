@@ -64,7 +64,7 @@ def test_command_line(launcher: str, directory: Path, command: Command) -> None:
     answer = command(*FLAGS, "--output_dir", launcher, launcher=launcher, cwd=directory)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("rows a step") == 1
-    assert answer.stdout.count("fine-tuned") == 1
+    assert answer.stdout.count("test set,") == 1
     manifest = json.loads((directory / launcher / "run.json").read_text())
     assert manifest["launch"]["world_size"] == (2 if launcher == "torchrun" else 1)
 

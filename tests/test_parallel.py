@@ -28,7 +28,7 @@ from finetune.training.parallel import DataParallel
 from finetune.training.trainer import Trainer
 from tests.jobs import TORCHRUN, jobs
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.trains]
+pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.trains]
 HAS_GPU = torch.cuda.is_available()
 DEVICES = [
     "cpu",

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from finetune import Run, UserError, cli
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 RECIPE = '''
 """Reviews, good or bad: nine steps an epoch, stopped where the environment says."""
 
@@ -97,7 +97,7 @@ def content(run: Path) -> dict[str, bytes]:
 
 def learned(run: Path) -> list[dict[str, Any]]:
     """What was logged, without the speed."""
-    speed = ("runtime", "per_second", "flos")
+    speed = ("runtime", "per_second", "flos", "memory_mib")
     return [
         {name: value for name, value in entry.items() if not name.endswith(speed)}
         for entry in Run.load(run).manifest["history"]

@@ -130,7 +130,7 @@ def test_intervals_of_counts_hold_the_truth(name: str, arguments: dict[str, Any]
     truth, generator, hits = float(metric(TRUTH)), np.random.default_rng(1), 0
     for repeat in range(REPEATS):
         sample = generator.multinomial(ROWS, TRUTH.ravel()).reshape(TRUTH.shape)
-        found = intervals.of_counts(metric, sample, draws=1000, seed=repeat)
+        found = intervals.of_counts(metric, sample, draws=400, seed=repeat)
         hits += found.low <= truth <= found.high
     assert 0.935 < covered(hits) < 0.965
 
@@ -188,7 +188,7 @@ def test_intervals_of_a_difference_hold_the_truth() -> None:
     for repeat in range(REPEATS):
         kinds = generator.choice(4, size=ROWS, p=list(shares.values()))
         first, second = (~np.array(list(shares))[kinds]).T.astype(int)
-        found = pairs.difference(counts.accuracy, labels, first, second, 2, seed=repeat)
+        found = pairs.difference(counts.accuracy, labels, first, second, 2, draws=400, seed=repeat)
         hits += found.low <= 0.04 <= found.high
         alone.append(found.high - found.low)
     assert 0.935 < covered(hits) < 0.965

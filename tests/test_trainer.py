@@ -22,7 +22,7 @@ import finetune
 from finetune import Recipe, Run, TextClassification, UserError, catalog
 from finetune.launcher import in_fresh_processes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 RECIPES = catalog.names()
 TEST_ROWS = 37  # neither batch size nor number of processes divides it
 
