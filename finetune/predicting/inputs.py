@@ -57,10 +57,12 @@ class Chunk:
             return [row.get(column) for row in self.rows]
         return list(self.rows.column(column).to_pylist())
 
-    def table(self, schema: pa.Schema | None = None) -> pa.Table:
+    def table(self) -> pa.Table:
         """The rows with types, found out where there are none yet."""
         rows = self.rows
-        return pa.Table.from_pylist(rows, schema=schema) if isinstance(rows, list) else rows
+        if not isinstance(rows, list):
+            return rows
+        return pa.table({name: self.values(name) for name in _keys(rows)})
 
     def dictionaries(self) -> Rows:
         """The rows as Python's own values."""
@@ -108,11 +110,7 @@ class Input:
             held = f"no {' or '.join(_PICTURES)}" if kind == "folder" else "no rows"
             raise UserError(f"{name} holds {held}")
         rows = first.rows
-        columns = (
-            list(dict.fromkeys(key for row in rows for key in row))
-            if isinstance(rows, list)
-            else rows.column_names
-        )
+        columns = _keys(rows) if isinstance(rows, list) else rows.column_names
         return cls(str(path), kind, columns, _total(path, kind))
 
     def chunks(self) -> Iterator[Chunk]:
@@ -131,6 +129,10 @@ class Input:
             ) from error
         except pa.ArrowInvalid as error:
             raise UserError(f"cannot read {self.name}: {error}") from error
+
+
+def _keys(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def _total(path: Path, kind: str) -> int:
@@ -181,7 +183,9 @@ def _json_lines(path: Path) -> Iterator[Read]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise UserError(f"{path}, line {number}: {error}") from error
+                raise UserError(
+                    f"{path}, line {number}: {error.msg} (character {error.pos + 1})"
+                ) from error
             if not isinstance(row, dict):
                 raise UserError(f"{path}, line {number}: expected an object, found {line[:40]!r}")
             rows.append(row)

@@ -81,8 +81,8 @@ class Task:
             found.append(f"added as {named}: the input has columns of the shorter names")
         if self.missing:
             found.append(
-                f"{self.missing:,} rows have no value in '{self.column}': their predictions are "
-                "empty"
+                f"rows without a value in '{self.column}', whose predictions are empty: "
+                f"{self.missing:,}"
             )
         return found
 
