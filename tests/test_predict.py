@@ -5,7 +5,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -340,7 +340,7 @@ def test_a_regression_predicts_a_number(tmp_path: Path) -> None:
 @pytest.fixture
 def interrupted(
     run: Run, tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> Iterator[tuple[Path, Path]]:
+) -> tuple[Path, Path]:
     """Ctrl-C in the third of five chunks: the input and the output, of which there was one."""
     source, output = write(tmp_path / "in.csv", numbered(80)), tmp_path / "out.csv"
     output.write_text("of yesterday\n")
@@ -359,7 +359,7 @@ def interrupted(
     told = capfd.readouterr().out
     assert f"interrupted; to go on: python -m finetune predict {run.path}" in told
     assert told.endswith("--resume\n")
-    yield source, output
+    return source, output
 
 
 def test_resuming_does_only_the_rest(
