@@ -27,6 +27,7 @@ class Way:
     processor: list[float] = field(default_factory=list)
 
     def take_a_turn(self) -> Any:
+        """Predict once, and note how long it took."""
         started = time.perf_counter(), time.process_time()
         answer = self.predict()
         self.clock.append(time.perf_counter() - started[0])
