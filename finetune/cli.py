@@ -17,6 +17,7 @@ from finetune.errors import UserError, suggestion
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",
     "evaluate": "test the model of a run again: evaluate RUN",
+    "predict": "label new rows with the model of a run: predict RUN INPUT",
     "compare": "is one run better than another, on the same rows: compare RUN RUN",
     "report": "the page, plots and model card of a run, made again: report RUN",
     "doctor": "devices, network, threads, caches; under torchrun, whether and how fast ranks meet",

@@ -9,13 +9,14 @@ It shows that a recipe is not only for text: it has a collator, a loss and a mod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune import Recipe
+from finetune import Recipe, UserError
 
 if TYPE_CHECKING:
     import torch
     from datasets import DatasetDict
 
 MEAN, DEVIATION = 0.1307, 0.3081
+SIDE = 28  # pixels
 
 
 class Mnist(Recipe):
@@ -60,7 +61,10 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, "torch.Tensor"]:
     import numpy as np
     import torch
 
-    pixels = np.stack([np.asarray(row["image"], dtype=np.float32) for row in rows]) / 255
+    images = [row["image"].convert("L") for row in rows]  # grey, whatever the file says
+    if other := [image.size for image in images if image.size != (SIDE, SIDE)]:
+        raise UserError(f"expected pictures of {SIDE} x {SIDE} pixels, found {other[0]}")
+    pixels = np.stack([np.asarray(image, dtype=np.float32) for image in images]) / 255
     return {
         "pixel_values": torch.from_numpy((pixels - MEAN) / DEVIATION).unsqueeze(1),
         "labels": torch.tensor([row["label"] for row in rows]),

@@ -1,0 +1,40 @@
+"""Linear layers whose weights are laid out once for oneDNN, for inference in fp32 on a CPU.
+
+torch multiplies fp32 matrices with MKL, which does not use the full width of every processor: on
+an AMD EPYC with AVX-512 it reached 94 GFLOP/s a core, oneDNN with weights packed ahead 222
+(``torch.compile`` with freezing takes the same operator). Results differ in the last bits only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class PackedLinear(torch.nn.Module):
+    """``torch.nn.Linear``, for inference.
+
+    Args:
+        linear: With fp32 weights on the CPU, which are copied.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Shape ``(..., inputs)`` to ``(..., outputs)``."""
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            input, self.weight, self.bias, "none", [], ""
+        )
+        return output
+
+
+def pack(model: torch.nn.Module) -> None:
+    """Replace every plain linear layer below ``model``; a subclass may compute something else."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear and child.weight.dtype == torch.float32:
+                setattr(module, name, PackedLinear(child))

@@ -1,0 +1,189 @@
+"""One prediction: a run, an input, the column that is read and the columns that are added."""
+
+from __future__ import annotations
+
+import hashlib
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune.errors import UserError, suggestion
+from finetune.predicting import engine
+from finetune.predicting.answers import Answers
+from finetune.predicting.inputs import CHUNK_ROWS, Chunk, Input
+from finetune.recipe import TextClassification
+from finetune.run import Run
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from finetune.predicting.progress import Progress
+
+
+@dataclass
+class Task:
+    """What is to be done, checked.
+
+    Attributes:
+        run: Whose model predicts.
+        input: What is predicted.
+        column: Of the input, which the model sees; the files themselves if it is a folder.
+        answers: Makes the added columns.
+        precision: Of the computation.
+        rows: Counted as chunks pass by.
+        missing: Rows among them without a value.
+    """
+
+    run: Run
+    input: Input
+    column: str
+    answers: Answers
+    precision: str
+    rows: int = field(default=0, init=False)
+    missing: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, run: Run, input: Input, given: Namespace) -> Task:
+        """As the flags say.
+
+        Raises:
+            UserError: if the run or the input has not what they ask for.
+        """
+        mistakes = [
+            f"--{flag}: there are no classes, {run.path} predicts a number"
+            for flag in ("all_probabilities", "calibrated")
+            if getattr(given, flag) and not run.labels
+        ]
+        temperature = run.manifest.get("temperature") if given.calibrated else 1.0
+        if temperature is None and run.labels:
+            mistakes.append(f"--calibrated: {run.path} has no temperature in its run.json")
+        if mistakes:
+            raise UserError(*mistakes)
+        answers = Answers.beside(
+            input.columns, run.labels, given.all_probabilities, float(temperature or 1.0)
+        )
+        column = _column(run, input, given.text_column)
+        return cls(run, input, column, answers, given.precision or engine.default_precision(run))
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the output."""
+        return [*self.input.columns, *self.answers.names]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user is to be told when all is done."""
+        found = []
+        if renamed := [name for name in self.answers.names if name.startswith("predicted ")]:
+            named = ", ".join(f"'{name}'" for name in renamed)
+            found.append(f"added as {named}: the input has columns of the shorter names")
+        if self.missing:
+            found.append(
+                f"rows without a value in '{self.column}', whose predictions are empty: "
+                f"{self.missing:,}"
+            )
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What the predictions depend on, by the words in which a user knows it."""
+        return {
+            f"INPUT {self.input.name}": _stamp(Path(self.input.name)),
+            f"the model of {self.run.path}": [
+                _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
+            ],
+            "--text_column": self.column,
+            "the columns added": self.answers.names,
+            "the temperature": self.answers.temperature,
+            "--precision": self.precision,
+            "the rows of a part": CHUNK_ROWS,
+        }
+
+    def predict(
+        self, predictor: engine.Predictor, chunk: Chunk, advance: Callable[[int], object]
+    ) -> dict[str, list[Any]]:
+        """The added columns of a chunk.
+
+        Raises:
+            UserError: if a row holds what the model cannot read.
+        """
+        values = self._values(chunk)
+        present = [number for number, value in enumerate(values) if value is not None]
+        logits = None
+        if present:
+            some = [values[number] for number in present]
+            if not predictor.reads_text:
+                logits = predictor.rows(self._dataset(some, predictor), advance)
+            else:
+                for number, text in zip(present, some, strict=True):
+                    if not isinstance(text, str):
+                        raise UserError(
+                            f"row {self.rows + number + 1} of {self.input.name}: expected a text "
+                            f"in '{self.column}', found {text!r}"
+                        )
+                logits = predictor.texts(some, advance)
+        return self.answers.columns(logits, present, len(chunk))
+
+    def chunks(
+        self, wanted: Callable[[int], bool], progress: Progress
+    ) -> Iterator[tuple[Chunk, bool]]:
+        """Every chunk, and whether it is wanted; the rows are counted either way."""
+        for chunk in self.input.chunks():
+            progress.begin(chunk)
+            yield chunk, wanted(chunk.number)
+            self.rows += len(chunk)
+            self.missing += sum(value is None for value in self._values(chunk))
+            progress.end(chunk)
+
+    def _values(self, chunk: Chunk) -> list[Any]:
+        return chunk.values(self.column)
+
+    def _dataset(self, values: Sequence[Any], predictor: engine.Predictor) -> Dataset:
+        from datasets import Dataset, Features, Image
+
+        name = predictor.recipe.input_column
+        if self.input.kind != "folder":
+            return Dataset.from_dict({name: list(values)})
+        paths = [Path(self.input.name) / value for value in values]
+        for path in paths:
+            _refuse_no_picture(path)
+        return Dataset.from_dict({name: list(map(str, paths))}, Features({name: Image()}))
+
+
+def _column(run: Run, input: Input, wanted: str | None) -> str:
+    recipe = run.recipe()
+    if input.kind == "folder":
+        if isinstance(recipe, TextClassification) or wanted:
+            raise UserError(f"{input.name} is a folder: {run.path} reads a column of text")
+        return "file"
+    if isinstance(recipe, TextClassification):
+        usual = recipe.text_column if recipe.text_column in input.columns else "text"
+    else:
+        usual = recipe.input_column
+    column = wanted or usual
+    if column not in input.columns:
+        raise UserError(
+            f"--text_column: no column '{column}' in {input.name}"
+            f"{suggestion(column, input.columns)} (there are: {', '.join(input.columns)})"
+        )
+    return column
+
+
+def _stamp(path: Path) -> str:
+    """Tells a file, or the files of a folder, from what they are after a change."""
+    if not path.is_dir():
+        about = path.stat()
+        return f"{about.st_size} bytes of {about.st_mtime_ns}"
+    each = [f"{file.name} {_stamp(file)}" for file in sorted(path.iterdir()) if file.is_file()]
+    return f"{len(each)} files {hashlib.sha256(chr(10).join(each).encode()).hexdigest()[:16]}"
+
+
+def _refuse_no_picture(path: Path) -> None:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            picture.verify()
+    except (OSError, SyntaxError) as error:
+        raise UserError(f"{path} cannot be read as a picture: {error}") from error
