@@ -20,7 +20,7 @@ from safetensors.torch import save_model
 import finetune
 from finetune import Run, TextClassification, UserError, catalog
 from finetune.commands import predict
-from finetune.predicting import engine, inputs
+from finetune.predicting import engine, readers
 from tests.conftest import ROOT, Command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,7 +68,7 @@ def run(uneven_reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 16 rows."""
-    monkeypatch.setattr(inputs, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(readers, "CHUNK_ROWS", 16)
 
 
 def said(run: Run, *words: str | Path) -> int:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune.errors import UserError
-from finetune.predicting.inputs import Chunk, Rows
+from finetune.predicting.inputs import Chunk
+from finetune.predicting.readers import Rows
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _PARTS_OF_A_GROUP = 16

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from finetune.errors import UserError, suggestion
 from finetune.predicting import engine
 from finetune.predicting.answers import Answers
-from finetune.predicting.inputs import CHUNK_ROWS, Chunk, Input
+from finetune.predicting.inputs import Chunk, Input
+from finetune.predicting.readers import CHUNK_ROWS
 from finetune.recipe import TextClassification
 from finetune.run import Run
 
