@@ -50,12 +50,12 @@ def compare(runs: Sequence[Run], page: Path) -> Comparison:
         UserError: if their test rows or their classes are not the same.
     """
     from finetune.commands import console
-    from finetune.results import comparison, html, plots
+    from finetune.results import comparison, curves, html
 
     found = comparison.of(runs)
     headline = [name for name in runs[0].metrics["test"] if name in found.metrics[0]]
     _table(found, headline)
-    curves = plots.overlaid(
+    overlaid = curves.overlaid(
         {str(run.path): run.manifest["history"] for run in runs}, f"eval_{headline[-1]}"
     )
     verdicts = _verdicts(found, headline)
@@ -67,9 +67,9 @@ def compare(runs: Sequence[Run], page: Path) -> Comparison:
             "verdicts": verdicts,
             "found": found,
             "metrics": [name for name in found.metrics[0] if all(name in m for m in found.metrics)],
-            "plots": [{"svg": curves.svg(), "alt": curves.alt}] if curves else [],
+            "plots": [{"svg": overlaid.svg(), "alt": overlaid.alt}] if overlaid else [],
             "rows": [_row(found, index) for index in found.disagreements[:_ROWS]],
-            "sections": ["Scores", *(["Curves"] if curves else []), "Settings", "Disagreements"],
+            "sections": ["Scores", *(["Curves"] if overlaid else []), "Settings", "Disagreements"],
         },
     )
     for sentence in verdicts:

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError
-from finetune.results import html, plots, rows, wording
-from finetune.results.plots import Plot
+from finetune.results import curves, html, plots, rows, wording
+from finetune.results.figure import Plot
 from finetune.results.predicted import Predicted
 from finetune.run import Run
 
@@ -89,8 +89,8 @@ def _figures(
 ) -> dict[str, Plot]:
     history = manifest["history"]
     found: dict[str, Plot | None] = {
-        "learning_curves": plots.learning_curves(history, manifest["best_step"]),
-        "speed": plots.speed(history),
+        "learning_curves": curves.learning_curves(history, manifest["best_step"]),
+        "speed": curves.speed(history),
     }
     if predicted is None:
         found["predictions"] = plots.numbers(
