@@ -23,7 +23,7 @@ demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (abo
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
 test: $(READY)  ## the tests (about 11 minutes on two cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(READY)  ## the tests, the slow ones too
 	$(BIN)/python -m pytest -m ''

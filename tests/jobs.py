@@ -18,7 +18,9 @@ from tests.conftest import ROOT, SCRIPTS
 TORCHRUN = [str(SCRIPTS / "torchrun")]
 
 
-_PORTS = itertools.count(20_000 + os.getpid() % 10_000)
+#: A range for each of the workers that run beside each other, and elsewhere in it each time.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = itertools.count(16_000 + 4_000 * (_WORKER % 4) + os.getpid() % 3_000)
 
 
 def free_port() -> int:

@@ -229,9 +229,11 @@ def test_calibrated_divides_the_logits(
     run: Run, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "in.csv", numbered(8))
-    assert "has no temperature" in refusal(run, source, "--calibrated")
-    manifest = {**run.manifest, "temperature": 3.0}
+    assert run.manifest["temperature"] > 0
+    manifest = {**run.manifest, "temperature": None}
     monkeypatch.setattr(Run, "manifest", property(lambda self: manifest))
+    assert "has no temperature" in refusal(run, source, "--calibrated")
+    manifest["temperature"] = 3.0
 
     said(run, source, "--calibrated", "--output", tmp_path / "out.parquet", "--all_probabilities")
 
