@@ -22,7 +22,7 @@ $(READY): constraints.txt pyproject.toml
 demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (about 4 minutes)
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
-test: $(READY)  ## the tests (about 11 minutes on two cores)
+test: $(READY)  ## the tests (about 9 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(READY)  ## the tests, the slow ones too

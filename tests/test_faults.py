@@ -167,7 +167,7 @@ def test_a_mistake_on_one_machine_is_told_there_and_stops_the_other(
     assert mistaken.returncode == 2
     assert mistaken.stderr.startswith("error: unknown option --learnin_rate; did you mean")
     assert mistaken.stderr.count("\n") == 1
-    assert first.ended_at - second.ended_at < SOON
+    assert first.ended_at - second.ended_at < 3 + SOON  # seconds for a launcher to end it
     assert other.returncode == 1
     assert other.stderr == (
         "error: rank 0 stops, since another rank failed first; that one's log says why\n"
