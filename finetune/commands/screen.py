@@ -88,7 +88,7 @@ def end(run: Run) -> None:
         f"in {_duration(seconds)}, "
         f"{speed:,.1f} rows a second; test loss {metrics['test']['loss']:.4f}"
     )
-    console.say(f"the run is in {run.path}")
+    console.say(f"the run is in {run.path}, to look at: {run.path}/report.html")
 
 
 def _data(settings: Settings) -> list[str]:
