@@ -23,7 +23,7 @@ demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (abo
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
 test: $(READY)  ## the tests (about 9 minutes on two cores)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: $(READY)  ## the tests, the slow ones too
 	$(BIN)/python -m pytest -m ''

@@ -52,6 +52,7 @@ def write_run(
     compute = Scoring(**SCORING)
     statistics = assessment.of_classes(
         predicted,
+        logits,
         SCORING,
         compute,
         {"majority class": majority},

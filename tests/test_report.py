@@ -155,6 +155,15 @@ def test_few_and_many_classes_with_long_names(tmp_path: Path, classes: int) -> N
     assert "ordered" not in run.metrics["statistics"]
 
 
+def test_a_class_that_no_test_row_has_and_names_with_signs(tmp_path: Path) -> None:
+    names = ("$0_to_$10", "$10^$20", *(f"<{each}>" for each in range(70)))
+    run = write_run(tmp_path / "run", rows=100, names=names)
+    assert any(each["support"] == 0 for each in run.metrics["statistics"]["classes"].values())
+    page.write(run)
+    found = Page(run.path / "report.html")
+    assert all(name in found.cells for name in names)
+
+
 def test_a_large_test_set_is_a_small_page_soon(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=25_000, texts=["a long review, again " * 50] * 25_000)
     started = time.perf_counter()
@@ -214,13 +223,15 @@ def gap(low: float, high: float) -> dict[str, float]:
         ("accuracy", -0.03, -0.01, "Fine-tuning is worse than"),
         ("mse", -0.03, -0.01, "Fine-tuning beats"),
         ("mse", 0.01, 0.03, "Fine-tuning is worse than"),
+        ("own", 0.01, 0.03, "Against"),
     ],
 )
 def test_a_verdict_is_that_of_the_interval(metric: str, low: float, high: float, said: str) -> None:
     statistics = {"beyond": {"TF-IDF": {metric: gap(low, high)}}}
     sentence = wording.against("TF-IDF", gap(low, high), metric)
     assert sentence.startswith(f"{said} the baseline 'TF-IDF'")
-    assert wording.unbeaten(statistics, metric) == ([] if "beats" in said else [sentence])
+    beaten_or_unknown = "beats" in said or metric == "own"
+    assert wording.unbeaten(statistics, metric) == ([] if beaten_or_unknown else [sentence])
 
 
 def test_labels_that_were_changed_are_found() -> None:

@@ -21,6 +21,7 @@ from transformers import EvalPrediction, TrainingArguments
 import finetune
 from finetune import Recipe, Run, TextClassification, UserError, catalog
 from finetune.launcher import in_fresh_processes
+from finetune.results import page
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 RECIPES = catalog.names()
@@ -231,6 +232,70 @@ def test_without_an_evaluation_nothing_is_best(staged: Callable[..., Run]) -> No
     assert epochs_kept(run) == [4, 6]
     assert run.metrics["validation"] == {}
     assert run.manifest["best_step"] is None
+
+
+class Own(Reviews):
+    """Reviews with metrics of their own: of the outputs, of lists, and not always defined."""
+
+    training = dict(num_train_epochs=1, metric_for_best_model="loss")
+
+    def compute_metrics(self, prediction: EvalPrediction) -> dict[str, Any]:
+        logits, labels = torch.tensor(prediction.predictions), torch.tensor(prediction.label_ids)
+        if len(set(prediction.label_ids.tolist())) < 2:
+            raise ValueError("only one class")
+        return {"nll": cross_entropy(logits, labels).item(), "each": [1.0, 2.0]}
+
+
+def test_metrics_of_a_recipe_of_its_own_have_intervals(
+    uneven_reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    run = finetune.train(
+        Own,
+        dataset=str(uneven_reviews),
+        model=tiny_model,
+        eval_samples=4,  # so that some draws have one class only
+        baseline=False,
+        output_dir=str(tmp_path / "run"),
+    )
+    found = run.metrics["statistics"]["metrics"]
+    assert found["nll"]["value"] == pytest.approx(run.metrics["test"]["loss"], rel=1e-5)
+    assert found["nll"]["low"] < found["nll"]["value"] < found["nll"]["high"]
+    assert "each" not in found
+
+
+def test_a_run_is_finished_whatever_becomes_of_its_report(
+    staged: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: Run) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(page, "write", fail)
+    with pytest.raises(OSError, match="no space left"):
+        staged(num_train_epochs=1)
+    run = Run.load(tmp_path / "run")
+    assert run.manifest["status"] == "finished"
+    assert "statistics" in run.metrics
+
+
+def test_outputs_that_are_not_finite_are_told_and_the_rest_is_kept(
+    uneven_reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="not finite on 40 of 40 test rows: the training has div"):
+        finetune.train(
+            Reviews,
+            dataset=str(uneven_reviews),
+            model=tiny_model,
+            optim="sgd",
+            learning_rate=1e30,
+            max_grad_norm=0,
+            num_train_epochs=1,
+            output_dir=str(tmp_path / "run"),
+        )
+    run = Run.load(tmp_path / "run")
+    assert run.manifest["status"] == "failed"
+    assert run.manifest["steps"] == 9
+    assert "accuracy" in run.metrics["test"]
+    assert len(run.predictions) == 40
 
 
 # ---- the whole path, in one process --------------------------------------------------------------

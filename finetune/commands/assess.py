@@ -12,6 +12,7 @@ from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from finetune.data.splits import fingerprint
+from finetune.errors import UserError
 from finetune.recipe import Recipe
 from finetune.results import assessment, calibration
 from finetune.results import baseline as baselines
@@ -43,7 +44,15 @@ def assess(
         validated: The outputs of the validation rows.
         tested: The outputs of the test rows.
         baseline: Whether to fit a bag of words, too.
+
+    Raises:
+        UserError: if outputs of the model are not finite.
     """
+    if broken := int((~np.isfinite(tested.predictions).all(axis=1)).sum()):
+        raise UserError(
+            f"the outputs of the model are not finite on {broken:,} of {len(tested.predictions):,} "
+            "test rows: the training has diverged; try a smaller --learning_rate"
+        )
     started = time.perf_counter()
     said = baselines.outputs(
         recipe.splits,
@@ -61,6 +70,7 @@ def assess(
         )
         statistics = assessment.of_classes(
             Predicted(recipe.labels, labels, softmax(outputs.astype(np.float64), axis=1)),
+            outputs,
             recipe.known_scoring,
             recipe.compute_metrics,
             said,

@@ -125,11 +125,12 @@ def _beside_the_run(run: Run, output: PredictionOutput) -> dict[str, Any]:
 
     recorded, scores = run.metrics["test"], provenance.scores_only(output.metrics or {}, "test_")
     console.say(f"\ntest set of {run.path}, {len(output.predictions):,} rows")
+    numbers = [name for name, value in scores.items() if isinstance(value, float)]
     console.table(
-        ["", *scores],
+        ["", *numbers],
         [
-            ["now", *(f"{value:.4f}" for value in scores.values())],
-            ["in the run", *(f"{recorded[name]:.4f}" for name in scores)],
+            ["now", *(f"{scores[name]:.4f}" for name in numbers)],
+            ["in the run", *(f"{recorded[name]:.4f}" for name in numbers)],
         ],
     )
     return scores
@@ -150,6 +151,7 @@ def _with_intervals(
         predicted = Predicted(run.labels, labels, softmax(outputs.astype(np.float64), axis=1))
         found = assessment.of_classes(
             predicted,
+            outputs,
             recipe.known_scoring,
             recipe.compute_metrics,
             {},

@@ -64,7 +64,7 @@ def end(run: Run) -> None:
     """One table: the test metrics beside the baselines; then time, speed and the directory."""
     metrics, manifest = run.metrics, run.manifest
     found = metrics["statistics"]
-    columns = [name for name in metrics["test"] if name != "loss"]
+    columns = [name for name in metrics["test"] if name in found["metrics"]]
     console.say(f"\ntest set, {found['rows']:,} rows, with intervals of 95%")
     lines = [["fine-tuned", *console.with_intervals(found["metrics"], columns)]]
     for baseline, scores in metrics["baseline"].items():
@@ -78,7 +78,7 @@ def end(run: Run) -> None:
             ]
         )
     console.table(["", *(cell for name in columns for cell in (name, ""))], lines)
-    for sentence in wording.unbeaten(found, columns[0]):
+    for sentence in wording.unbeaten(found, columns[0]) if columns else ():
         console.say(f"\n{sentence}")
     before = manifest["steps_before"]
     resumed = f" (after {before:,} before it was resumed)" if before else ""

@@ -117,6 +117,7 @@ def train(settings: Settings) -> Run | None:
     from finetune import provenance
     from finetune.commands import console, screen
     from finetune.directory import make_way
+    from finetune.results import card, page
     from finetune.run import Run
     from finetune.training.checkpoint import to_resume
     from finetune.training.trainer import build_trainer
@@ -169,6 +170,9 @@ def train(settings: Settings) -> Run | None:
         if run is not None:
             run.update(status="failed")
         raise
+    if run is not None:  # finished whatever becomes of these: `report` makes them again
+        card.write(run)
+        page.write(run)
     return Run(settings.output_dir)
 
 
@@ -181,26 +185,26 @@ def _write_results(
     *,
     baseline: bool,
 ) -> None:
-    """Everything but the model, which is saved already; the run is finished when all is there."""
+    """The predictions and what they are worth; what is known is written as soon as it is."""
     from finetune import provenance
     from finetune.commands.assess import assess
-    from finetune.results import card, page, predictions
+    from finetune.results import predictions
 
     rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
     predictions.write(run.path, rows, tested.predictions, tokens)
+    metrics = {
+        "validation": provenance.validation_metrics(outcome["history"], outcome["best_step"]),
+        "test": provenance.scores_only(tested.metrics or {}, "test_"),
+    }
+    run.write_metrics(metrics)
+    run.update(**outcome)
     judged = assess(recipe, validated, tested, baseline=baseline)
-    run.write_metrics(
-        {
-            "validation": provenance.validation_metrics(outcome["history"], outcome["best_step"]),
-            "test": provenance.scores_only(tested.metrics or {}, "test_"),
-            **judged.metrics,
-        }
+    run.write_metrics({**metrics, **judged.metrics})
+    run.update(
+        status="finished",
+        temperature=judged.temperature,
+        baseline_seconds=judged.baseline_seconds,
     )
-    seconds = judged.baseline_seconds
-    run.update(**outcome, temperature=judged.temperature, baseline_seconds=seconds)
-    card.write(run)
-    page.write(run)
-    run.update(status="finished")
 
 
 def _refuse_different_machines(

@@ -19,6 +19,7 @@ Compute = Callable[[EvalPrediction], dict[str, float]]
 
 def of_classes(
     predicted: Predicted,
+    outputs: np.ndarray,
     scoring: Mapping[str, Mapping[str, Any]],
     compute: Compute,
     baselines: Mapping[str, np.ndarray],
@@ -30,6 +31,7 @@ def of_classes(
 
     Args:
         predicted: The test rows.
+        outputs: Of the model, or logarithms of the probabilities, shape ``(rows, classes)``.
         scoring: The arguments of each local metric that ``compute`` is made of; empty if it is
             the recipe's own.
         compute: The metrics of the recipe.
@@ -46,7 +48,7 @@ def of_classes(
             predicted.labels, classes, predicted.classes, len(predicted.names), metrics
         )
     if not metrics:  # the recipe's own, of which nothing is known
-        own = of_outputs(predicted.probabilities, predicted.labels, compute, baselines)
+        own = of_outputs(outputs, predicted.labels, compute, baselines)
         found["metrics"] |= own["metrics"]
         beyond = own["beyond"]
     if temperature is not None:
@@ -87,28 +89,33 @@ def of_counts(
 def of_outputs(
     outputs: np.ndarray, labels: np.ndarray, compute: Compute, baselines: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Intervals of metrics of which nothing is known: each draw is a whole evaluation."""
+    """Intervals of metrics of which nothing is known: each draw is a whole evaluation.
+
+    Metrics that are no single number are left out; so are draws for which one is not defined,
+    because a class is missing in them.
+    """
     said = {"": outputs, **baselines}
-    names = list(compute(EvalPrediction(predictions=outputs, label_ids=labels)))
+    whole = compute(EvalPrediction(predictions=outputs, label_ids=labels))
+    names = [name for name, value in whole.items() if np.ndim(value) == 0]
+
+    def evaluated(predictions: np.ndarray, truth: np.ndarray) -> list[float]:
+        try:
+            found = compute(EvalPrediction(predictions=predictions, label_ids=truth))
+        except ValueError:  # how scikit-learn refuses a draw without some class
+            return [float("nan")] * len(names)
+        return [float(found[name]) for name in names]
 
     def scores(drawn: np.ndarray) -> np.ndarray:
         """Of the model, then what it has beyond each baseline, on the same drawn rows."""
-        found = [
-            [
-                list(
-                    compute(EvalPrediction(predictions=each[rows], label_ids=labels[rows])).values()
-                )
-                for each in said.values()
-            ]
-            for rows in drawn
-        ]
-        of_each = np.array(found)  # shape (draws, model and baselines, metrics)
+        of_each = np.array(
+            [[evaluated(each[rows], labels[rows]) for each in said.values()] for rows in drawn]
+        )  # shape (draws, model and baselines, metrics)
         of_each[:, 1:] = of_each[:, :1] - of_each[:, 1:]
         return of_each.reshape(len(drawn), -1)
 
     rows = len(labels)
     draws = intervals.DRAWS if rows <= _MANY_ROWS else _FEWER_DRAWS
-    found = [asdict(each) for each in intervals.of_rows(scores, rows, draws)]
+    found = [asdict(each) for each in intervals.of_rows(scores, rows, draws)] if names else []
     by_source = {
         name: dict(zip(names, found[index * len(names) :], strict=False))
         for index, name in enumerate(said)

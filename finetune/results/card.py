@@ -43,7 +43,7 @@ def _metadata(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelC
     task = "text-classification" if is_text and manifest["labels"] else _other_task(manifest)
     base, licence = _base(manifest)
     return ModelCardData(
-        model_name=str(manifest["recipe"]),
+        model_name=Path(manifest["recipe"]).stem,
         library_name="transformers" if is_text else "pytorch",
         pipeline_tag=task if is_text else None,
         base_model=base,
@@ -55,7 +55,7 @@ def _metadata(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelC
             EvalResult(
                 task_type=task,
                 dataset_type=source if on_hub else "other",
-                dataset_name=manifest["data"]["source"],
+                dataset_name=_source(manifest),
                 dataset_split="test",
                 metric_type=name,
                 metric_name=wording.name(name),
@@ -64,6 +64,12 @@ def _metadata(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelC
             for name in headline
         ],
     )
+
+
+def _source(manifest: Mapping[str, Any]) -> str:
+    """Where the data came from; of a local path its name, not where it lies."""
+    path = Path(str(manifest["options"]["dataset"] or "-"))
+    return path.name if path.is_absolute() else str(manifest["data"]["source"])
 
 
 def _other_task(manifest: Mapping[str, Any]) -> str:
@@ -103,7 +109,7 @@ def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
     statistics, data = metrics["statistics"], manifest["data"]
     headline = [name for name in metrics["test"] if name in statistics["metrics"]]
     lines = [
-        f"# {manifest['recipe']}",
+        f"# {Path(manifest['recipe']).stem}",
         "",
         wording.verdict(statistics, headline),
         "",
@@ -126,7 +132,7 @@ def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         "",
         "## Data",
         "",
-        f"{data['source']}: "
+        f"{_source(manifest)}: "
         + ", ".join(f"{rows:,} {name}" for name, rows in data["rows"].items())
         + f" rows (fingerprint `{data['fingerprint']}`).",
         *(f"{note[0].upper()}{note[1:]}." for note in data["notes"]),

@@ -147,8 +147,10 @@ def _of_classes(run: Run, first: Predicted, second: Predicted) -> dict[str, Any]
     if metrics:
         return plain
     compute = run.recipe().compute_metrics
-    outputs = second.probabilities, first.labels, compute, {"first": first.probabilities}
-    return {**assessment.of_outputs(*outputs)["beyond"]["first"], **plain}
+    tiny = np.finfo(np.float64).tiny
+    one, other = (np.log(np.maximum(each.probabilities, tiny)) for each in (first, second))
+    own = assessment.of_outputs(other, first.labels, compute, {"first": one})
+    return {**own["beyond"]["first"], **plain}
 
 
 def _of_numbers(

@@ -32,7 +32,7 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
     if validated:
         losses.plot(*columns(validated, "eval_loss"), color=ORANGE, marker="o", label="validation")
         alt += f"; validation loss at last {validated[-1]['eval_loss']:.3f}"
-    titled(losses, "Loss (nats)", legend=True)
+    titled(losses, "Loss", legend=True)
     names = [
         name
         for name in (validated[0] if validated else {})
@@ -67,14 +67,21 @@ def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str
         metric: As the history has it, like ``eval_f1``.
     """
     figure, panels = figure_of(3, height=6.4, share_x=True)
-    names = {"loss": "Training loss (nats)", "eval_loss": "Validation loss (nats)"}
+    names = {"loss": "Training loss", "eval_loss": "Validation loss"}
     names[metric] = f"Validation {wording.name(metric.removeprefix('eval_'))}"
     last = []
     for number, (run, history) in enumerate(histories.items()):
         colour, marker = COLOURS[number % len(COLOURS)], "os^Dv"[number % 5]
         for axes, name in zip(panels, names, strict=True):
             steps, values = columns(history, name)
-            axes.plot(steps, values, color=colour, marker=marker, markersize=3, label=run)
+            axes.plot(
+                steps,
+                values,
+                color=colour,
+                marker=marker,
+                markersize=3,
+                label=run.replace("$", r"\$"),
+            )
         if values:
             last.append(f"{run} at last {values[-1]:.3f}")
     if not last:

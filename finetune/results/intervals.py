@@ -97,5 +97,5 @@ def of_rows(
 
 def _between(value: float, drawn: np.ndarray) -> Interval:
     """The percentile interval (Efron and Tibshirani, chapter 13)."""
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(value, float(low), float(high))

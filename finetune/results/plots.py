@@ -209,7 +209,7 @@ def numbers(labels: np.ndarray, predicted: np.ndarray) -> Plot:
 
 def _short(name: str) -> str:
     """Both ends of a long name: what tells it from others may be at either."""
-    if len(name) <= _LONGEST_NAME:
-        return name
-    half = _LONGEST_NAME // 2
-    return f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"
+    if len(name) > _LONGEST_NAME:
+        half = _LONGEST_NAME // 2
+        name = f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"
+    return name.replace("$", r"\$")  # two of them would be a formula

@@ -17,6 +17,10 @@ _WORDS = {
     "quadratic_kappa": "quadratic kappa",
     "within_one": "off by one class at most",
 }
+_HIGHER_IS_BETTER = (
+    *("accuracy", "f1", "precision", "recall", "matthews_correlation", "r2", "roc_area"),
+    "quadratic_kappa",
+)
 _LOWER_IS_BETTER = ("mse", "rmse", "mae", "log_loss", "brier_score", "mean_absolute_error")
 
 
@@ -48,6 +52,8 @@ def verdict(statistics: Mapping[str, Any], headline: Sequence[str]) -> str:
         for each in headline
         for found in [statistics["metrics"][each]]
     )
+    if not headline:
+        return "The recipe computes no metric that is a number."
     judged = [
         against(baseline, scores[headline[0]], headline[0])
         for baseline, scores in statistics["beyond"].items()
@@ -61,14 +67,17 @@ def unbeaten(statistics: Mapping[str, Any], metric: str) -> list[str]:
     return [
         against(baseline, scores[metric], metric)
         for baseline, scores in statistics["beyond"].items()
-        if metric in scores and not _sign(scores[metric], metric) > 0
+        if metric in scores and _sign(scores[metric], metric) in (0, -1)
     ]
 
 
 def against(baseline: str, gap: Mapping[str, float], metric: str) -> str:
     """Whether fine-tuning beats a baseline, by the interval of the difference in one metric."""
     amount = f"{name(metric)} {gap['value']:+.3f}, {gap['low']:+.3f} to {gap['high']:+.3f}"
-    verb = {1: "beats", -1: "is worse than", 0: "does not beat"}[_sign(gap, metric)]
+    sign = _sign(gap, metric)
+    if sign is None:
+        return f"Against the baseline '{baseline}': {amount}."
+    verb = {1: "beats", -1: "is worse than", 0: "does not beat"}[sign]
     chance = "; the difference may be chance" if verb == "does not beat" else ""
     return f"Fine-tuning {verb} the baseline '{baseline}' ({amount}){chance}."
 
@@ -76,12 +85,19 @@ def against(baseline: str, gap: Mapping[str, float], metric: str) -> str:
 def between(second: str, first: str, gap: Mapping[str, float], metric: str) -> str:
     """Whether one run is better than another, by the interval of the difference in one metric."""
     amount = f"{name(metric)} {gap['value']:+.3f}, {gap['low']:+.3f} to {gap['high']:+.3f}"
-    verb = {1: "is better than", -1: "is worse than", 0: "cannot be told from"}[_sign(gap, metric)]
+    sign = _sign(gap, metric)
+    if sign is None:
+        return f"{second} against {first}: {amount}."
+    verb = {1: "is better than", -1: "is worse than", 0: "cannot be told from"}[sign]
     return f"{second} {verb} {first} ({amount})."
 
 
-def _sign(gap: Mapping[str, float], metric: str) -> int:
-    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both."""
+def _sign(gap: Mapping[str, float], metric: str) -> int | None:
+    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None of a
+    metric of which it is not known whether more is better.
+    """
+    if metric not in (*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER):
+        return None
     better = -1 if metric in _LOWER_IS_BETTER else 1
     if gap["low"] > 0:
         return better
