@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import select
@@ -25,74 +26,64 @@ _LONGEST_FIELD = 2**24  # characters; beyond, a quote was opened that nothing cl
 _MORE_MAY_COME = 0.05  # seconds
 _LONGEST_READ = 2**16  # bytes
 
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
+Rows = list[Row]
 #: Rows, and where in the input they end: bytes, or rows where they can be counted.
 Read = tuple[Rows | pa.Table, int]
 
 
-def _delimited(separator: str, path: Path) -> Iterator[Read]:
+def _of_text(
+    parse: Callable[[Path, IO[str]], Iterator[Row]], newline: str, path: Path
+) -> Iterator[Read]:
+    """The rows that are parsed of a text file, a chunk at a time."""
+    with path.open("rb") as binary, _as_text(binary, newline) as lines:
+        rows = parse(path, lines)
+        while some := list(itertools.islice(rows, CHUNK_ROWS)):
+            yield some, binary.tell()
+
+
+def _delimited(separator: str, path: Path, lines: IO[str]) -> Iterator[Row]:
     """Every column is text. An empty field is an empty text, not a missing one."""
-    with path.open("rb") as binary, _as_text(binary, "") as lines:
-        csv.field_size_limit(_LONGEST_FIELD)
-        reader = csv.reader(lines, delimiter=separator)
-        rows: Rows = []
-        try:
-            header = next(reader, [])
-            if twice := [name for name in header if header.count(name) > 1]:
-                raise UserError(f"{path}: two columns are called '{twice[0]}'")
-            for fields in reader:
-                if not fields:  # a blank line
-                    continue
-                if len(fields) != len(header):
-                    raise UserError(
-                        f"{path}, line {reader.line_num}: expected {len(header)} fields as in the "
-                        f"first line, found {len(fields)}"
-                    )
-                rows.append(dict(zip(header, fields, strict=True)))
-                if len(rows) == CHUNK_ROWS:
-                    yield rows, binary.tell()
-                    rows = []
-        except csv.Error as error:
-            raise UserError(
-                f"{path}, line {reader.line_num}: {error}; is a quote never closed?"
-            ) from error
-        if rows:
-            yield rows, binary.tell()
-
-
-def _json_lines(path: Path) -> Iterator[Read]:
-    with path.open("rb") as binary, _as_text(binary, "\n") as lines:
-        rows: Rows = []
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.reader(lines, delimiter=separator)
+    try:
+        header = next(reader, [])
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise UserError(f"{path}: two columns are called '{twice[0]}'")
+        for fields in reader:
+            if not fields:  # a blank line
                 continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
+            if len(fields) != len(header):
                 raise UserError(
-                    f"{path}, line {number}: {error.msg} (character {error.pos + 1})"
-                ) from error
-            if not isinstance(row, dict):
-                raise UserError(f"{path}, line {number}: expected an object, found {line[:40]!r}")
-            rows.append(row)
-            if len(rows) == CHUNK_ROWS:
-                yield rows, binary.tell()
-                rows = []
-        if rows:
-            yield rows, binary.tell()
+                    f"{path}, line {reader.line_num}: expected {len(header)} fields as in the "
+                    f"first line, found {len(fields)}"
+                )
+            yield dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {reader.line_num}: {error}; is a quote never closed?"
+        ) from error
 
 
-def _lines(path: Path) -> Iterator[Read]:
+def _json_lines(path: Path, lines: IO[str]) -> Iterator[Row]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path}, line {number}: {error.msg} (character {error.pos + 1})"
+            ) from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number}: expected an object, found {line[:40]!r}")
+        yield row
+
+
+def _lines(path: Path, lines: IO[str]) -> Iterator[Row]:
     """Each line is a text; a blank one is an empty text."""
-    with path.open("rb") as binary, _as_text(binary, "\n") as lines:
-        rows: Rows = []
-        for line in lines:
-            rows.append({"text": line.removesuffix("\n").removesuffix("\r")})
-            if len(rows) == CHUNK_ROWS:
-                yield rows, binary.tell()
-                rows = []
-        if rows:
-            yield rows, binary.tell()
+    for line in lines:
+        yield {"text": line.removesuffix("\n").removesuffix("\r")}
 
 
 def _standard_input(_: Path) -> Iterator[Read]:
@@ -143,11 +134,11 @@ def _pictures(folder: Path) -> Iterator[Read]:
 
 
 READERS: dict[str, Callable[[Path], Iterator[Read]]] = {
-    ".csv": partial(_delimited, ","),
-    ".tsv": partial(_delimited, "\t"),
-    ".jsonl": _json_lines,
+    ".csv": partial(_of_text, partial(_delimited, ","), ""),
+    ".tsv": partial(_of_text, partial(_delimited, "\t"), ""),
+    ".jsonl": partial(_of_text, _json_lines, "\n"),
     ".parquet": _parquet,
-    ".txt": _lines,
+    ".txt": partial(_of_text, _lines, "\n"),
     STANDARD_INPUT: _standard_input,
     "folder": _pictures,
 }
