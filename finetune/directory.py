@@ -57,6 +57,13 @@ def clear_way(directory: Path) -> str | None:
     return sentence
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a reader never sees half of it."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def refuse_foreign(directory: Path) -> None:
     """Refuse a directory that holds something else than a run, or one that is still going on."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())

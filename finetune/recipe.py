@@ -41,7 +41,7 @@ from finetune.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
     from transformers import EvalPrediction, PreTrainedTokenizerBase
 
     from finetune.scoring import Scoring
@@ -246,14 +246,18 @@ class Recipe:
         findings.refuse_untrainable(dataset)
         return dataset
 
-    def over(self, splits: DatasetDict) -> Self:
-        """The same recipe over these raw splits, taken as they are instead of loaded.
+    def over(self, rows: Dataset) -> Self:
+        """The same recipe over these raw rows, which are each of its splits and prepared once.
 
         Args:
-            splits: ``train``, ``validation`` and ``test`` as :attr:`splits` has them.
+            rows: With ``id``, :attr:`input_column` and ``label``, numbered as the model does.
         """
-        copy = dataclasses.replace(self)
-        copy.splits = splits
+        from datasets import DatasetDict
+
+        copy, names = dataclasses.replace(self), ("train", "validation", "test")
+        copy.splits = DatasetDict(dict.fromkeys(names, rows))
+        prepared = copy.prepare(DatasetDict(test=rows))["test"]
+        copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
         return copy
 
     @functools.cached_property

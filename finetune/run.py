@@ -13,13 +13,12 @@ runs/yelp/
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.directory import MANIFEST
+from finetune.directory import MANIFEST, write_whole
 from finetune.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,6 +68,27 @@ class Run:
         return dict(json.loads((self.path / METRICS).read_text(encoding="utf-8")))
 
     @property
+    def statistics(self) -> dict[str, Any]:
+        """What ``metrics.json`` says of the test rows beyond the metrics of the recipe.
+
+        Raises:
+            UserError: if it says nothing: the run did not finish, or is of an older release.
+        """
+        metrics = self.metrics
+        if "statistics" not in metrics:
+            raise UserError(
+                f"{self.path} has no statistics in its {METRICS} (status "
+                f"'{self.manifest['status']}'): train it again"
+            )
+        return metrics["statistics"]
+
+    @property
+    def headline(self) -> list[str]:
+        """The metrics of the recipe that are numbers, in its order."""
+        known = self.statistics["metrics"]
+        return [name for name in self.metrics["test"] if name in known]
+
+    @property
     def labels(self) -> list[str]:
         """The names of the classes, in the order of their numbers."""
         return list(self.manifest["labels"])
@@ -99,15 +119,12 @@ class Run:
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / MANIFEST
         known = self.manifest if path.exists() else {}
-        _write_json(path, {**known, **facts})
+        write_whole(path, _json({**known, **facts}))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics.json``."""
-        _write_json(self.path / METRICS, metrics)
+        write_whole(self.path / METRICS, _json(metrics))
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, default=str) + "\n"

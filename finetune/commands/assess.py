@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
-from finetune.data.splits import fingerprint
 from finetune.errors import UserError
 from finetune.recipe import Recipe
 from finetune.results import assessment, calibration
@@ -35,7 +33,12 @@ class Judged:
 
 
 def assess(
-    recipe: Recipe, validated: PredictionOutput, tested: PredictionOutput, *, baseline: bool
+    recipe: Recipe,
+    validated: PredictionOutput,
+    tested: PredictionOutput,
+    *,
+    fingerprint: str,
+    baseline: bool,
 ) -> Judged:
     """Judge the outputs of a model.
 
@@ -43,6 +46,7 @@ def assess(
         recipe: Of the run.
         validated: The outputs of the validation rows.
         tested: The outputs of the test rows.
+        fingerprint: Of its data.
         baseline: Whether to fit a bag of words, too.
 
     Raises:
@@ -58,7 +62,7 @@ def assess(
         recipe.splits,
         recipe.input_column,
         recipe.split_seed,
-        fingerprint(recipe.splits, recipe.input_column),
+        fingerprint,
         fit=baseline,
     )
     seconds = round(time.perf_counter() - started, 2)
@@ -69,7 +73,7 @@ def assess(
             np.asarray(validated.predictions, dtype=np.float64), np.asarray(validated.label_ids)
         )
         statistics = assessment.of_classes(
-            Predicted(recipe.labels, labels, softmax(outputs.astype(np.float64), axis=1)),
+            Predicted.of_outputs(recipe.labels, labels, outputs),
             outputs,
             recipe.known_scoring,
             recipe.compute_metrics,

@@ -53,7 +53,7 @@ def compare(runs: Sequence[Run], page: Path) -> Comparison:
     from finetune.results import comparison, curves, html
 
     found = comparison.of(runs)
-    headline = [name for name in runs[0].metrics["test"] if name in found.metrics[0]]
+    headline = runs[0].headline
     _table(found, headline)
     overlaid = curves.overlaid(
         {str(run.path): run.manifest["history"] for run in runs}, f"eval_{headline[-1]}"

@@ -67,9 +67,7 @@ def evaluate(
     recipe = run.recipe()
 
     def prepared() -> Recipe:
-        chosen = _on(data, recipe, run.labels) if data else _on_its_own(run, recipe)
-        _ = chosen.prepared
-        return chosen
+        return _on(data, recipe, run.labels) if data else _on_its_own(run, recipe)
 
     given = {
         "output_dir": str(run.path),
@@ -100,13 +98,12 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
             f"the data is not that of the run any more: fingerprint {found}, the run had "
             f"{recorded['fingerprint']} ({recorded['source']})"
         )
+    _ = recipe.prepared
     return recipe
 
 
 def _on(data: str, recipe: Recipe, names: list[str]) -> Recipe:
     """The recipe over the rows of ``data``: its test split, or all of a source without one."""
-    from datasets import DatasetDict
-
     from finetune.data import findings, labels
 
     raw = dataclasses.replace(recipe, dataset=data).load()
@@ -116,7 +113,7 @@ def _on(data: str, recipe: Recipe, names: list[str]) -> Recipe:
         raise UserError(f"--data {data}: no rows")
     if names:
         rows = labels.renumbered(rows, names)
-    return recipe.over(DatasetDict(train=rows, validation=rows, test=rows))
+    return recipe.over(rows)
 
 
 def _beside_the_run(run: Run, output: PredictionOutput) -> dict[str, Any]:
@@ -140,7 +137,6 @@ def _with_intervals(
     data: str, run: Run, recipe: Recipe, output: PredictionOutput
 ) -> dict[str, Any]:
     import numpy as np
-    from scipy.special import softmax
 
     from finetune.commands import console
     from finetune.results import assessment, wording
@@ -148,9 +144,8 @@ def _with_intervals(
 
     outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
     if run.labels:
-        predicted = Predicted(run.labels, labels, softmax(outputs.astype(np.float64), axis=1))
         found = assessment.of_classes(
-            predicted,
+            Predicted.of_outputs(run.labels, labels, outputs),
             outputs,
             recipe.known_scoring,
             recipe.compute_metrics,

@@ -63,8 +63,7 @@ def batch(
 def end(run: Run) -> None:
     """One table: the test metrics beside the baselines; then time, speed and the directory."""
     metrics, manifest = run.metrics, run.manifest
-    found = metrics["statistics"]
-    columns = [name for name in metrics["test"] if name in found["metrics"]]
+    found, columns = run.statistics, run.headline
     console.say(f"\ntest set, {found['rows']:,} rows, with intervals of 95%")
     lines = [["fine-tuned", *console.with_intervals(found["metrics"], columns)]]
     for baseline, scores in metrics["baseline"].items():

@@ -198,7 +198,8 @@ def _write_results(
     }
     run.write_metrics(metrics)
     run.update(**outcome)
-    judged = assess(recipe, validated, tested, baseline=baseline)
+    fingerprint = run.manifest["data"]["fingerprint"]
+    judged = assess(recipe, validated, tested, fingerprint=fingerprint, baseline=baseline)
     run.write_metrics({**metrics, **judged.metrics})
     run.update(
         status="finished",

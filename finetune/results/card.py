@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
 from finetune import hub
+from finetune.directory import write_whole
 from finetune.results import wording
 from finetune.run import Run
 
@@ -22,23 +22,20 @@ _EMBEDDED_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 def write(run: Run) -> Path:
     """Write the card of a finished run; one that is there is replaced."""
     path = run.path / CARD
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(str(of(run)), encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, str(of(run)))
     return path
 
 
 def of(run: Run) -> ModelCard:
     """The card, of facts in ``run.json`` and ``metrics.json`` alone."""
     manifest, metrics = run.manifest, run.metrics
-    data = _metadata(manifest, metrics)
+    data = _metadata(manifest, {name: metrics["test"][name] for name in run.headline})
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(run, manifest, metrics)}")
 
 
-def _metadata(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelCardData:
+def _metadata(manifest: Mapping[str, Any], scores: Mapping[str, float]) -> ModelCardData:
     source = manifest["options"]["dataset"]
     on_hub = hub.names_repository(source)
-    headline = [name for name in metrics["test"] if name in metrics["statistics"]["metrics"]]
     is_text = "max_length" in manifest["options"]
     task = "text-classification" if is_text and manifest["labels"] else _other_task(manifest)
     base, licence = _base(manifest)
@@ -49,7 +46,7 @@ def _metadata(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelC
         base_model=base,
         license=licence,
         datasets=[source] if on_hub else None,
-        metrics=headline,
+        metrics=list(scores),
         tags=["finetune"],
         eval_results=[
             EvalResult(
@@ -59,9 +56,9 @@ def _metadata(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelC
                 dataset_split="test",
                 metric_type=name,
                 metric_name=wording.name(name),
-                metric_value=metrics["test"][name],
+                metric_value=value,
             )
-            for name in headline
+            for name, value in scores.items()
         ],
     )
 
@@ -107,7 +104,7 @@ def _card_on_hub(name: str) -> ModelCardData | None:
 
 def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
     statistics, data = metrics["statistics"], manifest["data"]
-    headline = [name for name in metrics["test"] if name in statistics["metrics"]]
+    headline = run.headline
     lines = [
         f"# {Path(manifest['recipe']).stem}",
         "",

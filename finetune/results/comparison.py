@@ -71,7 +71,7 @@ def of(runs: Sequence[Run]) -> Comparison:
     return Comparison(
         [str(run.path) for run in runs],
         len(tables[0]),
-        [_metrics(run) for run in runs],
+        [run.statistics["metrics"] for run in runs],
         differences,
         tests,
         settings_that_differ([run.manifest for run in runs]),
@@ -115,14 +115,6 @@ def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.Dat
             f"{len(other):,}): a difference would say nothing; compare runs with the same "
             "--dataset, --split_seed and --eval_samples"
         )
-
-
-def _metrics(run: Run) -> Mapping[str, Any]:
-    metrics = run.metrics
-    if "statistics" not in metrics:
-        raise UserError(f"{run.path} has no statistics: it is of an older release; train it again")
-    found: Mapping[str, Any] = metrics["statistics"]["metrics"]
-    return found
 
 
 def _of_classes(run: Run, first: Predicted, second: Predicted) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from finetune.directory import write_whole
 from finetune.results import wording
 
 _LONGEST_TEXT = 1200
@@ -34,9 +34,7 @@ def write(path: Path, template: str, content: Mapping[str, Any]) -> None:
         "words": wording.name,
     }
     text = environment.get_template(f"{template}.html.jinja").render(content)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, text)
 
 
 def excerpt(text: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from finetune.errors import UserError
 from finetune.results import curves, html, plots, rows, wording
 from finetune.results.figure import Plot
 from finetune.results.predicted import Predicted
@@ -26,8 +25,7 @@ def write(run: Run) -> Path:
     """Write the page and the plots of a finished run; what was there is replaced.
 
     Raises:
-        UserError: if the run has no statistics, because it did not finish or is of an older
-            release.
+        UserError: if the run has no statistics.
     """
     content, figures = _content(run)
     directory = run.path / PLOTS
@@ -41,13 +39,7 @@ def write(run: Run) -> Path:
 
 def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     manifest, metrics, table = run.manifest, run.metrics, run.predictions
-    if "statistics" not in metrics:
-        raise UserError(
-            f"{run.path} has no statistics in its metrics.json: it is of an older release; "
-            "train it again"
-        )
-    statistics, names = metrics["statistics"], run.labels
-    headline = [name for name in metrics["test"] if name in statistics["metrics"]]
+    statistics, headline, names = run.statistics, run.headline, run.labels
     predicted = Predicted.of_table(table, names) if names else None
     figures = _figures(manifest, statistics, table, predicted)
     content = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy.special import softmax
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Predicted:
             table["label"].map(number).to_numpy(dtype=np.int64),
             table[[f"probability of {name}" for name in names]].to_numpy(dtype=np.float64),
         )
+
+    @classmethod
+    def of_outputs(cls, names: list[str], labels: np.ndarray, outputs: np.ndarray) -> Predicted:
+        """From the logits of a model, shape ``(rows, classes)``, whatever their precision."""
+        return cls(names, labels, softmax(outputs.astype(np.float64), axis=1))
 
     @property
     def classes(self) -> np.ndarray:
