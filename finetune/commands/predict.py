@@ -215,10 +215,10 @@ def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
         started = time.perf_counter()
         done, count = _share_of_this_rank(task, parts, given.batch_tokens)
         everyone = job.gather(done)
+        job.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if me.rank == 0:
             parts.finish(count, task.columns)
-        job.leave()
     except KeyboardInterrupt:
         again = [*words, *([] if given.resume else ["--resume"])]
         command = [*job.launcher(), "-m", "finetune", "predict", *again]
