@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+import sklearn.metrics
 
 import finetune
 from finetune import Run, UserError, cli
 from finetune.commands.compare import compare
-from finetune.results import comparison
+from finetune.results import comparison, curves
 from tests.conftest import ROOT
 from tests.runs import write_run
 from tests.test_report import Page
@@ -58,6 +59,29 @@ def test_its_numbers_are_those_of_the_predictions(runs: list[Run], tmp_path: Pat
     assert found.settings["learning_rate"] == ["0.0001", "1e-05"]
 
 
+def test_runs_are_scored_as_the_first_one_is(tmp_path: Path) -> None:
+    """The second run has its classes in another order, so that its own F1 is that of ``bad``."""
+    scoring = {"accuracy": {}, "f1": {}}
+    first = write_run(tmp_path / "first", rows=400, skill=0.5, scoring=scoring)
+    second = write_run(tmp_path / "second", rows=400, seed=1, labels=["good", "bad"])
+    found = comparison.of([first, second])
+    table = second.predictions
+    f1 = sklearn.metrics.f1_score(table["label"], table["prediction"], pos_label="good")
+    assert found.metrics[1]["f1"]["value"] == pytest.approx(f1)
+    assert abs(second.statistics["metrics"]["f1"]["value"] - f1) > 1e-3
+    before = first.predictions
+    f1_before = sklearn.metrics.f1_score(before["label"], before["prediction"], pos_label="good")
+    assert found.differences[0]["f1"]["value"] == pytest.approx(f1 - f1_before)
+
+
+def test_a_run_with_an_underscore_has_its_place_in_the_legend() -> None:
+    history = [{"step": 1, "loss": 1.0, "eval_loss": 1.0, "eval_f1": 0.5}]
+    plot = curves.overlaid({"_run": history, "a$b$": history}, "eval_f1")
+    assert plot is not None
+    assert "./_run" in plot.svg()
+    assert "a$b$" in plot.svg()
+
+
 def test_a_run_cannot_be_told_from_itself(runs: list[Run]) -> None:
     found = comparison.of([runs[0], runs[0]])
     assert len(found.disagreements) == 0
@@ -85,6 +109,7 @@ def test_other_rows_are_refused(runs: list[Run], tmp_path: Path) -> None:
         (["RUN"], "compare: expected two runs or more"),
         (["RUN", "nowhere"], "nowhere is not the directory of a run: no such directory"),
         (["RUN", "RUN", "--output", "nowhere/page.html"], "no such directory: nowhere"),
+        (["RUN", "RUN", "--output", "."], "--output . is a directory: name a file"),
         ([], "compare: the following arguments are required: RUN"),
     ],
 )

@@ -136,6 +136,17 @@ def test_the_worst_rows_are_shown(run: Run, seen: Page) -> None:
     assert any(cell.startswith("source = ") for cell in seen.cells)
 
 
+def test_a_row_is_shown_once_and_marked_if_its_label_is_suspected(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rows=1000, skill=0.5)
+    page.write(run)
+    cells = Page(run.path / "report.html").cells
+    texts = [text for text in run.predictions["text"] if text in cells]
+    assert len(texts) == 40
+    assert all(cells.count(text) == 1 for text in texts)
+    labels = [cells[cells.index(text) + 1] for text in texts]
+    assert sum("likely wrong" in each for each in labels) == 20  # of two classes all the surest
+
+
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a & b </td></table> <b>", "\"'>"])
 def test_markup_in_a_review_is_text(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", rows=40, skill=0.0, texts=[text] * 40)
@@ -243,8 +254,7 @@ def test_labels_that_were_changed_are_found() -> None:
     given = labels.copy()
     given[changed] = (given[changed] + 1) % 3
     predicted = Predicted(["a", "b", "c"], given, probabilities)
-    assert set(rows.likely_label_errors(predicted, 100)) == set(changed)
-    assert len(rows.likely_label_errors(predicted, 5)) == 5
+    assert set(rows.likely_label_errors(predicted)) == set(changed)
 
 
 def test_the_worst_slice_is_the_one_that_is_worst() -> None:

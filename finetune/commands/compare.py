@@ -35,6 +35,8 @@ def main(words: Sequence[str]) -> int:
     page = Path(given.output).expanduser()
     if not page.absolute().parent.is_dir():
         raise UserError(f"--output {page}: no such directory: {page.parent}")
+    if page.is_dir():
+        raise UserError(f"--output {page} is a directory: name a file, like {page}/comparison.html")
     compare([Run.load(each) for each in given.runs], page)
     return 0
 

@@ -47,10 +47,10 @@ def of_classes(
         beyond[name] = statistics.beyond(
             predicted.labels, classes, predicted.classes, len(predicted.names), metrics
         )
-    if not metrics:  # the recipe's own, of which nothing is known
+    if has_others(scoring, metrics):
         own = of_outputs(outputs, predicted.labels, compute, baselines)
-        found["metrics"] |= own["metrics"]
-        beyond = own["beyond"]
+        found["metrics"] = {**own["metrics"], **found["metrics"]}
+        beyond = {name: {**own["beyond"][name], **each} for name, each in beyond.items()}
     if temperature is not None:
         mended = Predicted(
             predicted.names,
@@ -84,6 +84,13 @@ def of_counts(
     """Those of the local metrics that are functions of confusion matrices."""
     found = {name: counts.metric(name, arguments) for name, arguments in scoring.items()}
     return {name: metric for name, metric in found.items() if metric is not None}
+
+
+def has_others(scoring: Mapping[str, Any], metrics: Mapping[str, Any]) -> bool:
+    """Whether a recipe has metrics that are none of counts: its own, of which nothing is known, or
+    local ones with arguments under which they are none.
+    """
+    return not scoring or len(metrics) < len(scoring)
 
 
 def of_outputs(

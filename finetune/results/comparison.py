@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError
-from finetune.results import assessment, calibration, intervals, pairs, ranking
+from finetune.results import assessment, calibration, intervals, pairs, ranking, statistics
 from finetune.results.pairs import McNemar
 from finetune.results.predicted import Predicted
 from finetune.run import Run
@@ -26,7 +26,7 @@ class Comparison:
     Attributes:
         names: Of the runs: their directories.
         rows: How many test rows they share.
-        metrics: For each run its metrics with intervals.
+        metrics: For each run the metrics of the first one, with intervals.
         differences: For each run but the first, how much more of each metric it has than the
             first, with the interval of the paired bootstrap.
         tests: For each run but the first, McNemar's test of the accuracy; none in a regression.
@@ -46,6 +46,14 @@ class Comparison:
     tables: list[pd.DataFrame]
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """The metrics of a run, and how much ``more`` of each it has than the first."""
+
+    metrics: Mapping[str, Any]
+    more: dict[str, Any]
+
+
 def of(runs: Sequence[Run]) -> Comparison:
     """Compare two runs or more.
 
@@ -58,21 +66,21 @@ def of(runs: Sequence[Run]) -> Comparison:
     names, tests = runs[0].labels, []
     if names:
         each = [Predicted.of_table(table, names) for table in tables]
-        differences = [_of_classes(runs[0], each[0], other) for other in each[1:]]
+        judged = [_of_classes(runs[0], each[0], other) for other in each[1:]]
         said = [other.classes for other in each]
         tests = [pairs.mcnemar(each[0].labels, said[0], other) for other in said[1:]]
         sure = np.sum([other.probabilities.max(axis=1) for other in each], axis=0)
         apart = np.flatnonzero(np.any([other != said[0] for other in said[1:]], axis=0))
     else:
         outputs = [table["prediction"].to_numpy(dtype=np.float64) for table in tables]
-        differences = [_of_numbers(runs[0], tables[0], outputs[0], other) for other in outputs[1:]]
+        judged = [_of_numbers(runs[0], tables[0], outputs[0], other) for other in outputs[1:]]
         sure = np.max([np.abs(other - outputs[0]) for other in outputs[1:]], axis=0)
         apart = np.flatnonzero(sure > 0)
     return Comparison(
         [str(run.path) for run in runs],
         len(tables[0]),
-        [run.statistics["metrics"] for run in runs],
-        differences,
+        [runs[0].statistics["metrics"], *(other.metrics for other in judged)],
+        [other.more for other in judged],
         tests,
         settings_that_differ([run.manifest for run in runs]),
         apart[np.argsort(-sure[apart], kind="stable")],
@@ -117,15 +125,13 @@ def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.Dat
         )
 
 
-def _of_classes(run: Run, first: Predicted, second: Predicted) -> dict[str, Any]:
-    """Of metrics of counts, and of the scores that each row has."""
-    metrics = assessment.of_counts(run.manifest["scoring"])
-    found = {
-        name: pairs.difference(
-            metric, first.labels, first.classes, second.classes, len(first.names)
-        )
-        for name, metric in metrics.items()
-    }
+def _of_classes(run: Run, first: Predicted, second: Predicted) -> _Judged:
+    """The second by the metrics of the first run, and how much more it has of each: metrics of
+    counts, and the scores that each row has.
+    """
+    scoring = run.manifest["scoring"]
+    metrics = assessment.of_counts(scoring)
+    found = pairs.difference(metrics, first.labels, first.classes, second.classes, len(first.names))
     for name, scores in (
         ("log_loss", calibration.log_losses),
         ("brier_score", calibration.brier_scores),
@@ -135,22 +141,24 @@ def _of_classes(run: Run, first: Predicted, second: Predicted) -> dict[str, Any]
     area = ranking.mean_roc_difference(first.probabilities, second.probabilities, first.labels)
     if area is not None:
         found["roc_area"] = area
-    plain = {name: asdict(each) for name, each in found.items()}
-    if metrics:
-        return plain
-    compute = run.recipe().compute_metrics
+    judged = _Judged(
+        statistics.scores(second, metrics), {name: asdict(each) for name, each in found.items()}
+    )
+    if not assessment.has_others(scoring, metrics):
+        return judged
     tiny = np.finfo(np.float64).tiny
     one, other = (np.log(np.maximum(each.probabilities, tiny)) for each in (first, second))
-    own = assessment.of_outputs(other, first.labels, compute, {"first": one})
-    return {**own["beyond"]["first"], **plain}
+    own = _by_its_own(run, first.labels, one, other)
+    return _Judged({**own.metrics, **judged.metrics}, {**own.more, **judged.more})
 
 
-def _of_numbers(
-    run: Run, table: pd.DataFrame, first: np.ndarray, second: np.ndarray
-) -> dict[str, Any]:
+def _of_numbers(run: Run, table: pd.DataFrame, first: np.ndarray, second: np.ndarray) -> _Judged:
     labels = table["label"].to_numpy(dtype=np.float64)
-    found = assessment.of_outputs(
-        second[:, None], labels, run.recipe().compute_metrics, {"first": first[:, None]}
-    )
-    differences: dict[str, Any] = found["beyond"]["first"]
-    return differences
+    return _by_its_own(run, labels, first[:, None], second[:, None])
+
+
+def _by_its_own(run: Run, labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> _Judged:
+    """By metrics of the recipe of which nothing is known."""
+    compute = run.recipe().compute_metrics
+    found = assessment.of_outputs(second, labels, compute, {"first": first})
+    return _Judged(found["metrics"], found["beyond"]["first"])

@@ -33,13 +33,17 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
     return cells.reshape(classes, classes)
 
 
-def resampled(counts: np.ndarray, draws: int, seed: int) -> Iterator[np.ndarray]:
+def resampled(
+    counts: np.ndarray, draws: int, seed: int, made_of_each: int = 1
+) -> Iterator[np.ndarray]:
     """Counts of as many rows, drawn with replacement: bootstrap samples, some at a time.
 
     Args:
         counts: Of any shape.
         draws: How many samples in all.
         seed: Of the draws.
+        made_of_each: Numbers that a sample is turned into, if they are more than those of
+            ``counts``: what is in memory at once is bounded by them.
 
     Yields:
         Arrays of shape ``(some, *counts.shape)``.
@@ -48,12 +52,52 @@ def resampled(counts: np.ndarray, draws: int, seed: int) -> Iterator[np.ndarray]
     filled = np.flatnonzero(counts)  # most cells of many classes are empty, and stay so
     rows = int(counts.sum())
     shares = counts.ravel()[filled] / rows
-    at_once = max(1, _CELLS_AT_ONCE // counts.size)
-    for start in range(0, draws, at_once):
-        some = min(at_once, draws - start)
-        samples = np.zeros((some, counts.size), dtype=np.int64)
-        samples[:, filled] = generator.multinomial(rows, shares, size=some)
-        yield samples.reshape(some, *counts.shape)
+    for some in _parts(draws, max(counts.size, made_of_each)):
+        samples = np.zeros((len(some), counts.size), dtype=np.int64)
+        samples[:, filled] = generator.multinomial(rows, shares, size=len(some))
+        yield samples.reshape(len(some), *counts.shape)
+
+
+def without_a_row(
+    counts: np.ndarray, cells: np.ndarray, made_of_each: int = 1
+) -> Iterator[np.ndarray]:
+    """Counts that lack a row of one cell, some at a time.
+
+    Args:
+        counts: Of any shape.
+        cells: Flat indices of the cells, one for each set of counts.
+        made_of_each: As in :func:`resampled`.
+
+    Yields:
+        Arrays of shape ``(some, *counts.shape)``.
+    """
+    for some in _parts(len(cells), max(counts.size, made_of_each)):
+        less = np.repeat(counts.reshape(1, -1), len(some), axis=0)
+        less[np.arange(len(some)), cells[some]] -= 1
+        yield less.reshape(len(some), *counts.shape)
+
+
+def hidden(matrix: np.ndarray, rows: float) -> Iterator[np.ndarray]:
+    """Confusion matrices in which a few rows of one class are taken as no row was.
+
+    Args:
+        matrix: True by predicted, shape ``(classes, classes)``.
+        rows: How many rows of another kind a class may have without any having been seen: of
+            ``n`` rows, the share ``rows / (n + rows)``.
+
+    Yields:
+        For each class that has rows, one matrix with that share of them right, and one with that
+        share taken for the class that is predicted most besides.
+    """
+    supports, said = matrix.sum(axis=1), matrix.sum(axis=0)
+    for each in np.flatnonzero(supports):
+        moved = rows / (supports[each] + rows)
+        others = np.where(np.arange(len(matrix)) == each, -1, said)
+        for taken_for in (each, int(others.argmax())):
+            other = matrix.astype(np.float64)
+            other[each] *= 1 - moved
+            other[each, taken_for] += moved * supports[each]
+            yield other
 
 
 def accuracy(matrices: np.ndarray) -> np.ndarray:
@@ -129,6 +173,13 @@ def metric(name: str, arguments: Mapping[str, Any]) -> Callable[[np.ndarray], np
             (matrices.sum(axis=-1) + matrices.sum(axis=-2) > 0).astype(np.float64),
         )
     return None
+
+
+def _parts(count: int, numbers: int) -> Iterator[np.ndarray]:
+    """Indices below ``count``, as many at once as there is room for, each with ``numbers``."""
+    at_once = max(1, _CELLS_AT_ONCE // numbers)
+    for start in range(0, count, at_once):
+        yield np.arange(start, min(count, start + at_once))
 
 
 def _right(matrices: np.ndarray) -> np.ndarray:

@@ -80,7 +80,7 @@ def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str
                 color=colour,
                 marker=marker,
                 markersize=3,
-                label=run.replace("$", r"\$"),
+                label=_labelled(run),
             )
         if values:
             last.append(f"{run} at last {values[-1]:.3f}")
@@ -91,6 +91,11 @@ def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str
     panels[-1].set_xlabel("step")
     alt = f"{names[metric]}: {', '.join(last)}."
     return Plot(alt, figure)
+
+
+def _labelled(run: str) -> str:
+    """A path as a legend shows it: not as a formula, and not left out, as it leaves out ``_x``."""
+    return f"{'./' * run.startswith('_')}{run}".replace("$", r"\$")
 
 
 def speed(history: Sequence[Mapping[str, float]]) -> Plot | None:

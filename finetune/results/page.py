@@ -19,6 +19,7 @@ from finetune.run import Run
 
 PAGE, PLOTS = "report.html", "plots"
 _MISTAKES, _SLICES = 20, 10
+_NONE = np.array([], dtype=np.int64)
 
 
 def write(run: Run) -> Path:
@@ -62,12 +63,16 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         "plots": _by_section(figures),
     }
     if predicted is not None:
-        wrong = int((predicted.classes != predicted.labels).sum())
+        wrong, suspected = rows.surest_mistakes(predicted), rows.likely_label_errors(predicted)
+        shown = wrong[:_MISTAKES]
+        further = suspected[~np.isin(suspected, shown)][:_MISTAKES]
         content |= {
             "slices": rows.worst_slices(predicted, table, _SLICES),
-            "mistakes": _rows(predicted, table, rows.surest_mistakes(predicted, _MISTAKES)),
-            "suspects": _rows(predicted, table, rows.likely_label_errors(predicted, _MISTAKES)),
-            "mistaken": f"{wrong:,} of {len(predicted):,} rows are wrong.",
+            "mistakes": _rows(predicted, table, shown, suspected),
+            "suspects": _rows(predicted, table, further),
+            "mistaken": f"{len(wrong):,} of {len(predicted):,} rows are wrong. Of "
+            f"{len(suspected):,} the label is what is likely wrong: the model takes the row for "
+            "another class as surely as it does rows that bear that label.",
         }
     content["sections"] = _sections(content)
     return content, figures
@@ -169,7 +174,10 @@ def _of_calibration(statistics: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(predicted: Predicted, table: pd.DataFrame, chosen: np.ndarray) -> list[dict[str, Any]]:
+def _rows(
+    predicted: Predicted, table: pd.DataFrame, chosen: np.ndarray, suspected: np.ndarray = _NONE
+) -> list[dict[str, Any]]:
+    """What a table of rows shows; those whose label is ``suspected`` are marked."""
     found = []
     for index in chosen:
         text = html.excerpt(table["text"].iloc[index]) if "text" in table else None
@@ -182,6 +190,7 @@ def _rows(predicted: Predicted, table: pd.DataFrame, chosen: np.ndarray) -> list
                 "of_label": predicted.probabilities[index, predicted.labels[index]],
                 "prediction": predicted.names[said],
                 "probability": predicted.probabilities[index, said],
+                "suspected": index in suspected,
             }
         )
     return found

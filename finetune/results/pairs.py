@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.sparse import csr_array
 from scipy.stats import binomtest
 
 from finetune.results import intervals
-from finetune.results.intervals import Interval
+from finetune.results.intervals import Interval, Metric
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,21 @@ def mcnemar(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> McNema
 
 
 def difference(
-    metric: Callable[[np.ndarray], np.ndarray],
+    metrics: Mapping[str, Metric],
     labels: np.ndarray,
     first: np.ndarray,
     second: np.ndarray,
     classes: int,
     draws: int = intervals.DRAWS,
     seed: int = intervals.SEED,
-) -> Interval:
-    """How much more a metric of counts the second model has, by the paired bootstrap.
+) -> dict[str, Interval]:
+    """How much more of each metric of counts the second model has, by the paired bootstrap.
 
     Both are measured on the same drawn rows, so what is hard for both does not widen the interval.
 
     Args:
-        metric: From confusion matrices, shape ``(..., classes, classes)``, to shape ``(...)``.
+        metrics: Each from confusion matrices, shape ``(draws, classes, classes)``, to shape
+            ``(draws,)``.
         labels: The true classes, shape ``(rows,)``.
         first: Those that the first model said.
         second: Those that the second said.
@@ -67,13 +69,14 @@ def difference(
     """
     kinds, numbers = np.unique(np.stack([labels, first, second]), axis=1, return_counts=True)
 
-    def gain(drawn: np.ndarray) -> np.ndarray:
+    def gain(metric: Metric, drawn: np.ndarray) -> np.ndarray:
         one, other = (
             metric(_matrices(drawn, kinds[0], said, classes)) for said in (kinds[1], kinds[2])
         )
-        return np.asarray(other - one)
+        return other - one
 
-    return intervals.of_counts(gain, numbers, draws, seed)
+    gains = {name: functools.partial(gain, metric) for name, metric in metrics.items()}
+    return intervals.of_counts(gains, numbers, draws, seed, made_of_each=classes**2)
 
 
 def _matrices(

@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
+from finetune.results import intervals
 from finetune.results.figure import (
     BLUE,
     GREEN,
@@ -178,13 +179,20 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     if len(edges) > 1:
         group = np.clip(np.searchsorted(edges, seen, side="right") - 1, 0, len(edges) - 2)
         kinds, counts = np.unique(group, return_counts=True)
-        shares = np.array([right[group == each].mean() for each in kinds])
+        found = [
+            intervals.of_share(right[group == each].sum(), count)
+            for each, count in zip(kinds, counts, strict=True)
+        ]
+        shares = [each.value for each in found]
+        reach = [[e.value - e.low for e in found], [e.high - e.value for e in found]]
         middle = ((edges[:-1] + edges[1:]) / 2)[kinds]
-        deviation = np.sqrt(shares * (1 - shares) / counts)
-        accuracy.errorbar(middle, shares, yerr=1.96 * deviation, color=GREEN, marker="o", capsize=2)
-        alt += f"; accuracy {shares[0]:.1%} on the shortest eighth, {shares[-1]:.1%} on the longest"
+        accuracy.errorbar(middle, shares, yerr=reach, color=GREEN, marker="o", capsize=2)
+        alt += (
+            f"; accuracy {shares[0]:.1%} on the {counts[0]:,} shortest, {shares[-1]:.1%} on the "
+            f"{counts[-1]:,} longest"
+        )
     accuracy.yaxis.set_major_formatter(PercentFormatter(1))
-    titled(accuracy, "Accuracy by length, in eighths of the rows, with intervals of 95%")
+    titled(accuracy, "Accuracy by length, with intervals of 95%")
     accuracy.set_xlabel("tokens")
     return Plot(alt + ".", figure)
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import expit, logit
 from scipy.stats import norm, rankdata
 from sklearn.metrics import average_precision_score
 
+from finetune.results import intervals
 from finetune.results.intervals import LEVEL, Interval
+
+_FEWEST_ROWS = 20
+_TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,12 @@ def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> list[Areas | No
             found.append(None)
             continue
         influences, area = _influences(probabilities[:, each], positive)
+        rows = int(positive.sum())
         precision = float(average_precision_score(positive, probabilities[:, each]))
         found.append(
             Areas(
-                _on_the_logit_scale(area, float(np.sqrt((influences**2).sum()))),
-                _binomial(precision, int(positive.sum())),
+                _roc(area, influences, rows, len(labels) - rows),
+                _binomial(precision, rows),
             )
         )
     return found
@@ -67,7 +73,11 @@ def mean_roc(probabilities: np.ndarray, labels: np.ndarray) -> Interval | None:
     if found is None:
         return None
     influences, area = found
-    return _on_the_logit_scale(area, float(np.sqrt((influences**2).sum())))
+    supports = np.bincount(labels)
+    supports = supports[supports > 0]
+    if len(supports) > 2 and influences.any():  # together they are enough, if each has few rows
+        return _on_the_logit_scale(area, float(np.sqrt((influences**2).sum())))
+    return _roc(area, influences, supports[-1], len(labels) - supports[-1])
 
 
 def mean_roc_difference(
@@ -134,6 +144,32 @@ def _influences(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, f
     return influences, area
 
 
+def _roc(area: float, influences: np.ndarray, ones: float, zeros: float) -> Interval:
+    """DeLong's interval on the scale of the log-odds; of few rows, or without any error, that of
+    Newcombe (Statistics in Medicine 25, 2006, method 5), which then holds the truth and this not.
+
+    Args:
+        area: Under the curve.
+        influences: Of each row on its error.
+        ones: How many rows are of the class.
+        zeros: How many are not.
+    """
+    deviation = float(np.sqrt((influences**2).sum()))
+    if min(ones, zeros) >= _FEWEST_ROWS and deviation > 0:
+        return _on_the_logit_scale(area, deviation)
+    square = norm.ppf((1 + LEVEL) / 2) ** 2
+    pairs, others = ones * zeros, (ones + zeros) / 2 - 1
+
+    def apart(truth: float) -> float:
+        """Negative where the area is nearer to the truth than the interval reaches."""
+        spread = 1 + others * ((1 - truth) / (2 - truth) + truth / (1 + truth))
+        return float((area - truth) ** 2 - square * truth * (1 - truth) * spread / pairs)
+
+    low = brentq(apart, 0.0, area - _TINY) if area - _TINY > 0 and apart(0.0) > 0 else 0.0
+    high = brentq(apart, area + _TINY, 1.0) if area + _TINY < 1 and apart(1.0) > 0 else 1.0
+    return Interval(area, low, high)
+
+
 def _on_the_logit_scale(value: float, deviation: float) -> Interval:
     """Symmetric in the log-odds, so that it stays between 0 and 1."""
     if not 0 < value < 1 or deviation == 0:
@@ -143,6 +179,9 @@ def _on_the_logit_scale(value: float, deviation: float) -> Interval:
 
 
 def _binomial(precision: float, positives: int) -> Interval:
-    """The logit interval of Boyd, Eng and Page (ECML PKDD 2013) for an average precision."""
-    precision = min(precision, 1.0)  # the sum of its parts may be a rounding above
+    """The logit interval of Boyd, Eng and Page (ECML PKDD 2013) for an average precision; of 1,
+    where it has no width, Wilson's.
+    """
+    if precision > 1 - _TINY:  # the sum of its parts may be a rounding above
+        return intervals.of_share(positives, positives)
     return _on_the_logit_scale(precision, float(np.sqrt(precision * (1 - precision) / positives)))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
 
 from finetune.data.findings import is_own_column
-from finetune.results.intervals import LEVEL, Interval
+from finetune.results import intervals
+from finetune.results.intervals import Interval
 from finetune.results.predicted import Predicted
 
 _FEWEST_ROWS = 20
@@ -35,14 +35,14 @@ class Slice:
     lower: bool
 
 
-def surest_mistakes(predicted: Predicted, most: int) -> np.ndarray:
+def surest_mistakes(predicted: Predicted) -> np.ndarray:
     """Indices of wrong rows, the one with the highest probability first."""
     wrong = np.flatnonzero(predicted.classes != predicted.labels)
     sure = predicted.probabilities.max(axis=1)[wrong]
-    return wrong[np.argsort(-sure, kind="stable")][:most]
+    return wrong[np.argsort(-sure, kind="stable")]
 
 
-def likely_label_errors(predicted: Predicted, most: int) -> np.ndarray:
+def likely_label_errors(predicted: Predicted) -> np.ndarray:
     """Indices of rows whose label is likely wrong, the likeliest first.
 
     Confident learning (Northcutt, Jiang and Chuang, JAIR 70, 2021): a row is taken to be of a
@@ -61,7 +61,7 @@ def likely_label_errors(predicted: Predicted, most: int) -> np.ndarray:
     taken_for, best = confident.argmax(axis=1), confident.max(axis=1)
     suspected = np.flatnonzero((best >= 0) & (taken_for != predicted.labels) & (best > own))
     margin = best[suspected] - own[suspected]
-    return suspected[np.argsort(-margin, kind="stable")][:most]
+    return suspected[np.argsort(-margin, kind="stable")]
 
 
 def worst_slices(predicted: Predicted, table: pd.DataFrame, most: int) -> list[Slice]:
@@ -106,7 +106,5 @@ def _by_length(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _slice(name: str, right: np.ndarray, overall: float) -> Slice:
-    test = binomtest(int(right.sum()), len(right))
-    interval = test.proportion_ci(LEVEL, method="wilson")
-    accuracy = Interval(float(right.mean()), float(interval.low), float(interval.high))
+    accuracy = intervals.of_share(float(right.sum()), len(right))
     return Slice(name, len(right), accuracy, accuracy.high < overall)

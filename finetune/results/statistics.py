@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from finetune.results import calibration, counts, intervals, ordinal, pairs, ranking
+from finetune.results.intervals import Interval
 from finetune.results.predicted import Predicted
 
 #: Shares of the rows on which a model that abstains on the others is judged.
@@ -30,35 +31,42 @@ def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, An
         Facts by name. An interval is ``{"value": ..., "low": ..., "high": ...}`` with a confidence
         of 95%.
     """
-    labels, probabilities = predicted.labels, predicted.probabilities
-    matrix = counts.confusion(labels, predicted.classes, len(predicted.names))
+    matrix = counts.confusion(predicted.labels, predicted.classes, len(predicted.names))
     found: dict[str, Any] = {
         "rows": len(predicted),
-        "metrics": {
-            **{name: asdict(intervals.of_counts(each, matrix)) for name, each in metrics.items()},
-            "log_loss": asdict(intervals.of_mean(calibration.log_losses(probabilities, labels))),
-            "brier_score": asdict(
-                intervals.of_mean(calibration.brier_scores(probabilities, labels))
-            ),
-        },
+        "metrics": scores(predicted, metrics),
         "classes": _classes(predicted, matrix),
         "confusion": matrix.tolist(),
         "top_k": _top_k(predicted),
         "calibration": calibrated(predicted),
         "coverage": _coverage(predicted),
     }
-    if area := ranking.mean_roc(probabilities, labels):
-        found["metrics"]["roc_area"] = asdict(area)
     if ordered and len(predicted.names) > 2:
-        found["ordered"] = {
-            name: asdict(intervals.of_counts(each, matrix))
-            for name, each in (
-                ("mean_absolute_error", ordinal.mean_absolute_error),
-                ("quadratic_kappa", ordinal.quadratic_kappa),
-                ("within_one", ordinal.within_one),
+        found["ordered"] = _plain(
+            intervals.of_matrix(
+                {
+                    "mean_absolute_error": ordinal.mean_absolute_error,
+                    "quadratic_kappa": ordinal.quadratic_kappa,
+                    "within_one": ordinal.within_one,
+                },
+                matrix,
             )
-        }
+        )
     return found
+
+
+def scores(predicted: Predicted, metrics: Metrics) -> dict[str, Any]:
+    """Metrics of counts, then those that every classifier has, each with its interval."""
+    labels, probabilities = predicted.labels, predicted.probabilities
+    matrix = counts.confusion(labels, predicted.classes, len(predicted.names))
+    found = {
+        **intervals.of_matrix(metrics, matrix),
+        "log_loss": intervals.of_mean(calibration.log_losses(probabilities, labels)),
+        "brier_score": intervals.of_mean(calibration.brier_scores(probabilities, labels)),
+    }
+    if area := ranking.mean_roc(probabilities, labels):
+        found["roc_area"] = area
+    return _plain(found)
 
 
 def calibrated(predicted: Predicted) -> dict[str, Any]:
@@ -79,41 +87,53 @@ def beyond(
     labels: np.ndarray, baseline: np.ndarray, predicted: np.ndarray, classes: int, metrics: Metrics
 ) -> dict[str, Any]:
     """How much more of each metric of counts a model has than a baseline, on the same rows."""
-    return {
-        name: asdict(pairs.difference(each, labels, baseline, predicted, classes))
-        for name, each in metrics.items()
-    }
+    return _plain(pairs.difference(metrics, labels, baseline, predicted, classes))
+
+
+def _plain(found: Mapping[str, Interval]) -> dict[str, Any]:
+    return {name: asdict(each) for name, each in found.items()}
 
 
 def _classes(predicted: Predicted, matrix: np.ndarray) -> dict[str, Any]:
     """Of each class: precision, recall, F1, areas, and how many rows have it."""
     areas = ranking.of_classes(predicted.probabilities, predicted.labels)
-    scores = {
-        "precision": counts.precision_of_classes,
-        "recall": counts.recall_of_classes,
-        "f1": counts.f1_of_classes,
-    }
-    drawn = {name: intervals.of_each(score, matrix) for name, score in scores.items()}
+    right, true, said = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
     return {
         name: {
-            **{score: asdict(each[index]) for score, each in drawn.items()},
+            "precision": asdict(intervals.of_share(right[index], said[index])),
+            "recall": asdict(intervals.of_share(right[index], true[index])),
+            "f1": asdict(_f1(right[index], true[index], said[index])),
             **(
                 {"roc_area": asdict(area.roc), "pr_area": asdict(area.precision_recall)}
                 if (area := areas[index])
                 else {}
             ),
-            "support": int(matrix[index].sum()),
+            "support": int(true[index]),
         }
         for index, name in enumerate(predicted.names)
     }
 
 
+def _f1(right: int, true: int, said: int) -> Interval:
+    """F1 of one class, by way of the share of the rows that have or are given the class that are
+    right (the Jaccard index), of which it is a function: 2 J / (1 + J).
+    """
+    share = intervals.of_share(right, true + said - right)
+    return Interval(*(2 * each / (1 + each) for each in (share.value, share.low, share.high)))
+
+
 def _top_k(predicted: Predicted) -> dict[str, Any]:
-    """How often the true class is among the k most probable ones, for k below the classes."""
-    right = predicted.probabilities[np.arange(len(predicted)), predicted.labels]
-    above = (predicted.probabilities > right[:, None]).sum(axis=1)
+    """How often the true class is among the k most probable ones, for k below the classes.
+
+    Classes that are as probable as the true one come before it or after it by chance.
+    """
+    right = predicted.probabilities[np.arange(len(predicted)), predicted.labels][:, None]
+    above = (predicted.probabilities > right).sum(axis=1)
+    alike = (predicted.probabilities == right).sum(axis=1)
     return {
-        str(k): asdict(intervals.of_mean((above < k).astype(np.float64)))
+        str(k): asdict(
+            intervals.of_share(float(np.clip((k - above) / alike, 0, 1).sum()), len(predicted))
+        )
         for k in (2, 3, 5)
         if k < len(predicted.names)
     }
