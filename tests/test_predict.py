@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from datasets import Dataset, Features, Value
 from PIL import Image
 from safetensors.torch import save_model
 
@@ -315,10 +317,36 @@ def test_pictures_of_a_folder(digits: Run, tmp_path: Path, small_chunks: None) -
         logits = digits.model()(pixel_values=batch["pixel_values"])["logits"]
     assert np.allclose(found.iloc[:, 3:], logits.softmax(-1), atol=1e-5)
 
+    whole = io.BytesIO()
+    Image.fromarray(pixels["00.png"]).save(whole, "JPEG")
+    (folder / "a.jpg").write_bytes(whole.getvalue()[: whole.tell() // 2])
+    assert "a.jpg cannot be read as a picture: image file is truncated" in refusal(digits, folder)
+    (folder / "a.jpg").unlink()
     (folder / "a.png").write_bytes(b"no picture")
     assert "a.png cannot be read as a picture" in refusal(digits, folder)
     Image.new("L", (30, 28)).save(folder / "a.png")
     assert "expected pictures of 28 x 28 pixels, found (30, 28)" in refusal(digits, folder)
+
+
+def test_pictures_in_a_table(digits: Run, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    source, output = tmp_path / "digits.parquet", tmp_path / "out.parquet"
+    features = Features({"image": datasets.Image(), "n": Value("int64")})
+    rows = {"image": [Image.fromarray(each) for each in pixels], "n": range(5)}
+    Dataset.from_dict(rows, features=features).to_parquet(source)
+
+    said(digits, source, "--output", output)
+
+    found = pd.read_parquet(output)
+    assert list(found) == ["image", "n", "label", "probability"]
+    assert list(found["image"]) == list(pd.read_parquet(source)["image"])
+    images = [{"image": Image.fromarray(each), "label": 0} for each in pixels]
+    batch = digits.recipe().data_collator()(images)
+    with torch.inference_mode():
+        logits = digits.model()(pixel_values=batch["pixel_values"])["logits"]
+    assert np.allclose(found["probability"], logits.softmax(-1).max(-1).values, atol=1e-5)
+    assert "a column holds bytes, which no text does" in refusal(digits, source)
 
 
 def test_a_regression_predicts_a_number(tmp_path: Path) -> None:
@@ -431,6 +459,8 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["head.csv"], "head.csv holds no rows"),
         (["numbers.jsonl"], "row 2 of numbers.jsonl: expected a text in 'text', found 5"),
         (["broken.jsonl"], "broken.jsonl, line 2: Invalid control"),
+        (["half.jsonl"], r"half.jsonl, line 2: \ud83d is half of a character"),
+        (["--text", "caf\udce9"], r"--text: \udce9 is half of a character"),
         (["more.jsonl", "--output", "a.csv"], "a row has a column 'more', which the first rows"),
         (["."], ". holds no .png or .jpg or .jpeg"),
     ],
@@ -451,6 +481,7 @@ def test_mistakes_are_told(
     Path("head.csv").write_text("text\n")
     Path("numbers.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
     Path("broken.jsonl").write_text('{"text": "a"}\n{"text: 5}\n')
+    Path("half.jsonl").write_text('{"text": "\\u00e9"}\n{"text": "a", "by": "\\ud83d"}\n')
     Path("more.jsonl").write_text('{"text": "a"}\n' * 16 + '{"text": "a", "more": 1}\n')
 
     assert message in refusal(run, *words)

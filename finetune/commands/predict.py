@@ -144,9 +144,11 @@ def _say_of_one_text(run: Run, given: argparse.Namespace) -> None:
     from finetune.commands import console
     from finetune.predicting.engine import Predictor
     from finetune.predicting.inputs import Input
+    from finetune.predicting.readers import refuse_half_characters
     from finetune.predicting.task import Task
 
     console.quiet()
+    refuse_half_characters(given.text, "--text")
     task = Task.of(run, Input("--text", ".txt", ("text",), None), given)
     predictor = Predictor(run, task.precision, given.batch_tokens)
     if not predictor.reads_text:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from finetune import job, threads
+from finetune import allocator, job, threads
 from finetune.errors import UserError
+from finetune.predicting import attention
 from finetune.predicting.packing import pack
 from finetune.recipe import TextClassification
 from finetune.run import Run
@@ -51,13 +52,17 @@ class Predictor:
         on_cpu = self.device.type == "cpu"
         self.batch_tokens = batch_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
         self._workers = threads.use(None) if on_cpu else 1
+        if on_cpu:
+            allocator.keep_large_blocks()
         model = self.recipe.load_model(run.path, self.labels).eval()
         inputs = inspect.signature(model.forward).parameters
         arguments = run.manifest.get("arguments", {})
         self._kept = {*inputs, *_LABELS} if arguments.get("remove_unused_columns", True) else None
         if self.precision == "bf16":
             model.to(torch.bfloat16)
-        elif on_cpu:
+            if on_cpu:
+                attention.use(model)
+        if on_cpu:
             pack(model)
         self._model = model.to(self.device)
         self._collate = self.recipe.data_collator()

@@ -54,7 +54,7 @@ def write_rows(
     new = [dict(zip(added, values, strict=True)) for values in zip(*added.values(), strict=True)]
     if suffix == ".jsonl":
         for row, more in zip(rows, new, strict=True):
-            file.write(json.dumps({**row, **more}, ensure_ascii=False, default=str) + "\n")
+            file.write(_json({**row, **more}) + "\n")
         return
     writer = _delimited(file, suffix)
     for row, more in zip(rows, new, strict=True):
@@ -126,7 +126,21 @@ class _UnixLines:
 
 
 def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
+    return _json(value) if isinstance(value, (list, dict, bytes)) else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_as_text)
+
+
+def _as_text(value: Any) -> str:
+    """Of a date or a decimal number; JSON has none."""
+    if isinstance(value, bytes):
+        raise UserError(
+            "a column holds bytes, which no text does: write parquet, as with "
+            "--output predicted.parquet"
+        )
+    return str(value)
 
 
 def _refuse_taken(rows: Rows, columns: Sequence[str], added: Added, others: bool) -> None:

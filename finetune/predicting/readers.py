@@ -77,7 +77,25 @@ def _json_lines(path: Path, lines: IO[str]) -> Iterator[Row]:
             ) from error
         if not isinstance(row, dict):
             raise UserError(f"{path}, line {number}: expected an object, found {line[:40]!r}")
+        if "\\u" in line:
+            refuse_half_characters(json.dumps(row, ensure_ascii=False), f"{path}, line {number}")
         yield row
+
+
+def refuse_half_characters(text: str, place: str) -> None:
+    """Refuse what no encoding can write.
+
+    Args:
+        text: To be checked.
+        place: Where it stands, for the message.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start]).strip("'")
+        raise UserError(
+            f"{place}: {half} is half of a character, as where a text was cut in the middle of one"
+        ) from error
 
 
 def _lines(path: Path, lines: IO[str]) -> Iterator[Row]:

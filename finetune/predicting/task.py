@@ -144,12 +144,14 @@ class Task:
         from datasets import Dataset, Features, Image
 
         name = predictor.recipe.input_column
+        pictures = Features({name: Image()})
         if self.input.kind != "folder":
-            return Dataset.from_dict({name: list(values)})
+            embedded = all(isinstance(value, dict) and "bytes" in value for value in values)
+            return Dataset.from_dict({name: list(values)}, pictures if embedded else None)
         paths = [Path(self.input.name) / value for value in values]
         for path in paths:
             _refuse_no_picture(path)
-        return Dataset.from_dict({name: list(map(str, paths))}, Features({name: Image()}))
+        return Dataset.from_dict({name: list(map(str, paths))}, pictures)
 
 
 def _column(run: Run, input: Input, wanted: str | None) -> str:
@@ -185,6 +187,6 @@ def _refuse_no_picture(path: Path) -> None:
 
     try:
         with Image.open(path) as picture:
-            picture.verify()
+            picture.load()
     except (OSError, SyntaxError) as error:
         raise UserError(f"{path} cannot be read as a picture: {error}") from error

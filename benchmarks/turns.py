@@ -1,0 +1,89 @@
+"""Ways to do the same, each in a process of its own, that take turns.
+
+What one way sets for its process (threads, the allocator, precision) does not help another so, and
+a busy machine disturbs all of them alike. Only one computes at a time.
+"""
+
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Called once in the process; what it returns is called at every turn.
+Make = Callable[..., Callable[[], Any]]
+
+
+@dataclass
+class Way:
+    """What one way took, turn by turn.
+
+    Attributes:
+        clock: Seconds of each turn.
+        processor: Seconds of all cores in each turn.
+        answers: What each turn returned.
+        memory: Peak of the process in MiB.
+    """
+
+    clock: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
+    memory: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The median turn."""
+        return statistics.median(self.clock)
+
+    @property
+    def processor_seconds(self) -> float:
+        """Of the median turn."""
+        return statistics.median(self.processor)
+
+
+def take(
+    ways: Mapping[str, tuple[Make, tuple[Any, ...]]], rounds: int, *, warm_up: int = 0
+) -> dict[str, Way]:
+    """Let every way take its turn, round after round.
+
+    Args:
+        ways: By name: a function at the top of its module, and what it is called with.
+        rounds: How many turns each has.
+        warm_up: Turns before those, which do not count.
+    """
+    context = multiprocessing.get_context("spawn")
+    found, lines, processes = {}, {}, []
+    for name, (make, arguments) in ways.items():
+        lines[name], theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+        process.start()
+        theirs.close()
+        lines[name].recv()  # it is ready; the next one loads its model in peace
+        processes.append(process)
+        found[name] = Way()
+    for turn in range(warm_up + rounds):
+        for name, line in lines.items():
+            line.send(True)
+            clock, processor, answer, memory = line.recv()
+            if turn >= warm_up:
+                found[name].clock.append(clock)
+                found[name].processor.append(processor)
+                found[name].answers.append(answer)
+                found[name].memory = memory
+    for line, process in zip(lines.values(), processes, strict=True):
+        line.send(False)
+        process.join()
+    return found
+
+
+def _serve(line: Any, make: Make, arguments: tuple[Any, ...]) -> None:
+    turn = make(*arguments)
+    line.send(True)
+    while line.recv():
+        started = time.perf_counter(), time.process_time()
+        answer = turn()
+        took = time.perf_counter() - started[0], time.process_time() - started[1]
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        line.send((*took, answer, memory))

@@ -1,0 +1,31 @@
+"""The C library's allocator, told to keep large blocks.
+
+glibc maps a block of megabytes anew each time it is asked for, and the kernel fills its pages with
+zeros at the first touch: a tensor of 3 MB costs more than the GELU that fills it. Kept blocks are
+warm. Another C library has no such setting, and other allocators that are loaded before it
+(jemalloc, tcmalloc) have their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+_LARGEST = 2**30  # bytes
+_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+def keep_large_blocks() -> bool:
+    """Keep freed blocks of up to 1 GiB in this process, unless the user set such a threshold.
+
+    Returns:
+        Whether it could be done.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # Windows; macOS
+        return False
+    if any(name in os.environ for name in _VARIABLES):
+        return False
+    return all(mallopt(name, _LARGEST) == 1 for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
