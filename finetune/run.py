@@ -98,6 +98,10 @@ class Run:
         """The test rows with what the model said of them."""
         import pandas as pd
 
+        if not (self.path / PREDICTIONS).exists():
+            raise UserError(
+                f"{self.path} has no {PREDICTIONS}: its status is '{self.manifest['status']}'"
+            )
         return pd.read_parquet(self.path / PREDICTIONS)
 
     def recipe(self) -> Recipe:

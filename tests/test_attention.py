@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
 from finetune import allocator
-from finetune.predicting import attention
+from finetune.predicting import attention, packing
 
 Shape = tuple[int, int, int, int]
 
@@ -87,6 +87,19 @@ def test_a_model_with_another_attention_keeps_it() -> None:
     attention.use(model)
     assert model.config._attn_implementation == "eager"
     attention.use(torch.nn.Linear(2, 2))
+
+
+def test_layers_that_are_not_only_called_are_not_packed() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    packing.pack(layer)
+    assert type(layer.linear1) is torch.nn.Linear
+    model = AutoModelForSequenceClassification.from_config(
+        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
+    model.classifier.register_forward_hook(lambda module, inputs, output: output * 2)
+    packing.pack(model)
+    assert type(model.classifier) is torch.nn.Linear
+    assert type(model.bert.pooler.dense) is packing.PackedLinear
 
 
 def test_thresholds_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

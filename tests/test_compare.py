@@ -88,7 +88,7 @@ def test_a_run_cannot_be_told_from_itself(runs: list[Run]) -> None:
     assert found.settings == {}
     assert found.tests[0].p_value == 1
     for gap in found.differences[0].values():
-        assert (gap["low"], gap["value"], gap["high"]) == (0, 0, 0)
+        assert gap["low"] <= gap["value"] == 0 <= gap["high"] < 0.02
 
 
 def test_other_rows_are_refused(runs: list[Run], tmp_path: Path) -> None:
@@ -110,6 +110,7 @@ def test_other_rows_are_refused(runs: list[Run], tmp_path: Path) -> None:
         (["RUN", "nowhere"], "nowhere is not the directory of a run: no such directory"),
         (["RUN", "RUN", "--output", "nowhere/page.html"], "no such directory: nowhere"),
         (["RUN", "RUN", "--output", "."], "--output . is a directory: name a file"),
+        (["RUN", "half"], "half has no predictions.parquet: its status is 'failed'"),
         ([], "compare: the following arguments are required: RUN"),
     ],
 )
@@ -122,10 +123,11 @@ def test_mistakes_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Run(half := tmp_path / "half").update(**runs[0].manifest | {"status": "failed"})
     words = [str(runs[0].path) if word == "RUN" else word for word in words]
     assert cli.main(["compare", *words]) == 2
     assert said in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [half]
 
 
 def test_regressions_are_compared(

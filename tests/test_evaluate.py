@@ -57,6 +57,15 @@ def test_the_same_rows_in_a_file_have_the_same_metrics(
     assert [line.split()[0] for line in said.splitlines()[-2:]] == run.labels
 
 
+def test_a_file_with_other_columns(run: Run, tmp_path: Path) -> None:
+    table = run.predictions[["text", "label"]].rename(columns={"text": "said", "label": "stars"})
+    table.loc[len(table)] = [None, "good"]
+    table.to_csv(data := tmp_path / "other.csv", index=False)
+    words = ["evaluate", str(run.path), "--data", str(data), "--text_column", "said"]
+    assert cli.main([*words, "--label_column", "stars", "--drop_invalid"]) == 0
+    assert cli.main(["evaluate", str(run.path), "--text_column", "said"]) == 2
+
+
 def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> None:
     rows = run.predictions.query("label == 'good'")[["text", "label"]]
     rows.to_csv(tmp_path / "good.csv", index=False)

@@ -461,6 +461,10 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["broken.jsonl"], "broken.jsonl, line 2: Invalid control"),
         (["half.jsonl"], r"half.jsonl, line 2: \ud83d is half of a character"),
         (["--text", "caf\udce9"], r"--text: \udce9 is half of a character"),
+        (["in.csv", "--output", "."], "--output . is a directory: name a file in it"),
+        (["in.csv", "--output", "run/predictions.parquet"], "is what a run says of its test rows"),
+        ([""], "INPUT is empty"),
+        (["semicolons.csv"], "fields are separated by commas in a .csv, not by semicolons"),
         (["more.jsonl", "--output", "a.csv"], "a row has a column 'more', which the first rows"),
         (["."], ". holds no .png or .jpg or .jpeg"),
     ],
@@ -481,10 +485,31 @@ def test_mistakes_are_told(
     Path("head.csv").write_text("text\n")
     Path("numbers.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
     Path("broken.jsonl").write_text('{"text": "a"}\n{"text: 5}\n')
+    Path("semicolons.csv").write_text("n;text\n1;a\n")
+    Run(Path("run")).update(status="finished")
     Path("half.jsonl").write_text('{"text": "\\u00e9"}\n{"text": "a", "by": "\\ud83d"}\n')
     Path("more.jsonl").write_text('{"text": "a"}\n' * 16 + '{"text": "a", "more": 1}\n')
 
     assert message in refusal(run, *words)
+
+
+def test_a_mistake_leaves_nothing_behind_that_is_in_the_way(run: Run, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"text": 5}\n')
+    assert "expected a text" in refusal(run, source, "--output", output)
+    source.write_text('{"text": "great"}\n')
+    said(run, source, "--output", output)
+    assert json.loads(output.read_text())["text"] == "great"
+
+
+def test_what_was_done_before_a_mistake_is_kept_and_told(
+    run: Run, tmp_path: Path, small_chunks: None
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text('{"text": "a", "n": 1}\n' * 16 + '{"text": "a", "n": "b"}\n')
+    message = refusal(run, source, "--output", output)
+    assert "a column has values of several types" in message
+    assert "what was done until then is in" in message
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -523,6 +548,18 @@ def test_two_processes_write_what_one_writes(run: Run, command: Command, tmp_pat
     assert [row["n"] for row in read(two)] == [str(n) for n in range(3000)]
     assert two.read_bytes() == one.read_bytes()
     assert not two.with_name("two.csv.part").exists()
+
+
+def test_standard_input_is_written_to_a_file(run: Run, tmp_path: Path) -> None:
+    words = ["predict", run.path, "-", "--output", tmp_path / "out.csv"]
+    subprocess.run(
+        [sys.executable, "-m", "finetune", *words],
+        input="\ufeffgreat\nawful\n",
+        encoding="utf-8",
+        cwd=ROOT,
+        check=True,
+    )
+    assert list(pd.read_csv(tmp_path / "out.csv")["text"]) == ["great", "awful"]
 
 
 def test_standard_input_is_answered_before_it_ends(run: Run, tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def compare(runs: Sequence[Run], page: Path) -> Comparison:
 
     found = comparison.of(runs)
     headline = runs[0].headline
+    if not headline:
+        raise UserError(f"{runs[0].path} has no metric that is a number, nothing to compare")
     _table(found, headline)
     overlaid = curves.overlaid(
         {str(run.path): run.manifest["history"] for run in runs}, f"eval_{headline[-1]}"

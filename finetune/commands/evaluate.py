@@ -25,24 +25,39 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
 
 
+#: Options of a recipe of text that say how a file is read.
+_READING = ("text_column", "label_column", "drop_invalid")
+
+
 def main(words: Sequence[str]) -> int:
     """``finetune evaluate RUN [--data FILE] [--per_device_eval_batch_size N]``."""
     parser = Parser("evaluate", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
+    parser.add_argument("--text_column", metavar="NAME", help="of FILE, if not that of the run")
+    parser.add_argument("--label_column", metavar="NAME", help="of FILE, if not that of the run")
+    parser.add_argument(
+        "--drop_invalid",
+        action="store_const",
+        const=True,
+        help="drop rows of FILE without a text or a label",
+    )
     parser.add_argument("--per_device_eval_batch_size", type=int, default=32, metavar="N")
     given = parser.parse_args(words)
     run = Run.load(given.run)
+    reading = {name: value for name in _READING if (value := getattr(given, name)) is not None}
+    if reading and given.data is None:
+        raise UserError(f"--{next(iter(reading))}: it goes with --data FILE")
     wanted = given.data or run.manifest["options"]["dataset"]
     missing = hub.missing({"dataset": wanted})
     if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable
-    evaluate(run, given.data, given.per_device_eval_batch_size)
+    evaluate(run, given.data, given.per_device_eval_batch_size, **reading)
     return 0
 
 
 def evaluate(
-    run: Run, data: str | None = None, per_device_eval_batch_size: int = 32
+    run: Run, data: str | None = None, per_device_eval_batch_size: int = 32, **reading: Any
 ) -> dict[str, Any]:
     """The metrics of the test set, computed anew, or those of other data; every rank calls it.
 
@@ -50,6 +65,7 @@ def evaluate(
         run: A finished run.
         data: A file, a directory or a data set on the Hub; the test rows of the run if None.
         per_device_eval_batch_size: Rows of a batch on one device.
+        **reading: Options of the recipe that say how to read ``data``, like ``text_column``.
 
     Returns:
         The metrics by name; of other data each with its interval.
@@ -67,7 +83,7 @@ def evaluate(
     recipe = run.recipe()
 
     def prepared() -> Recipe:
-        return _on(data, recipe, run.labels) if data else _on_its_own(run, recipe)
+        return _on(data, recipe, run.labels, reading) if data else _on_its_own(run, recipe)
 
     given = {
         "output_dir": str(run.path),
@@ -102,11 +118,16 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _on(data: str, recipe: Recipe, names: list[str]) -> Recipe:
+def _on(data: str, recipe: Recipe, names: list[str], reading: dict[str, Any]) -> Recipe:
     """The recipe over the rows of ``data``: its test split, or all of a source without one."""
     from finetune.data import findings, labels
 
-    raw = dataclasses.replace(recipe, dataset=data).load()
+    known = {each.name for each in dataclasses.fields(recipe)}
+    if unknown := [
+        f"--{name}: a recipe of text has it, this is none" for name in reading if name not in known
+    ]:
+        raise UserError(*unknown)
+    raw = dataclasses.replace(recipe, dataset=data, **reading).load()
     findings.refuse_unlabelled(raw, recipe.input_column)
     rows = raw["test"] if "test" in raw else raw["train"]
     if not len(rows):

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from finetune import hub, job
 from finetune.commands.parser import Parser
+from finetune.directory import MANIFEST
 from finetune.errors import UserError
-from finetune.run import Run
+from finetune.run import PREDICTIONS, Run
 
 if TYPE_CHECKING:
     from finetune.predicting.parts import Parts
@@ -118,6 +119,14 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
         mistakes.append(
             f"--output {given.output}: expected a file that ends in {', '.join(SUFFIXES)}"
         )
+    if given.output is not None and Path(given.output).is_dir():
+        mistakes.append(f"--output {given.output} is a directory: name a file in it")
+    if given.output is not None and _is_of_a_run(Path(given.output)):
+        mistakes.append(
+            f"--output {given.output} is what a run says of its test rows: name another file"
+        )
+    if given.input == "":
+        mistakes.append("INPUT is empty: expected a file, a folder of pictures, or -")
     if given.output and given.input and Path(given.output).resolve() == Path(given.input).resolve():
         mistakes.append(f"--output {given.output} is the input: name another file")
     if given.resume and given.input == "-":
@@ -131,6 +140,10 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
         mistakes.append(f"--batch_tokens {given.batch_tokens}: expected 1 or more")
     if mistakes:
         raise UserError(*mistakes)
+
+
+def _is_of_a_run(output: Path) -> bool:
+    return output.name == PREDICTIONS and (output.parent / MANIFEST).exists()
 
 
 def _refuse_without_model(run: Run) -> None:
@@ -205,10 +218,14 @@ def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
     console.quiet()
     me, parts = job.ranks(), Parts(Path(given.output).expanduser())
 
+    began = False
+
     def prepared() -> Task:
+        nonlocal began
         task = Task.of(run, Input.open(given.input), given)
         if me.rank == 0:
             parts.begin(task.facts(), given.resume)
+            began = True
         return task
 
     try:
@@ -221,6 +238,13 @@ def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
         seconds = time.perf_counter() - started
         if me.rank == 0:
             parts.finish(count, task.columns)
+    except UserError as error:
+        if me.rank == 0 and began and parts.discard_if_empty():
+            raise UserError(
+                *error.mistakes,
+                f"what was done until then is in {parts.directory}; if you change INPUT, remove it",
+            ) from error
+        raise
     except KeyboardInterrupt:
         again = [*words, *([] if given.resume else ["--resume"])]
         command = [*job.launcher(), "-m", "finetune", "predict", *again]

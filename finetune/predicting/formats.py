@@ -71,7 +71,7 @@ def write_part(path: Path, suffix: str, columns: Sequence[str], chunk: Chunk, ad
         _refuse_taken(chunk.rows, columns, added, others=True)
     try:
         table = chunk.table()
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise _no_one_type(error) from error
     for name, values in added.items():
         table = table.append_column(name, pa.array(values))
@@ -90,12 +90,7 @@ def join(parts: Sequence[Path], output: Path, suffix: str, columns: Sequence[str
         columns: Of the input and added.
     """
     if suffix == ".parquet":
-        try:
-            schema = pa.unify_schemas(
-                [pq.read_schema(part) for part in parts], promote_options="permissive"
-            )
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise _no_one_type(error) from error
+        schema = schema_of(parts)
         with pq.ParquetWriter(output, schema) as writer:
             for start in range(0, len(parts), _PARTS_OF_A_GROUP):
                 some = parts[start : start + _PARTS_OF_A_GROUP]
@@ -108,6 +103,20 @@ def join(parts: Sequence[Path], output: Path, suffix: str, columns: Sequence[str
         for part in parts:
             with part.open("rb") as file_of_part:
                 shutil.copyfileobj(file_of_part, whole)
+
+
+def schema_of(parts: Sequence[Path]) -> pa.Schema:
+    """That of all of these parquet files.
+
+    Raises:
+        UserError: if a column has types that are not one.
+    """
+    try:
+        return pa.unify_schemas(
+            [pq.read_schema(part) for part in parts], promote_options="permissive"
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise _no_one_type(error) from error
 
 
 def _delimited(file: IO[str], suffix: str) -> Any:

@@ -95,6 +95,8 @@ class Input:
             raise UserError(f"{name} holds {held}")
         rows = first.rows
         columns = _keys(rows) if isinstance(rows, list) else rows.column_names
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            raise UserError(f"{path}: two columns are called '{twice[0]}'")
         return cls(str(path), kind, columns, _total(path, kind))
 
     def chunks(self) -> Iterator[Chunk]:

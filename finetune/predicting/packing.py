@@ -9,6 +9,7 @@ reached 460 so and 490 with weights packed. Results differ in the last bits only
 from __future__ import annotations
 
 import torch
+from transformers import PreTrainedModel
 
 
 class PackedLinear(torch.nn.Module):
@@ -32,10 +33,21 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack(model: torch.nn.Module) -> None:
-    """Replace every plain linear layer below ``model``; a subclass may compute something else."""
+    """Replace every plain linear layer of a model of ``transformers``.
+
+    Other models may read the weights of a layer and not call it, as torch's own transformer does;
+    a subclass of the layer may compute something else, and a hook would be lost.
+    """
+    if not isinstance(model, PreTrainedModel):
+        return
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is torch.nn.Linear:
+            hooked = child._forward_hooks or child._forward_pre_hooks
+            if (
+                type(child) is torch.nn.Linear
+                and child.weight.dtype in (torch.float32, torch.bfloat16)
+                and not hooked
+            ):
                 setattr(module, name, PackedLinear(child))

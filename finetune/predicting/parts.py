@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,17 @@ class Parts:
                 )
             )
 
+    def discard_if_empty(self) -> bool:
+        """Remove the directory if no part is done: there is nothing to go on with.
+
+        Returns:
+            Whether parts are left.
+        """
+        if any(self._done()):
+            return True
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return False
+
     def has(self, number: int) -> bool:
         """Whether a chunk is done."""
         return self._path(number).exists()
@@ -78,6 +89,8 @@ class Parts:
         path = self._path(chunk.number)
         temporary = path.with_name(path.name + ".tmp")
         formats.write_part(temporary, self.output.suffix, columns, chunk, added)
+        if self.output.suffix == ".parquet" and (first := next(iter(self._done()), None)):
+            formats.schema_of([first, temporary])  # what cannot be joined is told now
         os.replace(temporary, path)
 
     def finish(self, count: int, columns: Sequence[str]) -> None:
@@ -92,6 +105,9 @@ class Parts:
         formats.join(paths, whole, self.output.suffix, columns)
         os.replace(whole, self.output)
         shutil.rmtree(self.directory)
+
+    def _done(self) -> Iterator[Path]:
+        return self.directory.glob(f"[0-9]*{self.output.suffix}")
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:08d}{self.output.suffix}"

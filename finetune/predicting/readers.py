@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import itertools
@@ -109,6 +110,8 @@ def _standard_input(_: Path) -> Iterator[Read]:
     source, read, rest = sys.stdin.buffer.fileno(), 0, b""
     rows: Rows = []
     while block := os.read(source, _LONGEST_READ):
+        if not read:
+            block = block.removeprefix(codecs.BOM_UTF8)
         read += len(block)
         *whole, rest = (rest + block).split(b"\n")
         rows += [{"text": _line(each)} for each in whole]

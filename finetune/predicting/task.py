@@ -13,7 +13,7 @@ from finetune.errors import UserError, suggestion
 from finetune.predicting import engine
 from finetune.predicting.answers import Answers
 from finetune.predicting.inputs import Chunk, Input
-from finetune.predicting.readers import CHUNK_ROWS
+from finetune.predicting.readers import CHUNK_ROWS, STANDARD_INPUT
 from finetune.recipe import TextClassification
 from finetune.run import Run
 
@@ -90,7 +90,7 @@ class Task:
     def facts(self) -> dict[str, Any]:
         """What the predictions depend on, by the words in which a user knows it."""
         return {
-            f"INPUT {self.input.name}": _stamp(Path(self.input.name)),
+            f"INPUT {self.input.name}": self._stamp_of_input(),
             f"the model of {self.run.path}": [
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
@@ -100,6 +100,9 @@ class Task:
             "--precision": self.precision,
             "the rows of a part": CHUNK_ROWS,
         }
+
+    def _stamp_of_input(self) -> str:
+        return "" if self.input.kind == STANDARD_INPUT else _stamp(Path(self.input.name))
 
     def predict(
         self, predictor: engine.Predictor, chunk: Chunk, advance: Callable[[int], object]
@@ -166,9 +169,12 @@ def _column(run: Run, input: Input, wanted: str | None) -> str:
         usual = recipe.input_column
     column = wanted or usual
     if column not in input.columns:
+        hint = suggestion(column, input.columns)
+        if input.kind == ".csv" and len(input.columns) == 1 and ";" in input.columns[0]:
+            hint = "; fields are separated by commas in a .csv, not by semicolons"
         raise UserError(
-            f"--text_column: no column '{column}' in {input.name}"
-            f"{suggestion(column, input.columns)} (there are: {', '.join(input.columns)})"
+            f"--text_column: no column '{column}' in {input.name}{hint} "
+            f"(there are: {', '.join(input.columns)})"
         )
     return column
 

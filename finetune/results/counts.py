@@ -110,22 +110,22 @@ def accuracy(matrices: np.ndarray) -> np.ndarray:
         Shape ``(...)``.
     """
     right = np.trace(matrices, axis1=-2, axis2=-1)
-    return _divide(right, matrices.sum(axis=(-2, -1)))
+    return divide(right, matrices.sum(axis=(-2, -1)))
 
 
 def precision_of_classes(matrices: np.ndarray) -> np.ndarray:
     """Of the rows taken for a class, the share that are of it; shape ``(..., classes)``."""
-    return _divide(_right(matrices), matrices.sum(axis=-2))
+    return divide(_right(matrices), matrices.sum(axis=-2))
 
 
 def recall_of_classes(matrices: np.ndarray) -> np.ndarray:
     """Of the rows of a class, the share taken for it; shape ``(..., classes)``."""
-    return _divide(_right(matrices), matrices.sum(axis=-1))
+    return divide(_right(matrices), matrices.sum(axis=-1))
 
 
 def f1_of_classes(matrices: np.ndarray) -> np.ndarray:
     """The harmonic mean of precision and recall; shape ``(..., classes)``."""
-    return _divide(2 * _right(matrices), matrices.sum(axis=-1) + matrices.sum(axis=-2))
+    return divide(2 * _right(matrices), matrices.sum(axis=-1) + matrices.sum(axis=-2))
 
 
 def matthews_correlation(matrices: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ def matthews_correlation(matrices: np.ndarray) -> np.ndarray:
     rows = true.sum(axis=-1)
     together = np.trace(matrices, axis1=-2, axis2=-1) * rows - (true * predicted).sum(axis=-1)
     apart = (rows**2 - (predicted**2).sum(axis=-1)) * (rows**2 - (true**2).sum(axis=-1))
-    return _divide(together, np.sqrt(apart))
+    return divide(together, np.sqrt(apart))
 
 
 def metric(name: str, arguments: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -187,10 +187,10 @@ def _right(matrices: np.ndarray) -> np.ndarray:
 
 
 def _mean(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return _divide((scores * weights).sum(axis=-1), weights.sum(axis=-1))
+    return divide((scores * weights).sum(axis=-1), weights.sum(axis=-1))
 
 
-def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """0 where the denominator is."""
     zero = denominator == 0
     quotient: np.ndarray = np.where(zero, 0.0, numerator / np.where(zero, 1, denominator))

@@ -120,7 +120,9 @@ def of_share(hits: float, rows: int) -> Interval:
     share, square = hits / rows, _ENDS[1] ** 2
     middle = (hits + square / 2) / (rows + square)
     reach = np.sqrt(rows * square * share * (1 - share) + square**2 / 4) / (rows + square)
-    return Interval(share, float(max(0.0, middle - reach)), float(min(1.0, middle + reach)))
+    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
+    # of none and of all, the end is the share itself but for a rounding
+    return Interval(share, float(min(share, low)), float(max(share, high)))
 
 
 def of_rows(metrics: Metric, rows: int, draws: int = DRAWS, seed: int = SEED) -> list[Interval]:
@@ -174,6 +176,10 @@ def _between(value: float, drawn: np.ndarray, acceleration: float = 0.0) -> Inte
     bias, deviation = float(drawn.mean()) - value, float(drawn.std())
     if abs(bias) > _MOST_BIAS * deviation:
         low, high = value - bias + _ENDS * deviation
+        low, high = (
+            (max(low, 0) if drawn.min() >= 0 else low),
+            (min(high, 1) if drawn.max() <= 1 else high),
+        )
         return Interval(value, float(min(value, low)), float(max(value, high)))
     below = float((drawn < value).mean() + (drawn == value).mean() / 2)
     middle = norm.ppf(np.clip(below, 0.5 / len(drawn), 1 - 0.5 / len(drawn)))

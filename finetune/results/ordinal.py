@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from finetune.results.counts import divide
+
 
 def mean_absolute_error(matrices: np.ndarray) -> np.ndarray:
     """How many classes a prediction is off, on average.
@@ -15,13 +17,13 @@ def mean_absolute_error(matrices: np.ndarray) -> np.ndarray:
         Shape ``(...)``.
     """
     off = _distances(matrices.shape[-1])
-    return np.asarray((matrices * off).sum(axis=(-2, -1)) / matrices.sum(axis=(-2, -1)))
+    return divide((matrices * off).sum(axis=(-2, -1)), matrices.sum(axis=(-2, -1)))
 
 
 def within_one(matrices: np.ndarray) -> np.ndarray:
     """The share of rows whose prediction is off by one class at most; shape ``(...)``."""
     near = _distances(matrices.shape[-1]) <= 1
-    return np.asarray((matrices * near).sum(axis=(-2, -1)) / matrices.sum(axis=(-2, -1)))
+    return divide((matrices * near).sum(axis=(-2, -1)), matrices.sum(axis=(-2, -1)))
 
 
 def quadratic_kappa(matrices: np.ndarray) -> np.ndarray:
@@ -32,7 +34,7 @@ def quadratic_kappa(matrices: np.ndarray) -> np.ndarray:
     weights = _distances(matrices.shape[-1]) ** 2
     true, predicted = matrices.sum(axis=-1), matrices.sum(axis=-2)
     rows = true.sum(axis=-1)
-    by_chance = np.einsum("...i,...j,ij->...", true, predicted, weights) / rows
+    by_chance = divide(np.einsum("...i,...j,ij->...", true, predicted, weights), rows)
     seen = (matrices * weights).sum(axis=(-2, -1))
     undefined = by_chance == 0
     return np.asarray(np.where(undefined, 0.0, 1 - seen / np.where(undefined, 1, by_chance)))

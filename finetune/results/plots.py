@@ -124,23 +124,29 @@ def reliability(calibration: Mapping[str, Any]) -> Plot:
     return Plot(alt + ".", figure)
 
 
-def coverage(points: Sequence[Mapping[str, float]]) -> Plot:
+def coverage(points: Sequence[Mapping[str, Any]]) -> Plot:
     """What the accuracy is if the model abstains where it is least sure."""
     figure, (axes,) = figure_of(1, height=2.8)
-    axes.plot(
+    scores = [each["accuracy"] for each in points]
+    axes.errorbar(
         [each["coverage"] for each in points],
-        [each["accuracy"] for each in points],
+        [each["value"] for each in scores],
+        yerr=[
+            [each["value"] - each["low"] for each in scores],
+            [each["high"] - each["value"] for each in scores],
+        ],
         color=BLUE,
         marker="o",
+        capsize=2,
     )
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel("share of the rows that are answered, the surest first")
-    titled(axes, "Accuracy on these")
+    titled(axes, "Accuracy on these, with intervals of 95%")
     first, last = points[0], points[-1]
     return Plot(
-        f"Accuracy {first['accuracy']:.1%} on the surest {first['coverage']:.0%} of the rows, "
-        f"{last['accuracy']:.1%} on all.",
+        f"Accuracy {first['accuracy']['value']:.1%} on the surest {first['coverage']:.0%} of the "
+        f"rows, {last['accuracy']['value']:.1%} on all.",
         figure,
     )
 

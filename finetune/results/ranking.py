@@ -17,7 +17,7 @@ from sklearn.metrics import average_precision_score
 from finetune.results import intervals
 from finetune.results.intervals import LEVEL, Interval
 
-_FEWEST_ROWS = 20
+_FEWEST_ROWS = 100
 _TINY = 1e-9
 
 
@@ -95,7 +95,7 @@ def mean_roc_difference(
         return None
     gap = other[1] - one[1]
     reach = norm.ppf((1 + LEVEL) / 2) * float(np.sqrt(((other[0] - one[0]) ** 2).sum()))
-    return Interval(gap, gap - reach, gap + reach)
+    return Interval(gap, max(-1.0, gap - reach), min(1.0, gap + reach))
 
 
 def _mean_influences(

@@ -42,15 +42,16 @@ def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, An
         "coverage": _coverage(predicted),
     }
     if ordered and len(predicted.names) > 2:
+        graded = {
+            "mean_absolute_error": ordinal.mean_absolute_error,
+            "quadratic_kappa": ordinal.quadratic_kappa,
+        }
+        near = len(predicted) * float(ordinal.within_one(matrix))
         found["ordered"] = _plain(
-            intervals.of_matrix(
-                {
-                    "mean_absolute_error": ordinal.mean_absolute_error,
-                    "quadratic_kappa": ordinal.quadratic_kappa,
-                    "within_one": ordinal.within_one,
-                },
-                matrix,
-            )
+            {
+                **intervals.of_matrix(graded, matrix),
+                "within_one": intervals.of_share(near, len(predicted)),
+            }
         )
     return found
 
@@ -139,11 +140,14 @@ def _top_k(predicted: Predicted) -> dict[str, Any]:
     }
 
 
-def _coverage(predicted: Predicted) -> list[dict[str, float]]:
+def _coverage(predicted: Predicted) -> list[dict[str, Any]]:
     """The accuracy on the surest share of the rows."""
     accuracy = calibration.coverage(predicted.probabilities, predicted.labels)
     rows = [max(1, round(share * len(predicted))) for share in COVERAGES]
     return [
-        {"coverage": share, "accuracy": float(accuracy[count - 1])}
+        {
+            "coverage": share,
+            "accuracy": asdict(intervals.of_share(float(accuracy[count - 1]) * count, count)),
+        }
         for share, count in zip(COVERAGES, rows, strict=True)
     ]
