@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all check lint format clean
+.PHONY: help env demo test test-all check lint format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ lint: $(READY)  ## lint and types
 format: $(READY)  ## rewrite the files as the linter wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(READY)  ## speed, memory and accuracy against the stock script; CASE=training picks one
+	$(BIN)/python benchmarks/bench.py $(CASE)
 
 clean:  ## remove what the other targets made, but no run
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info

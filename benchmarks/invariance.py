@@ -43,6 +43,7 @@ class Reviews(TextClassification):
     training = dict(
         max_steps=STEPS,
         global_batch_size=GLOBAL_BATCH,
+        precision="fp32",
         per_device_eval_batch_size=EVAL_BATCH,
         logging_steps=1,
         eval_strategy="no",

@@ -127,6 +127,7 @@ def _trainer(
     trainer = Tokens().trainer(
         output_dir=directory,
         global_batch_size=batch,
+        precision="fp32",
         per_device_eval_batch_size=batch // devices,
         max_steps=steps + WARM_UP,
         eval_strategy="no",

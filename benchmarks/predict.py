@@ -76,10 +76,10 @@ def of_predict(
     return lambda: np.asarray(softmax(predictor.texts(texts), axis=1))
 
 
-def compare(run: Any, texts: list[str], max_length: int, rounds: int) -> None:
-    """Print what each way reaches, and how the answers differ from those of the pipeline."""
-    given = (str(run.path), texts, max_length)
-    ways = turns.take(
+def measure(run: str, texts: list[str], max_length: int, rounds: int) -> dict[str, turns.Way]:
+    """The pipeline and both precisions of `predict`, in turns."""
+    given = (run, texts, max_length)
+    return turns.take(
         {
             "pipeline": (of_pipeline, given),
             "predict, fp32": (of_predict, (*given, "fp32")),
@@ -88,6 +88,11 @@ def compare(run: Any, texts: list[str], max_length: int, rounds: int) -> None:
         rounds,
         warm_up=1,
     )
+
+
+def compare(run: Any, texts: list[str], max_length: int, rounds: int) -> None:
+    """Print what each way reaches, and how the answers differ from those of the pipeline."""
+    ways = measure(str(run.path), texts, max_length, rounds)
     tokens = run.recipe().processing_class()(texts, truncation=True, max_length=max_length)
     mean = np.mean([len(row) for row in tokens["input_ids"]])
     print(f"\n{len(texts)} reviews at {max_length} tokens (mean {mean:.0f}), medians of {rounds}")

@@ -28,7 +28,7 @@ USED = (
     *("output_dir", "num_train_epochs", "max_steps", "learning_rate", "global_batch_size"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("weight_decay", "warmup_steps", "lr_scheduler_type", "optim", "max_grad_norm"),
-    *("label_smoothing_factor", "train_sampling_strategy", "seed", "bf16", "fp16", "use_cpu"),
+    *("label_smoothing_factor", "train_sampling_strategy", "seed", "precision", "use_cpu"),
     *("logging_steps", "eval_strategy", "save_strategy", "save_every", "save_total_limit"),
     *("metric_for_best_model", "load_best_model_at_end", "resume_from_checkpoint", "report_to"),
     *("run_name", "push_to_hub", "hub_model_id", "dataloader_num_workers", "torch_compile"),

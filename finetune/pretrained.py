@@ -106,6 +106,8 @@ def _set_dropout(config: PretrainedConfig, option: str, probability: float | Non
     if probability is None:
         return
     name = next((name for name in _DROPOUTS[option] if hasattr(config, name)), None)
+    if name is None and not probability:
+        return
     if name is None:
         raise UserError(f"--{option}: a model of type '{config.model_type}' has no such dropout")
     setattr(config, name, probability)

@@ -137,7 +137,8 @@ def parallel_mode(arguments: FinetuneArguments) -> str:
 
 def precision(arguments: FinetuneArguments) -> str:
     """What the matrix products are computed in."""
-    return "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
+    found = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
+    return "tf32" if found == "fp32" and arguments.tf32 else found
 
 
 def steps(arguments: FinetuneArguments, rows: int) -> int:

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
 
 
+#: Tokens of a batch are padded to a multiple of this: matrix products like whole vectors.
+_PADDED_TO = 8
+
+
 def option(default: Any, help: str) -> Any:
     """A field of a recipe: an option with its help, which the command line shows.
 
@@ -331,6 +335,8 @@ class Recipe:
 class TextClassification(Recipe):
     """Sentences or documents with one label each, on an encoder from ``transformers``."""
 
+    training = dict(train_sampling_strategy="group_by_length")
+
     model: str = option("", "name of a model on the Hub, or a local directory")
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")
@@ -340,7 +346,7 @@ class TextClassification(Recipe):
         None, "dropout of the hidden states (unset: the model's own)"
     )
     attention_dropout: float | None = option(
-        None, "dropout of the attention (unset: the model's own)"
+        0.0, "dropout of the attention; above 0 there is no fused kernel for it on a CPU"
     )
 
     def __post_init__(self) -> None:
@@ -420,4 +426,4 @@ class TextClassification(Recipe):
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from transformers import DataCollatorWithPadding
 
-        return DataCollatorWithPadding(self.processing_class())
+        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=_PADDED_TO)

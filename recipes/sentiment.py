@@ -25,8 +25,6 @@ class Sentiment(TextClassification):
         text_column="text",
         label_column="label",
         max_length=256,
-        attention_dropout=0.0,  # and steps of like length: 1.7 times as fast on a CPU
-        train_sampling_strategy="group_by_length",
         learning_rate=1e-4,
         num_train_epochs=1,
     )

@@ -22,6 +22,8 @@ def run(uneven_reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPath
         label_column="label",
         learning_rate=3e-3,
         num_train_epochs=8,
+        precision="fp32",
+        train_sampling_strategy="random",
         output_dir=str(tmp_path_factory.mktemp("evaluate") / "run"),
     )
 

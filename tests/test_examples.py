@@ -28,9 +28,7 @@ Losses = list[float]
 Result = tuple[Losses, dict[str, float]]  # the loss of each step, and the last evaluation
 
 # 144 rows are seven steps and four rows that are left out: twenty steps see two ends of an epoch
-STEPS: dict[str, Any] = dict(
-    global_batch_size=20, max_steps=20, warmup_steps=4, hidden_dropout=0.0, attention_dropout=0.0
-)
+STEPS: dict[str, Any] = dict(global_batch_size=20, max_steps=20, warmup_steps=4, hidden_dropout=0.0)
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     # some steps are clipped and some are not: if all were, that would hide a factor
     "adamw": dict(optim="adamw_torch", learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.3),
@@ -49,6 +47,8 @@ def choose(source: dict[str, str], output_dir: Path | str, **options: Any) -> se
         eval_samples=EVALUATED,
         per_device_eval_batch_size=3,
         eval_strategy="no",
+        precision="fp32",
+        train_sampling_strategy="random",
         logging_steps=1,
         disable_tqdm=True,
         output_dir=str(output_dir),

@@ -19,6 +19,7 @@ OPTIONS = {
     "max_length": 32,
     "logging_steps": 5,
     "hidden_dropout": 0.0,
+    "precision": "fp32",
 }
 FLAGS = ["sentiment", *(word for name, value in OPTIONS.items() for word in (f"--{name}", value))]
 NOTEBOOK = """

@@ -143,8 +143,7 @@ def ours(recipe: Reviews, output_dir: Path, accumulation: int, **training: Any) 
             output_dir=str(output_dir),
             global_batch_size=16,
             gradient_accumulation_steps=accumulation,
-            disable_tqdm=True,
-            **training,
+            **{"precision": "fp32", "disable_tqdm": True, **training},
         )
     )
 

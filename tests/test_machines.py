@@ -139,6 +139,8 @@ def options(reviews: Path, tiny_model: str) -> dict[str, object]:
         "learning_rate": 3e-3,
         "num_train_epochs": 4,
         "global_batch_size": 16,
+        "precision": "fp32",
+        "train_sampling_strategy": "random",
     }
 
 

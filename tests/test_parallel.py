@@ -46,6 +46,7 @@ class Reviews(TextClassification):
         max_grad_norm=0,
         max_steps=STEPS,
         global_batch_size=BATCH,
+        precision="fp32",
         per_device_eval_batch_size=6,
         logging_steps=1,
         eval_strategy="steps",
@@ -378,7 +379,9 @@ def test_fsdp_shards_saves_the_whole_model_and_resumes(
     options = dict(dataset=recipe.dataset, model=recipe.model, eval_samples=TEST_ROWS)
     options |= dict(hidden_dropout=0.0, attention_dropout=0.0, num_threads=1)
     options |= dict(optim="adamw_torch", learning_rate=1e-3, lr_scheduler_type="constant")
-    options |= dict(global_batch_size=16, logging_steps=1, use_cpu=device == "cpu")
+    options |= dict(
+        global_batch_size=16, precision="fp32", logging_steps=1, use_cpu=device == "cpu"
+    )
     for name in ("eval", "save"):
         options |= {f"{name}_strategy": "steps", f"{name}_steps": 3}
     words = [f"--{name}={value}" for name, value in options.items()]

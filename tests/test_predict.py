@@ -61,6 +61,8 @@ def run(uneven_reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPath
         learning_rate=1e-2,
         num_train_epochs=4,
         global_batch_size=16,
+        precision="fp32",
+        train_sampling_strategy="random",
         disable_tqdm=True,
         eval_samples=60,
         output_dir=str(tmp_path_factory.mktemp("runs") / "reviews"),

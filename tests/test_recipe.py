@@ -192,12 +192,13 @@ def test_dropout_reaches_the_model(tiny_model: str) -> None:
     assert model.bert.encoder.layer[0].output.dropout.p == 0.3
 
 
-def test_dropout_unset_is_that_of_the_model(tiny_model: str) -> None:
+def test_hidden_dropout_is_that_of_the_model_and_attention_has_none(tiny_model: str) -> None:
     stored = json.loads((Path(tiny_model) / "config.json").read_text())
     config = TextClassification(model=tiny_model).build_model(["a", "b"]).config
 
     assert config.hidden_dropout_prob == stored["hidden_dropout_prob"] == 0.1
-    assert config.attention_probs_dropout_prob == stored["attention_probs_dropout_prob"] == 0.1
+    assert stored["attention_probs_dropout_prob"] == 0.1
+    assert config.attention_probs_dropout_prob == 0.0
 
 
 def test_weights_are_in_fp32_whatever_the_checkpoint_says(uncased_model: str) -> None:

@@ -30,7 +30,7 @@ class Stoppable(TextClassification):
 
     training = dict(
         global_batch_size=16, learning_rate=3e-3, num_train_epochs=3, logging_steps=3,
-        disable_tqdm=True, metric_for_best_model="loss",
+        precision="fp32", disable_tqdm=True, metric_for_best_model="loss",
     )
 
     def parts(self, model=None):

@@ -27,7 +27,13 @@ class Reviews(TextClassification):
     """Food, in three classes."""
 
     label_names = ("dish", "drink", "place")
-    training = dict(global_batch_size=12, learning_rate=1e-2, num_train_epochs=4, disable_tqdm=True)
+    training = dict(
+        global_batch_size=12,
+        learning_rate=1e-2,
+        num_train_epochs=4,
+        precision="fp32",
+        disable_tqdm=True,
+    )
     hidden_dropout: float | None = 0.0
     attention_dropout: float | None = 0.0
 

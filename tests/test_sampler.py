@@ -153,6 +153,15 @@ def test_group_by_length_makes_steps_of_like_lengths_in_mixed_order() -> None:
     assert not np.array_equal(np.sort(grouped[0]), np.sort(mixed[0]))
 
 
+@pytest.mark.parametrize("epoch", range(3))
+def test_the_longest_step_comes_first(epoch: int) -> None:
+    found = sampler("group_by_length")
+    found.set_epoch(epoch)
+    longest = [max(LENGTHS[row] for row in step) for step in found]
+    assert longest[0] == max(longest)
+    assert longest != sorted(longest, reverse=True)
+
+
 def test_it_is_the_batch_sampler_of_a_data_loader() -> None:
     loader = DataLoader(list(range(ROWS)), batch_sampler=sampler("sequential"))  # type: ignore[arg-type]
     first = next(iter(loader))

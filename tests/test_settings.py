@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from finetune import catalog
+from finetune import catalog, precision, provenance
 from finetune.errors import UserError
 from finetune.flags import USED, Flags
 from finetune.settings import Settings, from_command_line, from_keywords, peek
@@ -358,6 +358,8 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
         ("--global_batch_size 0", "--global_batch_size 0: expected 1 or more rows"),
         ("--per_device_eval_batch_size -1", "--per_device_eval_batch_size -1: expected 1 or more"),
         ("--gradient_accumulation_steps 0", "--gradient_accumulation_steps 0: expected 1 or more"),
+        ("--precision bf61", "--precision bf61: expected auto, fp32, bf16 or fp16; did you mean"),
+        ("--precision fp32 --bf16", "--precision fp32 and --bf16 contradict each other: give one"),
         ("--train_sampling_strategy batch_rebalance", "--train_sampling_strategy batch_rebalance:"),
     ],
 )
@@ -365,6 +367,27 @@ def test_arguments_that_cannot_work(words: str, message: str) -> None:
     (mistake,) = mistakes(*words.split())
 
     assert mistake.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "native", "told", "expected"),
+    [
+        ("", True, "no", "bf16"),
+        ("", False, "no", "fp32"),
+        ("", False, "bf16", "bf16"),  # accelerate launch --mixed_precision bf16
+        ("--precision fp32", True, "bf16", "fp32"),
+        ("--precision bf16", False, "no", "bf16"),
+        ("--bf16", False, "no", "bf16"),
+    ],
+)
+def test_precision_is_what_the_device_is_fast_in_unless_it_is_given(
+    words: str, native: bool, told: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "native_bf16", lambda device: native)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    arguments = settle("--use_cpu", *words.split()).arguments()
+    assert provenance.precision(arguments) == expected
+    assert (arguments.bf16, arguments.fp16) == (expected == "bf16", False)
 
 
 def test_arguments_that_contradict_each_other() -> None:

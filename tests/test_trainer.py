@@ -31,7 +31,13 @@ TEST_ROWS = 37  # neither batch size nor number of processes divides it
 class Reviews(TextClassification):
     """Reviews, good or bad, on a tiny model: three epochs of nine steps."""
 
-    training = dict(global_batch_size=16, learning_rate=1e-3, num_train_epochs=3, disable_tqdm=True)
+    training = dict(
+        global_batch_size=16,
+        learning_rate=1e-3,
+        num_train_epochs=3,
+        precision="fp32",
+        disable_tqdm=True,
+    )
 
 
 # ---- beside the library's -----------------------------------------------------------------------
@@ -382,7 +388,7 @@ def small(name: str, uneven_reviews: Path, tiny_model: str) -> dict[str, Any]:
         source = dict(dataset=str(uneven_reviews), model=tiny_model, **columns)
     else:
         source = dict(embedded=True, train_samples=128, eval_samples=40)
-    return dict(source, global_batch_size=16, learning_rate=1e-2, max_steps=2)
+    return dict(source, global_batch_size=16, precision="fp32", learning_rate=1e-2, max_steps=2)
 
 
 def probabilities(run: Run) -> np.ndarray:

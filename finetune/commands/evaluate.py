@@ -89,6 +89,7 @@ def evaluate(
         "output_dir": str(run.path),
         "per_device_eval_batch_size": per_device_eval_batch_size,
         "per_device_train_batch_size": 1,
+        "precision": run.manifest["arguments"].get("precision", "fp32"),
     }
     draft = FinetuneArguments.check(with_defaults(recipe.defaults(), given))
     recipe = job.rank_zero_first(prepared)

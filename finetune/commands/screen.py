@@ -33,7 +33,7 @@ def start(
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
-    facts["precision"] = provenance.precision(arguments)
+    facts["precision"] = _precision(arguments)
     steps = provenance.steps(arguments, len(splits["train"]))
     facts["steps"] = f"{steps:,} ({_length(arguments)}), learning rate {arguments.learning_rate:g}"
     if settings.overrides:
@@ -147,6 +147,14 @@ def _batch_sizes(arguments: FinetuneArguments) -> str:
         f"{unit}{'es' if unit == 'process' and devices > 1 else 's' * (devices > 1)} = "
         f"{arguments.global_batch_size} rows a step"
     )
+
+
+def _precision(arguments: FinetuneArguments) -> str:
+    chosen = provenance.precision(arguments)
+    if arguments.precision != "auto":
+        return chosen
+    exact = "" if chosen == "fp32" else "; --precision fp32 is exact"
+    return f"{chosen}, what is fast here{exact}"
 
 
 def _length(arguments: FinetuneArguments) -> str:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from finetune import allocator, job, threads
+from finetune import job, precision, threads
+from finetune.cpu import allocator, attention
+from finetune.cpu.packing import pack
 from finetune.errors import UserError
-from finetune.predicting import attention
-from finetune.predicting.packing import pack
 from finetune.recipe import TextClassification
 from finetune.run import Run
 
@@ -190,12 +190,7 @@ def default_precision(run: Run) -> str:
     """
     if not run.labels or not isinstance(run.recipe(), TextClassification):
         return "fp32"
-    device = _device()
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        native = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
-    return "bf16" if native else "fp32"
+    return "bf16" if precision.native_bf16(_device().type) else "fp32"
 
 
 def _device() -> torch.device:

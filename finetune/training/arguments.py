@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import get_available_reporting_integrations
-from transformers.utils.import_utils import is_in_notebook
+from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
-from finetune import job, threads
-from finetune.errors import UserError
+from finetune import job, precision, threads
+from finetune.errors import UserError, suggestion
 
 #: The verbs of the command line say these, or the launcher does.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
@@ -59,6 +59,13 @@ class FinetuneArguments(TrainingArguments):
             "processes)"
         },
     )
+    precision: str = field(
+        default="auto",
+        metadata={
+            "help": "of the matrix products: auto, fp32, bf16 or fp16 (auto: bf16 where the device "
+            "multiplies in it); --bf16 and --fp16 win"
+        },
+    )
     baseline: bool = field(
         default=True,
         metadata={"help": "fit a bag of words on the same rows, for the model to beat"},
@@ -76,6 +83,7 @@ class FinetuneArguments(TrainingArguments):
             self.disable_tqdm = job.ranks().rank != 0 or not watched
         self._refuse()
         self._resolve_batch()
+        self._resolve_precision()
         threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
@@ -169,6 +177,16 @@ class FinetuneArguments(TrainingArguments):
             value = getattr(self, name)
             if value is not None and value < 1:
                 mistakes.append(f"--{name} {value}: expected 1 or more rows")
+        if self.precision not in precision.CHOICES:
+            mistakes.append(
+                f"--precision {self.precision}: expected {', '.join(precision.CHOICES[:-1])} or "
+                f"{precision.CHOICES[-1]}{suggestion(self.precision, precision.CHOICES)}"
+            )
+        for flag in ("bf16", "fp16"):
+            if getattr(self, flag) and self.precision not in ("auto", flag):
+                mistakes.append(
+                    f"--precision {self.precision} and --{flag} contradict each other: give one"
+                )
         if self.num_threads is not None and self.num_threads < 1:
             mistakes.append(f"--num_threads {self.num_threads}: expected 1 or more")
         if self.gradient_accumulation_steps < 1:
@@ -183,6 +201,21 @@ class FinetuneArguments(TrainingArguments):
     def shards(self) -> bool:
         """Whether FSDP was asked for, here or in the accelerate config."""
         return bool(self.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+
+    def _resolve_precision(self) -> None:
+        if self.bf16 or self.fp16:
+            return
+        wanted = self.precision
+        if wanted == "auto":
+            wanted = precision.automatic(self._device_type)
+            if self.tf32 is None and self._device_type == "cuda" and is_torch_tf32_available():
+                self.tf32 = True
+        self.bf16, self.fp16 = wanted == "bf16", wanted == "fp16"
+
+    @property
+    def _device_type(self) -> str:
+        device = None if self.use_cpu else torch.accelerator.current_accelerator()
+        return "cpu" if device is None else device.type
 
     def _resolve_batch(self) -> None:
         devices = job.devices_in_training(self.use_cpu)

@@ -31,7 +31,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         rank: This process.
         seed: Of the order.
         strategy: ``random``, ``sequential``, or ``group_by_length``: steps of rows of like length,
-            in random order.
+            in random order but for the longest, which comes first: memory runs out at once or
+            never.
         lengths: The length of each row, for ``group_by_length``.
     """
 
@@ -92,4 +93,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         batches = order.reshape(steps, self.global_batch_size)
         if self.strategy == "group_by_length":
             batches = batches[torch.randperm(steps, generator=generator).numpy()]
+            longest = int(lengths[batches].max(axis=1).argmax()) if steps else 0
+            batches[[0, longest]] = batches[[longest, 0]]
         return batches

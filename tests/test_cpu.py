@@ -1,14 +1,15 @@
-"""The attention of predictions on a CPU is that of torch."""
+"""What is fast on a CPU says the same as what it replaces."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
-from finetune import allocator
-from finetune.predicting import attention, packing
+from finetune import catalog
+from finetune.cpu import allocator, attention, dropout, packing
 
 Shape = tuple[int, int, int, int]
 
@@ -49,6 +50,26 @@ def test_padding_is_not_seen() -> None:
     seen = torch.arange(130) < torch.tensor(lengths)[:, None]
     mask = seen[:, None, None, :].expand(7, 1, 130, 130)
     both(Layer(), *tensors, mask=mask)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("padded", [False, True])
+def test_its_gradients_are_those_of_torch(padded: bool) -> None:
+    seen = torch.arange(200) < torch.tensor([200, 3, 64])[:, None]
+    mask = seen[:, None, None, :].expand(3, 1, 200, 200) if padded else None
+    gradient, found = drawn(3, 200, 2, 8), []
+    for ours in (True, False):
+        # views of one tensor that are not contiguous, as a model has them
+        whole = drawn(3, 3, 200, 16).requires_grad_()
+        tensors = [each.view(3, 200, 2, 8).transpose(1, 2) for each in whole]
+        if ours:
+            output, _ = attention.forward(Layer(), *tensors, mask)
+        else:
+            output = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=mask)
+            output = output.transpose(1, 2)
+        output.backward(gradient)
+        found.append(whole.grad)
+    assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_not_plain_is_left_to_torch() -> None:
@@ -105,3 +126,74 @@ def test_layers_that_are_not_only_called_are_not_packed() -> None:
 def test_thresholds_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
     assert not allocator.keep_large_blocks()
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_dropout_drops_as_often_as_it_says(probability: float) -> None:
+    torch.manual_seed(0)
+    ones = torch.ones(1000, 1001)
+    found = dropout.Dropout(probability)(ones)
+    share = (found == 0).float().mean().item()
+    assert share == pytest.approx(
+        probability, abs=4 * (probability * (1 - probability) / 1e6) ** 0.5
+    )
+    assert found.mean().item() == pytest.approx(1, abs=0.02)
+    assert found.max().item() == pytest.approx(1 / (1 - probability), rel=1e-4)
+    dropped = (found == 0).double()  # neither neighbours nor rows go together
+    for other in (dropped[:, 1:], dropped[1:]):
+        same = dropped[: other.shape[0], : other.shape[1]]
+        together = torch.corrcoef(torch.stack([same.reshape(-1), other.reshape(-1)]))[0, 1]
+        assert abs(together) < 0.005
+
+
+def test_dropout_is_reproducible_and_its_gradient_has_the_same_mask() -> None:
+    layer, values = dropout.Dropout(0.3), torch.ones(7, 9, requires_grad=True)
+    torch.manual_seed(1)
+    first, second = layer(values), layer(values)
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(layer(values), first)
+    first.sum().backward()
+    assert values.grad is not None
+    assert_close(values.grad, first.detach())
+    assert layer.eval()(values) is values
+    assert not dropout.Dropout(1.0)(torch.ones(5)).any()
+
+
+def test_every_dropout_of_a_model_is_replaced() -> None:
+    model = AutoModelForSequenceClassification.from_config(
+        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
+    before = [each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)]
+    names = list(model.state_dict())
+    dropout.use(model)
+    after = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
+    assert all(type(each) is dropout.Dropout for each in after)
+    assert [each.p for each in after] == before
+    assert list(model.state_dict()) == names
+
+
+@pytest.mark.parametrize(
+    ("training", "replaced", "attends"),
+    [
+        ({"precision": "bf16"}, True, attention.NAME),
+        ({"precision": "fp32"}, True, "sdpa"),
+        ({"precision": "bf16", "torch_compile": True}, False, "sdpa"),
+    ],
+)
+def test_a_trainer_on_a_cpu_uses_them(
+    training: dict[str, Any],
+    replaced: bool,
+    attends: str,
+    uneven_reviews: Path,
+    tiny_model: str,
+    tmp_path: Path,
+) -> None:
+    recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
+    trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, **training)
+    dropouts = [each for each in trainer.model.modules() if isinstance(each, torch.nn.Dropout)]
+    assert {type(each) is dropout.Dropout for each in dropouts} == {replaced}
+    assert trainer.model.config._attn_implementation == attends

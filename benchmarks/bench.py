@@ -1,0 +1,168 @@
+"""Measures the toolkit against the stock script and the stock pipeline; `make bench` runs it.
+
+    python benchmarks/bench.py                  # every case; most of an hour on two cores
+    python benchmarks/bench.py training         # one of: training, prediction, accuracy
+    python benchmarks/bench.py training --rounds 5 --output bench.json
+
+Ways that are compared take turns, each in a process of its own, and the medians count; see
+`turns.py`. Ratios are worth something, seconds are those of this machine.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import predict
+import training
+import turns
+
+LONG, SHORT = ("embedded:imdb", 256), ("embedded:rotten-tomatoes", 64)
+BATCH = 32
+Line = dict[str, Any]
+
+
+def of_training(rounds: int) -> list[Line]:
+    """Rows a second and peak memory, on long reviews and on short sentences."""
+    lines = []
+    for (data, max_length), steps in ((LONG, 4), (SHORT, 16)):
+        given = (data, max_length, BATCH, steps)
+        ways = turns.take(
+            {
+                "stock": (training.of_stock, given),
+                "stock, padded to the limit": (training.of_stock, (*given, True)),
+                "ours": (training.of_ours, given),
+            },
+            rounds,
+            warm_up=1,
+        )
+        base = ways["stock"]
+        for name, way in ways.items():
+            lines.append(
+                {
+                    "case": f"training, {data.removeprefix('embedded:')}, {max_length} tokens",
+                    "way": name,
+                    "rows/s": BATCH * steps / way.seconds,
+                    "times stock": base.seconds / way.seconds,
+                    "times stock, processor": base.processor_seconds / way.processor_seconds,
+                    "MiB": way.memory,
+                    "of stock's memory": way.memory / base.memory,
+                }
+            )
+    return lines
+
+
+def of_prediction(rounds: int) -> list[Line]:
+    """Rows a second against `pipeline(batch_size=32)` on long reviews."""
+    import finetune
+
+    directory = tempfile.mkdtemp()
+    run = finetune.train(
+        "yelp", embedded=True, max_steps=20, eval_strategy="no", baseline=False,
+        eval_samples=64, output_dir=directory, disable_tqdm=True,
+    )  # fmt: skip
+    assert run is not None
+    lines, texts = [], predict.reviews(128)
+    for max_length in (256, 512):
+        ways = predict.measure(str(run.path), texts, max_length, rounds)
+        base = ways["pipeline"]
+        for name, way in ways.items():
+            lines.append(
+                {
+                    "case": f"prediction, imdb, {max_length} tokens",
+                    "way": name,
+                    "rows/s": len(texts) / way.seconds,
+                    "times pipeline": base.seconds / way.seconds,
+                    "times pipeline, processor": base.processor_seconds / way.processor_seconds,
+                    "MiB": way.memory,
+                }
+            )
+    return lines
+
+
+def of_accuracy(_: int) -> list[Line]:
+    """Accuracy on validation rows after the same steps, of three seeds each."""
+    lines = []
+    for data, max_length, rows in ((*LONG, 640), (*SHORT, 1920)):
+        for name, make in (("stock", training.scored_stock), ("ours", training.scored_ours)):
+            scores = [make(data, max_length, rows, seed) for seed in (1, 2, 3)]
+            lines.append(
+                {
+                    "case": f"accuracy, {data.removeprefix('embedded:')}, {rows} rows, one epoch",
+                    "way": name,
+                    "accuracy": statistics.mean(scores),
+                    "of each seed": " ".join(f"{score:.4f}" for score in scores),
+                    "deviation": statistics.stdev(scores),
+                }
+            )
+    return lines
+
+
+CASES = {"training": of_training, "prediction": of_prediction, "accuracy": of_accuracy}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    import torch
+
+    info = Path("/proc/cpuinfo")
+    names = [
+        line.partition(":")[2].strip()
+        for line in (info.read_text().splitlines() if info.exists() else ())
+        if line.startswith("model name")
+    ]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "native bf16": torch.cpu._is_avx512_bf16_supported(),
+        "AMX": torch.cpu._is_amx_tile_supported(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        **{name: version(name) for name in ("torch", "transformers", "accelerate")},
+    }
+
+
+def main() -> None:
+    """Print a table for each case, and write all figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("case", nargs="?", choices=[*CASES, "all"], default="all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", default="bench.json")
+    given = parser.parse_args()
+    found: dict[str, Any] = {"machine": machine()}
+    print(", ".join(f"{name} {value}" for name, value in found["machine"].items()), flush=True)
+    for name, case in CASES.items():
+        if given.case in (name, "all"):
+            found[name] = case(given.rounds)
+            show(found[name])
+            Path(given.output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(f"\nall figures: {given.output}")
+
+
+def show(lines: list[Line]) -> None:
+    """Print a table for each case in it."""
+    from finetune.commands import console
+
+    for case in dict.fromkeys(line["case"] for line in lines):
+        these = [line for line in lines if line["case"] == case]
+        columns = [name for name in these[0] if name not in ("case", "way")]
+        print(f"\n{case}", flush=True)
+        console.table(
+            ["", *columns],
+            [[line["way"], *(_shown(line[name]) for name in columns)] for line in these],
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    main()

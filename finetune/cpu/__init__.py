@@ -1,0 +1,1 @@
+"""What makes training and prediction fast on a CPU: attention, dropout, layers, memory."""

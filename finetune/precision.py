@@ -1,0 +1,36 @@
+"""The precision that matrix products are computed in, and what a device multiplies natively."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+CHOICES = ("auto", "fp32", "bf16", "fp16")
+
+
+def native_bf16(device_type: str) -> bool:
+    """Whether a device multiplies bf16 itself, and so at least as fast as fp32.
+
+    Args:
+        device_type: ``cpu`` (AVX512-BF16 or AMX), ``cuda`` (Ampere and newer) or another, of which
+            nothing is known.
+    """
+    if device_type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device_type == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def automatic(device_type: str) -> str:
+    """What ``--precision auto`` takes: what ``accelerate`` was told, or else what is fast.
+
+    Args:
+        device_type: Of the training.
+
+    Returns:
+        ``fp32``, ``bf16`` or ``fp16``.
+    """
+    told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if told in ("bf16", "fp16"):  # "no" is also what its launcher says if nobody chose
+        return told
+    return "bf16" if native_bf16(device_type) else "fp32"
