@@ -19,7 +19,7 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,dev]'
 	touch $(READY)
 
-demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (about 4 minutes)
+demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (about 3 minutes)
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
 test: $(READY)  ## the tests (about 9 minutes on two cores)
