@@ -378,6 +378,19 @@ def test_a_calibrated_model_has_no_calibration_error_and_a_temperature_of_one() 
     assert calibration.temperature(np.log(probabilities), labels) == pytest.approx(1, abs=0.03)
 
 
+def test_the_interval_of_the_calibration_error_is_that_of_the_error() -> None:
+    """Of a model that is too sure it holds the error of a hundred times as many rows."""
+    many, few = (
+        statistics.calibrated(Predicted(list("abc"), labels, probabilities))
+        for probabilities, labels in (
+            probabilities_of(rows, 3, sharper=2) for rows in (10**5, 10**3)
+        )
+    )
+    assert few["interval"]["value"] == pytest.approx(few["expected_calibration_error"])
+    assert few["interval"]["low"] < many["expected_calibration_error"] < few["interval"]["high"]
+    assert few["interval"]["high"] - few["interval"]["low"] < 0.1
+
+
 @pytest.mark.parametrize("sharper", [3.0, 0.3])
 def test_temperature_mends_a_model_that_is_too_sure_or_not_sure_enough(sharper: float) -> None:
     fitted_on, judged_on = (probabilities_of(20_000, 4, seed, sharper) for seed in (5, 6))

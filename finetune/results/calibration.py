@@ -36,7 +36,7 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS)
         bins: Between 0 and 1.
     """
     sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-    number = np.minimum((sure * bins).astype(int), bins - 1)
+    number = bins_of(sure, bins)
     rows = np.bincount(number, minlength=bins)
     filled = rows > 0
     return Reliability(
@@ -44,6 +44,11 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS)
         np.bincount(number, right, minlength=bins)[filled] / rows[filled],
         rows[filled],
     )
+
+
+def bins_of(sure: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """The number of the bin of each probability, shape ``(rows,)``."""
+    return np.asarray(np.minimum((sure * bins).astype(int), bins - 1))
 
 
 def expected_calibration_error(

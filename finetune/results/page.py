@@ -158,10 +158,10 @@ def _of_calibration(statistics: Mapping[str, Any]) -> str:
     found = statistics.get("calibration")
     if found is None:
         return ""
-    error = found["expected_calibration_error"]
+    error, low, high = (found["interval"][name] for name in ("value", "low", "high"))
     said = (
-        f"The expected calibration error is {error:.3f}: so far is the accuracy from the "
-        "probability, on average."
+        f"The expected calibration error is {error:.3f} ({low:.3f} to {high:.3f}): so far is the "
+        "accuracy from the probability, on average."
     )
     if "temperature" not in found:
         return said

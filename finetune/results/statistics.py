@@ -77,11 +77,24 @@ def calibrated(predicted: Predicted) -> dict[str, Any]:
         "expected_calibration_error": calibration.expected_calibration_error(
             predicted.probabilities, predicted.labels
         ),
+        "interval": asdict(_calibration_error(predicted)),
         "bins": [
             {"confidence": float(sure), "accuracy": float(right), "rows": int(rows)}
             for sure, right, rows in zip(bins.confidence, bins.accuracy, bins.rows, strict=True)
         ],
     }
+
+
+def _calibration_error(predicted: Predicted) -> Interval:
+    """With what other rows might have given; the error of few rows is too large by itself."""
+    sure, right = predicted.probabilities.max(axis=1), predicted.classes == predicted.labels
+    number, apart = calibration.bins_of(sure), right - sure
+
+    def errors(drawn: np.ndarray) -> np.ndarray:
+        sums = [np.bincount(number[rows], apart[rows], calibration.BINS) for rows in drawn]
+        return np.asarray(np.abs(sums).sum(axis=1, keepdims=True) / len(predicted))
+
+    return intervals.of_rows(errors, len(predicted))[0]
 
 
 def beyond(
