@@ -29,7 +29,7 @@ Line = dict[str, Any]
 
 def of_training(rounds: int) -> list[Line]:
     """Rows a second and peak memory, on long reviews and on short sentences."""
-    lines = []
+    lines: list[Line] = []
     for (data, max_length), steps in ((LONG, 4), (SHORT, 16)):
         given = (data, max_length, BATCH, steps)
         ways = turns.take(
@@ -41,19 +41,8 @@ def of_training(rounds: int) -> list[Line]:
             rounds,
             warm_up=1,
         )
-        base = ways["stock"]
-        for name, way in ways.items():
-            lines.append(
-                {
-                    "case": f"training, {data.removeprefix('embedded:')}, {max_length} tokens",
-                    "way": name,
-                    "rows/s": BATCH * steps / way.seconds,
-                    "times stock": base.seconds / way.seconds,
-                    "times stock, processor": base.processor_seconds / way.processor_seconds,
-                    "MiB": way.memory,
-                    "of stock's memory": way.memory / base.memory,
-                }
-            )
+        case = f"training, {data.removeprefix('embedded:')}, {max_length} tokens"
+        lines += against("stock", case, ways, BATCH * steps)
     return lines
 
 
@@ -67,21 +56,12 @@ def of_prediction(rounds: int) -> list[Line]:
         eval_samples=64, output_dir=directory, disable_tqdm=True,
     )  # fmt: skip
     assert run is not None
-    lines, texts = [], predict.reviews(128)
+    lines: list[Line] = []
+    texts = predict.reviews(128)
     for max_length in (256, 512):
         ways = predict.measure(str(run.path), texts, max_length, rounds)
-        base = ways["pipeline"]
-        for name, way in ways.items():
-            lines.append(
-                {
-                    "case": f"prediction, imdb, {max_length} tokens",
-                    "way": name,
-                    "rows/s": len(texts) / way.seconds,
-                    "times pipeline": base.seconds / way.seconds,
-                    "times pipeline, processor": base.processor_seconds / way.processor_seconds,
-                    "MiB": way.memory,
-                }
-            )
+        case = f"prediction, imdb, {max_length} tokens"
+        lines += against("pipeline", case, ways, len(texts))
     return lines
 
 
@@ -101,6 +81,23 @@ def of_accuracy(_: int) -> list[Line]:
                 }
             )
     return lines
+
+
+def against(base: str, case: str, ways: dict[str, turns.Way], rows: int) -> list[Line]:
+    """A line for each way: speed and memory, and how they compare with those of ``base``."""
+    stock = ways[base]
+    return [
+        {
+            "case": case,
+            "way": name,
+            "rows/s": rows / way.seconds,
+            f"times {base}": stock.seconds / way.seconds,
+            f"times {base}, processor": stock.processor_seconds / way.processor_seconds,
+            "MiB": way.memory,
+            f"of {base}'s memory": way.memory / stock.memory,
+        }
+        for name, way in ways.items()
+    ]
 
 
 CASES = {"training": of_training, "prediction": of_prediction, "accuracy": of_accuracy}

@@ -50,7 +50,7 @@ class Shouting(TextClassification):
 
 @pytest.fixture(scope="module")
 def run(uneven_reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two epochs on reviews that are good or bad: its probabilities are not all a half."""
+    """Four epochs on reviews that are good or bad: its probabilities are not all a half."""
     return finetune.train(
         "yelp",
         dataset=str(uneven_reviews),

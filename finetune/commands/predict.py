@@ -218,33 +218,23 @@ def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
     console.quiet()
     me, parts = job.ranks(), Parts(Path(given.output).expanduser())
 
-    began = False
-
     def prepared() -> Task:
-        nonlocal began
         task = Task.of(run, Input.open(given.input), given)
         if me.rank == 0:
             parts.begin(task.facts(), given.resume)
-            began = True
         return task
 
     try:
         task = job.rank_zero_first(prepared)
         job.join(None, _LONGEST_WAIT, use_cpu=_on_cpu())
         started = time.perf_counter()
-        done, count = _share_of_this_rank(task, parts, given.batch_tokens)
-        everyone = job.gather(done)
-        job.leave()  # all at once, as after a training: rank 0 alone has more to do
-        seconds = time.perf_counter() - started
-        if me.rank == 0:
-            parts.finish(count, task.columns)
-    except UserError as error:
-        if me.rank == 0 and began and parts.discard_if_empty():
-            raise UserError(
-                *error.mistakes,
-                f"what was done until then is in {parts.directory}; if you change INPUT, remove it",
-            ) from error
-        raise
+        with parts.after_a_mistake() if me.rank == 0 else contextlib.nullcontext():
+            done, count = _share_of_this_rank(task, parts, given.batch_tokens)
+            everyone = job.gather(done)
+            job.leave()  # all at once, as after a training: rank 0 alone has more to do
+            seconds = time.perf_counter() - started
+            if me.rank == 0:
+                parts.finish(count, task.columns)
     except KeyboardInterrupt:
         again = [*words, *([] if given.resume else ["--resume"])]
         command = [*job.launcher(), "-m", "finetune", "predict", *again]

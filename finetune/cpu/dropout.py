@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from finetune.cpu import layers
+
 _STEPS = 2**16  # of the probability
 
 
@@ -28,10 +30,9 @@ class Dropout(torch.nn.Dropout):
 
 def use(model: torch.nn.Module) -> None:
     """Replace every ``torch.nn.Dropout`` below ``model``."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is torch.nn.Dropout:
-                setattr(module, name, Dropout(child.p).train(child.training))
+    for module, name, layer in layers.of_type(model, torch.nn.Dropout):
+        assert isinstance(layer, torch.nn.Dropout)
+        setattr(module, name, Dropout(layer.p).train(layer.training))
 
 
 class _Dropout(torch.autograd.Function):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
+from finetune.cpu import layers
+
 
 class PackedLinear(torch.nn.Module):
     """``torch.nn.Linear``, for inference.
@@ -35,19 +37,15 @@ class PackedLinear(torch.nn.Module):
 def pack(model: torch.nn.Module) -> None:
     """Replace every plain linear layer of a model of ``transformers``.
 
-    Other models may read the weights of a layer and not call it, as torch's own transformer does;
-    a subclass of the layer may compute something else, and a hook would be lost.
+    Other models may read the weights of a layer and not call it, as torch's own transformer does,
+    and a hook would be lost.
     """
     if not isinstance(model, PreTrainedModel):
         return
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            hooked = child._forward_hooks or child._forward_pre_hooks
-            if (
-                type(child) is torch.nn.Linear
-                and child.weight.dtype in (torch.float32, torch.bfloat16)
-                and not hooked
-            ):
-                setattr(module, name, PackedLinear(child))
+    for module, name, layer in layers.of_type(model, torch.nn.Linear):
+        assert isinstance(layer, torch.nn.Linear)
+        hooked = layer._forward_hooks or layer._forward_pre_hooks
+        if layer.weight.dtype in (torch.float32, torch.bfloat16) and not hooked:
+            setattr(module, name, PackedLinear(layer))

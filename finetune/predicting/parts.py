@@ -6,6 +6,7 @@ that are there. The output appears when all are: joined in the directory, then m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -69,16 +70,23 @@ class Parts:
                 )
             )
 
-    def discard_if_empty(self) -> bool:
-        """Remove the directory if no part is done: there is nothing to go on with.
+    @contextlib.contextmanager
+    def after_a_mistake(self) -> Iterator[None]:
+        """Say where the parts are if a mistake is found in the middle, or leave no empty directory.
 
-        Returns:
-            Whether parts are left.
+        Raises:
+            UserError: the mistake.
         """
-        if any(self._done()):
-            return True
-        shutil.rmtree(self.directory, ignore_errors=True)
-        return False
+        try:
+            yield
+        except UserError as error:
+            if not any(self._done()):
+                shutil.rmtree(self.directory)
+                raise
+            raise UserError(
+                *error.mistakes,
+                f"what was done until then is in {self.directory}; if you change INPUT, remove it",
+            ) from error
 
     def has(self, number: int) -> bool:
         """Whether a chunk is done."""

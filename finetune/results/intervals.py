@@ -176,10 +176,10 @@ def _between(value: float, drawn: np.ndarray, acceleration: float = 0.0) -> Inte
     bias, deviation = float(drawn.mean()) - value, float(drawn.std())
     if abs(bias) > _MOST_BIAS * deviation:
         low, high = value - bias + _ENDS * deviation
-        low, high = (
-            (max(low, 0) if drawn.min() >= 0 else low),
-            (min(high, 1) if drawn.max() <= 1 else high),
-        )
+        if drawn.min() >= 0:
+            low = max(low, 0.0)
+        if drawn.max() <= 1:
+            high = min(high, 1.0)
         return Interval(value, float(min(value, low)), float(max(value, high)))
     below = float((drawn < value).mean() + (drawn == value).mean() / 2)
     middle = norm.ppf(np.clip(below, 0.5 / len(drawn), 1 - 0.5 / len(drawn)))

@@ -79,15 +79,21 @@ def difference(
         )
         return other - one
 
-    gains = {name: functools.partial(gain, metric) for name, metric in metrics.items()}
-    found = intervals.of_counts(gains, numbers, draws, seed, made_of_each=classes**2)
-    apart = int(numbers[kinds[1] != kinds[2]].sum())
-    for name, each in found.items():
-        if metrics[name] is counts.accuracy:
-            found[name] = _of_accuracy(labels, first, second)
-        elif apart < _FEWEST_APART:
-            found[name] = Interval(each.value, min(each.low, 0.0), max(each.high, 0.0))
-    return found
+    gains = {
+        name: functools.partial(gain, metric)
+        for name, metric in metrics.items()
+        if metric is not counts.accuracy
+    }
+    drawn = intervals.of_counts(gains, numbers, draws, seed, made_of_each=classes**2)
+    if int(numbers[kinds[1] != kinds[2]].sum()) < _FEWEST_APART:
+        drawn = {
+            name: Interval(each.value, min(each.low, 0.0), max(each.high, 0.0))
+            for name, each in drawn.items()
+        }
+    return {
+        name: drawn[name] if name in drawn else _of_accuracy(labels, first, second)
+        for name in metrics
+    }
 
 
 def _of_accuracy(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> Interval:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import matplotlib
@@ -80,13 +81,9 @@ def classes(found: Mapping[str, Mapping[str, Any]]) -> Plot:
     shown = names[:30] if many else list(found)
     scores = [found[name]["f1"] for name in shown]
     values = [each["value"] for each in scores]
-    reach = [
-        [max(0, each["value"] - each["low"]) for each in scores],
-        [max(0, each["high"] - each["value"]) for each in scores],
-    ]
     figure, (axes,) = figure_of(1, height=1.2 + 0.26 * len(shown))
     places = np.arange(len(shown))
-    axes.barh(places, values, xerr=reach, color=BLUE, ecolor=INK, height=0.7, capsize=2)
+    axes.barh(places, values, xerr=_reach(scores), color=BLUE, ecolor=INK, height=0.7, capsize=2)
     axes.set_yticks(places, [f"{_short(name)} ({found[name]['support']:,})" for name in shown])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
@@ -131,10 +128,7 @@ def coverage(points: Sequence[Mapping[str, Any]]) -> Plot:
     axes.errorbar(
         [each["coverage"] for each in points],
         [each["value"] for each in scores],
-        yerr=[
-            [each["value"] - each["low"] for each in scores],
-            [each["high"] - each["value"] for each in scores],
-        ],
+        yerr=_reach(scores),
         color=BLUE,
         marker="o",
         capsize=2,
@@ -186,13 +180,12 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         group = np.clip(np.searchsorted(edges, seen, side="right") - 1, 0, len(edges) - 2)
         kinds, counts = np.unique(group, return_counts=True)
         found = [
-            intervals.of_share(right[group == each].sum(), count)
+            asdict(intervals.of_share(right[group == each].sum(), count))
             for each, count in zip(kinds, counts, strict=True)
         ]
-        shares = [each.value for each in found]
-        reach = [[e.value - e.low for e in found], [e.high - e.value for e in found]]
+        shares = [each["value"] for each in found]
         middle = ((edges[:-1] + edges[1:]) / 2)[kinds]
-        accuracy.errorbar(middle, shares, yerr=reach, color=GREEN, marker="o", capsize=2)
+        accuracy.errorbar(middle, shares, yerr=_reach(found), color=GREEN, marker="o", capsize=2)
         alt += (
             f"; accuracy {shares[0]:.1%} on the {counts[0]:,} shortest, {shares[-1]:.1%} on the "
             f"{counts[-1]:,} longest"
@@ -219,6 +212,14 @@ def numbers(labels: np.ndarray, predicted: np.ndarray) -> Plot:
     )
     correlation = float(np.corrcoef(labels, predicted)[0, 1])
     return Plot(f"Correlation of predicted and true value {correlation:.3f}.", figure)
+
+
+def _reach(scores: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """How far intervals go below their values and above them, as error bars want it."""
+    return [
+        [max(0.0, each["value"] - each["low"]) for each in scores],
+        [max(0.0, each["high"] - each["value"]) for each in scores],
+    ]
 
 
 def _short(name: str) -> str:
