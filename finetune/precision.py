@@ -34,3 +34,8 @@ def automatic(device_type: str) -> str:
     if told in ("bf16", "fp16"):  # "no" is also what its launcher says if nobody chose
         return told
     return "bf16" if native_bf16(device_type) else "fp32"
+
+
+def dtype(*, bf16: bool, fp16: bool) -> torch.dtype:
+    """Of the matrix products under these training arguments."""
+    return torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32

@@ -18,6 +18,7 @@ from finetune.data import sources
 from finetune.data.splits import fingerprint
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import TrainerState
     from transformers.trainer_utils import TrainOutput
 
@@ -86,7 +87,11 @@ def steps_before(checkpoint: str | None) -> int:
 
 
 def outcome(
-    trained: TrainOutput, state: TrainerState, seconds: float, steps_before: int
+    trained: TrainOutput,
+    state: TrainerState,
+    seconds: float,
+    steps_before: int,
+    speed: dict[str, Any],
 ) -> dict[str, Any]:
     """What is known when training has ended; loss, seconds and speed are those since it started."""
     return {
@@ -94,7 +99,7 @@ def outcome(
         "steps_before": steps_before,
         "train_loss": trained.training_loss,
         "train_seconds": round(seconds, 2),
-        "train_rows_per_second": trained.metrics.get("train_samples_per_second"),
+        "speed": speed,
         "best_step": state.best_global_step,
         "history": state.log_history,
     }
@@ -141,12 +146,15 @@ def precision(arguments: FinetuneArguments) -> str:
     return "tf32" if found == "fp32" and arguments.tf32 else found
 
 
-def steps(arguments: FinetuneArguments, rows: int) -> int:
-    """Optimizer steps of the training. An incomplete last step of an epoch is left out."""
+def steps(arguments: FinetuneArguments, rows: Dataset) -> int:
+    """Optimizer steps of the training over these prepared rows."""
+    from finetune.training.sampler import GlobalBatchSampler
+
     if arguments.max_steps > 0:
         return arguments.max_steps
-    assert arguments.global_batch_size is not None
-    return math.ceil(arguments.num_train_epochs * (rows // arguments.global_batch_size))
+    return math.ceil(
+        arguments.num_train_epochs * len(GlobalBatchSampler.of(arguments, rows).sizes)
+    )
 
 
 def git_revision() -> str | None:

@@ -48,10 +48,6 @@ if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
 
 
-#: Tokens of a batch are padded to a multiple of this: matrix products like whole vectors.
-_PADDED_TO = 8
-
-
 def option(default: Any, help: str) -> Any:
     """A field of a recipe: an option with its help, which the command line shows.
 
@@ -426,4 +422,6 @@ class TextClassification(Recipe):
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from transformers import DataCollatorWithPadding
 
-        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=_PADDED_TO)
+        from finetune.data.batches import PADDED_TO
+
+        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=PADDED_TO)

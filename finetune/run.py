@@ -8,6 +8,7 @@ runs/yelp/
   report.html plots/    what the run is worth, to look at
   README.md             the model card
   checkpoint-N/         resumable
+  profile/              with --profile: a trace, and where the time of a step went
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
 
 METRICS, PREDICTIONS = "metrics.json", "predictions.parquet"
+PROFILE = Path("profile", "profile.json")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,12 @@ class Run:
                 f"{self.path} has no {PREDICTIONS}: its status is '{self.manifest['status']}'"
             )
         return pd.read_parquet(self.path / PREDICTIONS)
+
+    @property
+    def profile(self) -> dict[str, Any] | None:
+        """Where the time of a few steps went; None without ``--profile``."""
+        path = self.path / PROFILE
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
     def recipe(self) -> Recipe:
         """The recipe of the run, with the options it had; its model and tokenizer are the run's."""

@@ -118,7 +118,15 @@ def _manifest(directory: Path, rows: int, names: tuple[str, ...]) -> dict[str, A
         "steps_before": 0,
         "best_step": 100,
         "train_seconds": 107.0,
-        "train_rows_per_second": 30.0,
+        "speed": {
+            "rows_per_second": 30.0,
+            "tokens_per_second": 900.0,
+            "padding": 0.1,
+            "seconds": {"data": 1.0, "step": 100.0},
+            "model_flops_per_second": 2e11,
+            "peak_flops_per_second": 8e11,
+            "share_of_peak": 0.25,
+        },
         "train_loss": 0.4,
         "history": history,
     }

@@ -123,7 +123,7 @@ def test_run_json_says_what_made_the_run(run: Run, data: Path, tiny_model: str) 
     assert [entry["step"] for entry in evaluations] == [9, 18, 27, 36]
     assert manifest["best_step"] == max(evaluations, key=lambda entry: entry["eval_f1"])["step"]
     assert manifest["train_seconds"] > 0
-    assert manifest["train_rows_per_second"] > 0
+    assert manifest["speed"]["rows_per_second"] > 0
     assert [entry["step"] for entry in manifest["history"] if "loss" in entry] == [12, 24, 36]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def start(
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
     facts["precision"] = _precision(arguments)
-    steps = provenance.steps(arguments, len(splits["train"]))
+    steps = provenance.steps(arguments, recipe.prepared["train"])
     facts["steps"] = f"{steps:,} ({_length(arguments)}), learning rate {arguments.learning_rate:g}"
     if settings.overrides:
         facts["embedded"] = "overrides: " + ", ".join(
@@ -81,13 +82,33 @@ def end(run: Run) -> None:
         console.say(f"\n{sentence}")
     before = manifest["steps_before"]
     resumed = f" (after {before:,} before it was resumed)" if before else ""
-    seconds, speed = manifest["train_seconds"], manifest["train_rows_per_second"]
     console.say(
         f"\ntrained {manifest['steps'] - manifest['steps_before']:,} steps{resumed} "
-        f"in {_duration(seconds)}, "
-        f"{speed:,.1f} rows a second; test loss {metrics['test']['loss']:.4f}"
+        f"in {_duration(manifest['train_seconds'])}; test loss {metrics['test']['loss']:.4f}"
     )
+    console.say(f"speed of the steps: {wording.speed(manifest['speed'])}")
+    if (found := run.profile) is not None:
+        _profile(found, run.path / "profile")
     console.say(f"the run is in {run.path}, to look at: {run.path}/report.html")
+
+
+def _profile(found: Mapping[str, Any], directory: Path) -> None:
+    """Where the time of the profiled steps went."""
+    phases = dict(found["milliseconds"])
+    step, idle = phases.pop("step"), phases.pop("idle", None)
+    console.say(f"\nwhere the time of {found['steps']} steps went, with the profiler")
+
+    def lines(took: Mapping[str, float]) -> list[list[str]]:
+        return [[name, f"{each:,.2f}", f"{each / step:.1%}"] for name, each in took.items()]
+
+    console.table(["", "ms a step", "share"], [*lines(phases), ["step", f"{step:,.2f}", ""]])
+    if idle is not None:
+        console.say(f"  no kernel was running for {idle / step:.1%} of it")
+    console.say(f"  {wording.speed(found['speed'])}")
+    console.say("\nthe operators that took longest")
+    each = {one["name"][:60]: one["milliseconds"] for one in found["operators"][:10]}
+    console.table(["", "ms a step", "share"], lines(each))
+    console.say(f"\nthe trace, for Perfetto or chrome://tracing, and the figures: {directory}")
 
 
 def _data(settings: Settings) -> list[str]:
@@ -141,6 +162,14 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
 def _batch_sizes(arguments: FinetuneArguments) -> str:
     devices = job.devices_in_training(arguments.use_cpu)
     unit = "process" if job.ranks().world_size == devices else "GPU"
+    if arguments.max_tokens_per_batch is not None:
+        shares = devices * arguments.gradient_accumulation_steps
+        each = arguments.max_tokens_per_batch // shares
+        return (
+            f"at most {arguments.max_tokens_per_batch:,} tokens a step, padding included: "
+            f"about {each:,} per device"
+            + (" and micro-batch" if arguments.gradient_accumulation_steps > 1 else "")
+        )
     return (
         f"{arguments.per_device_train_batch_size} per device x "
         f"{arguments.gradient_accumulation_steps} accumulation x {devices} "

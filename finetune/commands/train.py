@@ -72,6 +72,7 @@ def get_ready(settings: Settings) -> None:
     from finetune.commands import console
     from finetune.directory import refuse_foreign
     from finetune.training.checkpoint import to_resume
+    from finetune.training.sampler import GlobalBatchSampler
 
     console.quiet()
     draft, recipe = settings.draft(), settings.recipe
@@ -81,13 +82,12 @@ def get_ready(settings: Settings) -> None:
     rows = len(recipe.splits["train"])
     if draft.label_smoothing_factor and not recipe.labels:
         raise UserError("--label_smoothing_factor: there are no classes, the labels are numbers")
-    assert draft.global_batch_size is not None
-    if rows < draft.global_batch_size:
+    if draft.global_batch_size is not None and rows < draft.global_batch_size:
         raise UserError(
             f"{rows} training rows are fewer than one global batch of {draft.global_batch_size}: "
             "give more rows or a smaller --global_batch_size"
         )
-    _ = recipe.prepared
+    GlobalBatchSampler.of(draft, recipe.prepared["train"])
 
 
 def _refuse_unknown_metric(arguments: FinetuneArguments, recipe: Recipe) -> None:
@@ -149,6 +149,7 @@ def train(settings: Settings) -> Run | None:
         started = time.perf_counter()
         trained = trainer.train(resume_from_checkpoint=checkpoint)
         seconds = time.perf_counter() - started
+        speed = trainer.speed()
         trainer.save_model()
         validated = trainer.predict(recipe.prepared["validation"])
         tested = trainer.predict(recipe.prepared["test"])
@@ -158,7 +159,7 @@ def train(settings: Settings) -> Run | None:
         job.leave()  # the other ranks are done
         if run is not None:
             before = provenance.steps_before(checkpoint)
-            outcome = provenance.outcome(trained, state, seconds, before)
+            outcome = provenance.outcome(trained, state, seconds, before, speed)
             _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)
             screen.end(run)
     except KeyboardInterrupt:

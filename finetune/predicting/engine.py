@@ -8,8 +8,9 @@ how many threads or processes there are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from finetune import job, precision, threads
 from finetune.cpu import allocator, attention
 from finetune.cpu.packing import pack
+from finetune.data.batches import cut
 from finetune.errors import UserError
 from finetune.recipe import TextClassification
 from finetune.run import Run
@@ -30,7 +32,23 @@ Row = Mapping[str, Any]
 #: Tokens of a batch. On a CPU the activations of a layer then stay in its cache, or nearly.
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
 _ROWS_WITHOUT_LENGTH = 64
+_TOKENIZED_AT_ONCE = 256  # texts
 _LABELS = ("label", "labels", "label_ids")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the rows, prepared.
+
+    Attributes:
+        row: One of them by its place among them.
+        numbers: Where each is among all of them.
+        lengths: Tokens of each.
+    """
+
+    row: Callable[[int], Row]
+    numbers: np.ndarray
+    lengths: Sequence[int]
 
 
 class Predictor:
@@ -86,18 +104,27 @@ class Predictor:
         assert isinstance(recipe, TextClassification)
         first = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         if type(recipe).prepare is TextClassification.prepare:
-            encoded = recipe.processing_class()(
-                list(first), truncation=True, max_length=recipe.max_length
-            )
-            names, columns = list(encoded), list(encoded.values())
-            rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-            lengths = [len(row) for row in encoded["input_ids"]]
-            logits = self._logits(rows.__getitem__, lengths, advance)
+            logits = self._logits(self._tokenized(list(first)), len(first), advance)
         else:
             from datasets import Dataset
 
             logits = self.rows(Dataset.from_dict({"text": list(first)}), advance)
         return logits[[first[text] for text in texts]]
+
+    def _tokenized(self, texts: Sequence[str]) -> Iterator[Part]:
+        """A part of the texts at a time, the longest first, so that the model need not wait."""
+        assert isinstance(self.recipe, TextClassification)
+        tokenizer = self.recipe.processing_class()
+        order = np.argsort([-len(text) for text in texts], kind="stable")
+        for numbers in np.split(order, range(_TOKENIZED_AT_ONCE, len(order), _TOKENIZED_AT_ONCE)):
+            encoded = tokenizer(
+                [texts[number] for number in numbers],
+                truncation=True,
+                max_length=self.recipe.max_length,
+            )
+            names, columns = list(encoded), list(encoded.values())
+            rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+            yield Part(rows.__getitem__, numbers, [len(row) for row in encoded["input_ids"]])
 
     def rows(self, dataset: Dataset, advance: Advance | None = None) -> np.ndarray:
         """Logits of raw rows that the recipe prepares as it does in training.
@@ -124,34 +151,40 @@ class Predictor:
             lengths = [len(tokens) for tokens in prepared["input_ids"]]
         else:
             lengths = [max(1, self.batch_tokens // _ROWS_WITHOUT_LENGTH)] * count
-        return self._logits(prepared.__getitem__, lengths, advance)
+        return self._logits([Part(prepared.__getitem__, np.arange(count), lengths)], count, advance)
 
-    def _logits(
-        self, row: Callable[[int], Row], lengths: Sequence[int], advance: Advance | None
-    ) -> np.ndarray:
-        """Of prepared rows; the longest come first, so that memory runs out at once or never."""
-        order = batches(lengths, self.batch_tokens)
+    def _logits(self, parts: Iterable[Part], count: int, advance: Advance | None) -> np.ndarray:
+        """Of prepared rows; the longest come first, so that memory runs out at once or never.
 
-        def one(batch: np.ndarray) -> torch.Tensor:
+        Workers compute while the next part is made ready here.
+        """
+
+        def one(part: Part, batch: np.ndarray) -> torch.Tensor:
             with torch.inference_mode():
-                logits = self._forward([row(int(number)) for number in batch])
+                logits = self._forward([part.row(int(number)) for number in batch])
             if advance is not None:
                 advance(len(batch))
             return logits
 
-        try:
-            if self._workers == 1:
-                found = [one(batch) for batch in order]
-            else:
-                with ThreadPoolExecutor(self._workers, initializer=_one_thread) as pool:
-                    found = list(pool.map(one, order))
-        except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"the device has not the memory for a batch of {self.batch_tokens} tokens: give "
-                f"fewer, as with --batch_tokens {max(1, self.batch_tokens // 4)}"
-            ) from error
-        logits = np.empty((len(lengths), found[0].shape[1]), dtype=np.float32)
-        logits[np.concatenate(order)] = torch.cat(found).cpu().numpy()
+        starting = _one_thread if self.device.type == "cpu" else None
+        with ThreadPoolExecutor(self._workers, initializer=starting) as pool:
+            try:
+                found = [
+                    (part.numbers[batch], pool.submit(one, part, batch))
+                    for part in parts
+                    for batch in batches(part.lengths, self.batch_tokens)
+                ]
+                several = [(numbers, future.result()) for numbers, future in found]
+            except torch.OutOfMemoryError as error:
+                raise UserError(
+                    f"the device has not the memory for a batch of {self.batch_tokens} tokens: "
+                    f"give fewer, as with --batch_tokens {max(1, self.batch_tokens // 4)}"
+                ) from error
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        logits = np.empty((count, several[0][1].shape[1]), dtype=np.float32)
+        for numbers, some in several:
+            logits[numbers] = some.cpu().numpy()
         return logits
 
     def _forward(self, rows: list[Row]) -> torch.Tensor:
@@ -174,12 +207,8 @@ def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
         budget: Tokens of a batch, padding included; a longer row is a batch of its own.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable")
-    found, start = [], 0
-    while start < len(order):
-        rows = max(1, budget // max(1, lengths[order[start]]))
-        found.append(order[start : start + rows])
-        start += rows
-    return found
+    sizes = cut(np.asarray(lengths)[order], budget)
+    return np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
 
 
 def default_precision(run: Run) -> str:

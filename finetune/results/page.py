@@ -203,8 +203,8 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {
         "data": f"{data['source']}, fingerprint {data['fingerprint']}",
         "rows": ", ".join(f"{count:,} {name}" for name, count in data["rows"].items()),
-        "training": f"{manifest['steps']:,} steps in {seconds:,.1f} s, "
-        f"{manifest['train_rows_per_second']:,.1f} rows a second",
+        "training": f"{manifest['steps']:,} steps in {seconds:,.1f} s",
+        "speed": f"{wording.speed(manifest['speed'])} while it stepped",
         "launch": f"{launch['parallel_mode']}, {processes}, {launch['device']}, "
         f"{launch['precision']}",
         "versions": ", ".join(f"{name} {each}" for name, each in manifest["versions"].items()),

@@ -24,6 +24,19 @@ _HIGHER_IS_BETTER = (
 _LOWER_IS_BETTER = ("mse", "rmse", "mae", "log_loss", "brier_score", "mean_absolute_error")
 
 
+def speed(found: Mapping[str, Any]) -> str:
+    """How fast the steps of a run were, from ``speed`` of its ``run.json``."""
+    if not found:
+        return "no step was done"
+    text = f"{found['rows_per_second']:,.1f} rows"
+    if found["tokens_per_second"] is not None:
+        text += f" or {found['tokens_per_second']:,.0f} tokens"
+    text += " a second"
+    if "share_of_peak" in found:
+        text += f", {found['share_of_peak']:.0%} of the peak of matrix products"
+    return text
+
+
 def score(value: float, signed: bool = False) -> str:
     """Four significant digits after the point, or in all where the value is large."""
     text = f"{value:.4f}" if abs(value) < 1000 else f"{value:,.4g}"

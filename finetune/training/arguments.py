@@ -29,7 +29,7 @@ class FinetuneArguments(TrainingArguments):
 
     After construction ``global_batch_size`` equals ``per_device_train_batch_size`` x
     ``gradient_accumulation_steps`` x processes (x GPUs under DataParallel), whichever of them was
-    given.
+    given; with ``max_tokens_per_batch`` it is None, as rows are not counted then.
     """
 
     per_device_train_batch_size: int | None = field(  # type: ignore[assignment]
@@ -45,6 +45,13 @@ class FinetuneArguments(TrainingArguments):
     global_batch_size: int | None = field(
         default=None,
         metadata={"help": "rows of an optimizer step over all devices and micro-batches"},
+    )
+    max_tokens_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens of an optimizer step, padding included, over all devices and "
+            "micro-batches, instead of a number of rows"
+        },
     )
     save_every: int = field(
         default=1,
@@ -65,6 +72,10 @@ class FinetuneArguments(TrainingArguments):
             "help": "of the matrix products: auto, fp32, bf16 or fp16 (auto: bf16 where the device "
             "multiplies in it); --bf16 and --fp16 win"
         },
+    )
+    profile: int | None = field(
+        default=None,
+        metadata={"help": "trace N steps after the first two, and say where their time goes"},
     )
     baseline: bool = field(
         default=True,
@@ -173,10 +184,16 @@ class FinetuneArguments(TrainingArguments):
             "per_device_train_batch_size",
             "per_device_eval_batch_size",
             "global_batch_size",
+            "max_tokens_per_batch",
         ):
-            value = getattr(self, name)
+            value, unit = getattr(self, name), "tokens" if "tokens" in name else "rows"
             if value is not None and value < 1:
-                mistakes.append(f"--{name} {value}: expected 1 or more rows")
+                mistakes.append(f"--{name} {value}: expected 1 or more {unit}")
+        if self.max_tokens_per_batch and self.train_sampling_strategy != "group_by_length":
+            mistakes.append(
+                "--max_tokens_per_batch makes steps of rows of like length: it needs "
+                "--train_sampling_strategy group_by_length, and rows with a length"
+            )
         if self.precision not in precision.CHOICES:
             mistakes.append(
                 f"--precision {self.precision}: expected {', '.join(precision.CHOICES[:-1])} or "
@@ -189,6 +206,8 @@ class FinetuneArguments(TrainingArguments):
                 )
         if self.num_threads is not None and self.num_threads < 1:
             mistakes.append(f"--num_threads {self.num_threads}: expected 1 or more")
+        if self.profile is not None and self.profile < 1:
+            mistakes.append(f"--profile {self.profile}: expected 1 or more steps")
         if self.gradient_accumulation_steps < 1:
             mistakes.append(
                 f"--gradient_accumulation_steps {self.gradient_accumulation_steps}: "
@@ -218,6 +237,10 @@ class FinetuneArguments(TrainingArguments):
         return "cpu" if device is None else device.type
 
     def _resolve_batch(self) -> None:
+        if self.max_tokens_per_batch is not None:
+            self.per_device_train_batch_size = 8  # the library's; it divides no data
+            self.global_batch_size = None
+            return
         devices = job.devices_in_training(self.use_cpu)
         shares = devices * self.gradient_accumulation_steps
         if self.per_device_train_batch_size is None:

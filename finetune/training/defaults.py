@@ -38,15 +38,14 @@ def training_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
 
 
 def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` over ``defaults``; a per-device batch that is given puts the global one aside."""
+    """``given`` over ``defaults``; a batch that is given puts that of the recipe aside."""
     defaults = dict(defaults)
-    if given.get("per_device_train_batch_size") is not None:
-        if given.get("global_batch_size") is not None:
-            raise UserError(
-                "--global_batch_size and --per_device_train_batch_size contradict each other: "
-                "give one"
-            )
-        defaults.pop("global_batch_size", None)
+    sizes = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
+    if asked := [name for name in sizes if given.get(name) is not None]:
+        if len(asked) > 1:
+            raise UserError(f"--{' and --'.join(asked)} contradict each other: give one")
+        for name in sizes:
+            defaults.pop(name, None)
     _follow(given, defaults)
     return {**defaults, **given}
 

@@ -2,8 +2,12 @@
 
 Each epoch is one order of the rows, cut into global batches; a global batch is cut into
 micro-batches, and each of these into the shares of the processes. So every step sees the same rows
-on one process, on two, and with accumulation, each at most once an epoch. An incomplete last batch
-is left out, and since the order changes, it is another handful of rows each epoch.
+on one process, on two, and with accumulation, each at most once an epoch.
+
+A global batch is a number of rows. An incomplete last one is left out, and since the order changes,
+it is another handful of rows each epoch. Or it is a number of tokens, padding included: then rows
+are sorted by length, all of them take part, and shares differ by a row where the rows of a step do
+not divide, which the loss, a sum over the rows of the global step, allows.
 
 The random order is that of torch's ``DistributedSampler`` and accelerate's
 ``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
@@ -13,9 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import datasets
 import numpy as np
 import torch
 from torch.utils.data import Sampler
+
+from finetune import job
+from finetune.data import batches
+from finetune.errors import UserError
+from finetune.training.arguments import FinetuneArguments
 
 _BATCHES_SORTED_TOGETHER = 50
 
@@ -26,6 +36,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
     Args:
         rows: How many rows the data set has.
         global_batch_size: Rows of a step over all processes and accumulation steps.
+        max_tokens: Of a step, padding included, instead of a number of rows.
         gradient_accumulation_steps: Micro-batches of a step.
         world_size: Processes.
         rank: This process.
@@ -40,7 +51,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self,
         rows: int,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
+        max_tokens: int | None = None,
         gradient_accumulation_steps: int = 1,
         world_size: int = 1,
         rank: int = 0,
@@ -48,51 +60,123 @@ class GlobalBatchSampler(Sampler[list[int]]):
         strategy: str = "random",
         lengths: Sequence[int] | None = None,
     ) -> None:
-        share, rest = divmod(global_batch_size, gradient_accumulation_steps * world_size)
-        assert rest == 0, "FinetuneArguments resolves the global batch into equal shares"
+        assert (global_batch_size is None) != (max_tokens is None)
         assert lengths is not None or strategy != "group_by_length"
-        self.rows, self.global_batch_size, self.share = rows, global_batch_size, share
+        self.rows, self.global_batch_size = rows, global_batch_size
         self.accumulation, self.world_size, self.rank = (
             gradient_accumulation_steps,
             world_size,
             rank,
         )
-        self.seed, self.strategy, self.lengths = seed, strategy, lengths
+        self.seed, self.strategy = seed, strategy
+        self.lengths = None if lengths is None else np.asarray(lengths)
         self.epoch = 0
+        if global_batch_size is not None:
+            whole = rows // global_batch_size
+            assert global_batch_size % (gradient_accumulation_steps * world_size) == 0
+            self.sizes = [global_batch_size] * whole
+        else:
+            assert max_tokens is not None and lengths is not None
+            self.sizes = _halved(batches.cut(np.sort(batches.padded(lengths))[::-1], max_tokens))
+
+    @classmethod
+    def of(
+        cls, arguments: FinetuneArguments, dataset: datasets.Dataset, rank: int = 0
+    ) -> GlobalBatchSampler:
+        """The steps that these arguments make of these rows.
+
+        Raises:
+            UserError: if they make none, or smaller ones than there are devices.
+        """
+        rows, lengths = len(dataset), None
+        if arguments.train_sampling_strategy == "group_by_length":
+            column = arguments.length_column_name
+            if column not in dataset.column_names:
+                raise UserError(
+                    f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
+                )
+            lengths = dataset[column][:]
+        sampler = cls(
+            rows,
+            global_batch_size=arguments.global_batch_size,
+            max_tokens=arguments.max_tokens_per_batch,
+            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+            world_size=job.ranks().world_size,
+            rank=rank,
+            seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
+            strategy=arguments.train_sampling_strategy,
+            lengths=lengths,
+        )
+        if not sampler.sizes:
+            raise UserError(
+                f"{rows} training rows are fewer than one global batch of "
+                f"{arguments.global_batch_size}; give more rows or a smaller --global_batch_size"
+            )
+        devices = job.devices_in_training(arguments.use_cpu)
+        shares = devices * arguments.gradient_accumulation_steps
+        if lengths is not None and min(sampler.sizes) < shares:
+            longest = int(batches.padded([max(lengths)])[0])
+            raise UserError(
+                f"--max_tokens_per_batch {arguments.max_tokens_per_batch} makes a step of "
+                f"{min(sampler.sizes)} rows, for {devices} devices x "
+                f"{arguments.gradient_accumulation_steps} accumulation steps; the longest row has "
+                f"{longest} tokens with its padding: give at least {2 * shares * longest}"
+            )
+        return sampler
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch; ``Trainer`` calls it, also when it resumes."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.rows // self.global_batch_size * self.accumulation
+        return len(self.sizes) * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps():
-            for micro in step.reshape(self.accumulation, self.world_size, self.share):
-                yield micro[self.rank].tolist()
+            shares = np.array_split(step, self.accumulation * self.world_size)
+            for share in shares[self.rank :: self.world_size]:
+                yield share.tolist()
 
-    def steps(self) -> np.ndarray:
-        """The rows of every step of this epoch, shape ``(steps, global_batch_size)``."""
+    def steps(self) -> list[np.ndarray]:
+        """The rows of every step of this epoch."""
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        steps = self.rows // self.global_batch_size
         order: np.ndarray = np.arange(self.rows)
         if self.strategy != "sequential":
             order = torch.randperm(self.rows, generator=generator).numpy()
-        order = order[: steps * self.global_batch_size]
+        order = order[: sum(self.sizes)]
         if self.strategy == "group_by_length":
+            order = self._by_length(order)
+        steps = np.split(order, np.cumsum(self.sizes)[:-1]) if self.sizes else []
+        if self.strategy == "group_by_length" and steps:
             assert self.lengths is not None
-            lengths = np.asarray(self.lengths)
+            steps = [steps[index] for index in torch.randperm(len(steps), generator=generator)]
+            longest = int(np.argmax([self.lengths[step].max() for step in steps]))
+            steps[0], steps[longest] = steps[longest], steps[0]
+        return steps
+
+    def _by_length(self, order: np.ndarray) -> np.ndarray:
+        """Sorted within so many global batches; all of them if a batch is a number of tokens.
+
+        Then rows of the same length with their padding stay in the order of the epoch: a row meets
+        others each time, and every epoch has the same number of steps.
+        """
+        assert self.lengths is not None
+        if self.global_batch_size is None:
+            lengths, together = batches.padded(self.lengths), len(order)
+        else:
+            lengths = self.lengths
             together = _BATCHES_SORTED_TOGETHER * self.global_batch_size
-            order = np.concatenate(
-                [
-                    chunk[np.argsort(-lengths[chunk], kind="stable")]
-                    for chunk in np.split(order, range(together, len(order), together))
-                ]
-            )
-        batches = order.reshape(steps, self.global_batch_size)
-        if self.strategy == "group_by_length":
-            batches = batches[torch.randperm(steps, generator=generator).numpy()]
-            longest = int(lengths[batches].max(axis=1).argmax()) if steps else 0
-            batches[[0, longest]] = batches[[longest, 0]]
-        return batches
+        return np.concatenate(
+            [
+                chunk[np.argsort(-lengths[chunk], kind="stable")]
+                for chunk in np.split(order, range(together, len(order), together))
+            ]
+        )
+
+
+def _halved(sizes: list[int]) -> list[int]:
+    """The last two batches made equal where the last is the smaller: it may be a row or two."""
+    if len(sizes) < 2 or sizes[-1] >= sizes[-2]:
+        return sizes
+    *others, one, last = sizes
+    return [*others, one + last - (one + last) // 2, (one + last) // 2]

@@ -6,7 +6,9 @@ about ``transformers.Trainer`` holds here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,19 @@ from transformers import PreTrainedModel, PrinterCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from finetune import precision
 from finetune.cpu import allocator, attention, dropout
+from finetune.data import batches
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import Meter
 from finetune.training.checkpoint import KeepEpochs
 from finetune.training.loss import GlobalLoss
 from finetune.training.parallel import DataParallel
+from finetune.training.profile import Profile
 from finetune.training.sampler import GlobalBatchSampler
+from finetune.training.speed import Meter
+
+_PADDED_LENGTHS = 4  # that torch.compile sees
 
 
 class Trainer(transformers.Trainer):
@@ -49,11 +56,16 @@ class Trainer(transformers.Trainer):
         super().__init__(
             compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
         )
-        if self.args.device.type == "cpu" and not self.args.torch_compile:
+        if self.args.torch_compile:
+            self._pad_to_few_lengths()
+        elif self.args.device.type == "cpu":
             self._speed_up()
         self.add_callback(KeepEpochs(self.args.save_every))
-        assert self.args.global_batch_size is not None
-        self.add_callback(Meter(self.args.global_batch_size))
+        dtype = precision.dtype(bf16=self.args.bf16, fp16=self.args.fp16)
+        self.meter = Meter(self.args.device, dtype)
+        self.add_callback(self.meter)
+        if self.args.profile:
+            self.add_callback(Profile(self.args.profile, self.meter, *self._measured()))
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
         if self.args.process_index > 0:  # it would print once on every machine
@@ -67,6 +79,24 @@ class Trainer(transformers.Trainer):
             if self.args.bf16:
                 attention.use(self.model)
 
+    def _pad_to_few_lengths(self) -> None:
+        """A quarter, a half, three quarters of the longest row, or all of it.
+
+        Each is compiled for itself, the first time it comes; after that nothing is compiled again.
+        """
+        column = self.args.length_column_name
+        if hasattr(self.data_collator, "pad_to_multiple_of") and (
+            column in self.train_dataset.column_names
+        ):
+            quarter = max(self.train_dataset[column][:]) / _PADDED_LENGTHS
+            self.data_collator.pad_to_multiple_of = int(batches.padded([math.ceil(quarter)])[0])
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        built: dict[str, Any] = super()._build_accelerator_args(**kwargs)
+        if self.args.torch_compile and built["dynamo_plugin"].dynamic is None:
+            built["dynamo_plugin"].dynamic = False
+        return built
+
     def compute_loss(
         self,
         model: torch.nn.Module,
@@ -76,34 +106,50 @@ class Trainer(transformers.Trainer):
     ) -> Any:
         """The share of this process in the global loss, times the processes DDP averages over."""
         labels = inputs.pop("labels")
-        outputs = model(**inputs)
+        with self.meter.during("forward") if model.training else contextlib.nullcontext():
+            outputs = model(**inputs)
         if isinstance(num_items_in_batch, torch.Tensor):  # under DataParallel once for each GPU
             num_items_in_batch = num_items_in_batch.reshape(-1)[0]
         loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The micro-batches of a step and its rows, timed and counted."""
+        self.meter.step_begins()
+        with self.meter.during("data"):
+            batches, rows = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if batches:
+            self.meter.fetched(batches, rows.reshape(-1)[0])
+        return batches, rows
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        with self.meter.during("communication"):
+            return super()._get_num_items_in_batch(batch_samples, device)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Both passes over a micro-batch, timed."""
+        with self.meter.during("backward"):
+            loss = super().training_step(*args, **kwargs)
+        self.meter.optimizer_begins()
+        return loss
+
+    def speed(self) -> dict[str, Any]:
+        """How fast this training was, see :meth:`~finetune.training.speed.Meter.summary`."""
+        return self.meter.summary(*self._measured())
+
+    def _measured(self) -> tuple[torch.nn.Module | None, int]:
+        """The model, unless it is sharded, and the devices of this process."""
+        return None if self.is_fsdp_enabled else self.model, max(1, self.args.n_gpu)
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Micro-batches of this process, see
         :class:`~finetune.training.sampler.GlobalBatchSampler`.
         """
-        arguments, rows = self.args, len(self.train_dataset)
-        assert arguments.global_batch_size is not None
-        if rows < arguments.global_batch_size:
-            raise UserError(
-                f"{rows} training rows are fewer than one global batch of "
-                f"{arguments.global_batch_size}; give more rows or a smaller --global_batch_size"
-            )
-        sampler = GlobalBatchSampler(
-            rows,
-            global_batch_size=arguments.global_batch_size,
-            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-            world_size=arguments.world_size,
-            rank=arguments.process_index,
-            seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
-            strategy=arguments.train_sampling_strategy,
-            lengths=self._lengths(),
-        )
+        arguments = self.args
+        sampler = GlobalBatchSampler.of(arguments, self.train_dataset, arguments.process_index)
         loader = DataLoader(
             self._remove_unused_columns(self.train_dataset, description="training"),
             batch_sampler=sampler,
@@ -217,16 +263,6 @@ class Trainer(transformers.Trainer):
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
         """In the order of the data: grouped by length, the library's would permute predictions."""
         return SequentialSampler(eval_dataset)
-
-    def _lengths(self) -> list[int] | None:
-        if self.args.train_sampling_strategy != "group_by_length":
-            return None
-        column = self.args.length_column_name
-        if column not in self.train_dataset.column_names:
-            raise UserError(
-                f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
-            )
-        return list(self.train_dataset[column][:])
 
 
 def build_trainer(parts: Callable[[], dict[str, Any]], arguments: FinetuneArguments) -> Trainer:

@@ -1,0 +1,30 @@
+"""Batches of a budget of tokens, padding included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+#: Tokens of a batch are padded to a multiple of this: matrix products like whole vectors.
+PADDED_TO = 8
+
+
+def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
+    """How many rows each batch takes, one batch after the other.
+
+    Args:
+        lengths: Tokens of each row, the longest first.
+        budget: Tokens of a batch, each row padded to its first; a longer row is a batch of its own.
+    """
+    sizes: list[int] = []
+    start = 0
+    while start < len(lengths):
+        sizes.append(min(max(1, budget // max(1, int(lengths[start]))), len(lengths) - start))
+        start += sizes[-1]
+    return sizes
+
+
+def padded(lengths: Sequence[int]) -> np.ndarray:
+    """Tokens of each row when it is padded, shape ``(rows,)``."""
+    return -(-np.asarray(lengths) // PADDED_TO) * PADDED_TO

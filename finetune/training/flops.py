@@ -1,0 +1,95 @@
+"""Floating-point operations: those that a model asks for, and those that a device does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+#: A step multiplies for the forward pass, for the gradients of the inputs and for those of the
+#: weights (Kaplan et al., 2020).
+TRAINING = 3
+_LENGTHS = (8, 16, 24)
+_SECONDS = 0.1  # of multiplying
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Of one forward pass: ``row + token * tokens + pair * tokens ** 2`` for each row.
+
+    Attributes:
+        row: Whatever its length: the head, or all of it where rows have no tokens.
+        token: For each token: the layers.
+        pair: For each pair of tokens: the attention.
+    """
+
+    row: float
+    token: float = 0.0
+    pair: float = 0.0
+
+    def of(self, rows: float, tokens: float, pairs: float) -> float:
+        """Of so many rows with so many tokens, and pairs of tokens within a row, in all."""
+        return self.row * rows + self.token * tokens + self.pair * pairs
+
+
+def of_model(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> Flops:
+    """What ``model`` multiplies, counted by torch in forward passes over one row.
+
+    Args:
+        model: Called with one row of the batch; of rows with ``input_ids``, at three short lengths.
+        batch: As the model takes it, with at least one row.
+    """
+    row = {name: value[:1] for name, value in batch.items()}
+    if (tokens := row.get("input_ids")) is None:
+        return Flops(row=_count(model, row))
+    counts = []
+    for length in _LENGTHS:
+        columns = torch.zeros(length, dtype=torch.long, device=tokens.device)
+        same = {
+            name: value[:, columns] if value.shape == tokens.shape else value
+            for name, value in row.items()
+        }
+        counts.append(_count(model, same))
+    pair, token, constant = np.polyfit(_LENGTHS, counts, deg=2)
+    return Flops(row=round(constant), token=round(token), pair=round(pair))
+
+
+def _count(model: torch.nn.Module, row: Mapping[str, torch.Tensor]) -> int:
+    training = model.training
+    model.eval()
+    try:  # torch cannot count its fused attention on a CPU
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as all_:
+            model(**row)
+    finally:
+        model.train(training)
+    return int(all_.get_total_flops())
+
+
+def peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second in products of square matrices, the best of a tenth of a second.
+
+    Args:
+        device: Its current threads, or all of it.
+        dtype: Of the matrices.
+    """
+    size = 1024 if device.type == "cpu" else 8192
+    one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    best, until = float("inf"), time.perf_counter() + _SECONDS
+    torch.mm(one, other)
+    while time.perf_counter() < until or best == float("inf"):
+        _wait(device)
+        started = time.perf_counter()
+        torch.mm(one, other)
+        _wait(device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

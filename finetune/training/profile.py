@@ -1,0 +1,204 @@
+"""A few steps under torch's profiler: a trace, and a table of where their time went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, schedule
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from finetune import job
+from finetune.errors import UserError
+from finetune.run import PROFILE
+from finetune.training.speed import PREFIX, Meter
+
+TRACE = "trace.json"  # beside the table
+#: As they are painted over each other: what is inside another comes later.
+PHASES = ("data", "backward", "forward", "communication", "optimizer")
+_BEFORE = 2  # steps that are not profiled: memory is allocated in them, kernels are chosen
+_OPERATORS = 15
+_STEP = "ProfilerStep"
+_COLLECTIVES = ("gloo:", "nccl", "c10d::")
+Spans = Iterable[tuple[float, float]]
+
+
+class Profile(TrainerCallback):
+    """Profiles ``steps`` steps after the first two, and writes ``profile/`` into the directory.
+
+    ``trace.json`` is rank 0's, for ``chrome://tracing`` or Perfetto; ``profile.json`` says how long
+    a step was in each phase, which operators took it, and how fast the steps were. An accelerator
+    is waited for after every phase meanwhile, so that its time belongs to the phase.
+
+    Args:
+        steps: How many.
+        meter: Of the trainer.
+        model: That is trained, not wrapped; None if it is sharded.
+        devices: Of this process.
+    """
+
+    def __init__(
+        self, steps: int, meter: Meter, model: torch.nn.Module | None, devices: int
+    ) -> None:
+        self.steps, self.meter, self.model, self.devices = steps, meter, model, devices
+        self._profiler: profile | None = None
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Start, if there are steps enough."""
+        left = state.max_steps - state.global_step
+        if left < self.steps + _BEFORE:
+            raise UserError(
+                f"--profile {self.steps}: the run has {left} steps, and the first {_BEFORE} are "
+                "not profiled"
+            )
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(
+            activities=activities,
+            schedule=schedule(wait=_BEFORE - 1, warmup=1, active=self.steps, repeat=1),
+            on_trace_ready=lambda found: self._write(found, Path(args.output_dir or "")),
+        )
+        self._profiler.start()
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """The next one."""
+        if self._profiler is None:
+            return
+        self._profiler.step()
+        done = self._profiler.step_num
+        if done == _BEFORE:
+            self.meter.start_again(waits=True)
+        elif done == _BEFORE + self.steps:
+            self._profiler.stop()
+            self._profiler = None
+            self.meter.waits = False
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """It ended early: what there is, is written."""
+        if self._profiler is not None:
+            self._profiler.stop()
+
+    def _write(self, found: profile, output_dir: Path) -> None:
+        speed = self.meter.summary(self.model, self.devices)
+        if job.ranks().rank:
+            return
+        table = output_dir / PROFILE
+        table.parent.mkdir(parents=True, exist_ok=True)
+        found.export_chrome_trace(str(table.with_name(TRACE)))
+        events = list(found.events() or ())
+        steps, phases = where(events)
+        content = {
+            "steps": steps,
+            "milliseconds": phases,
+            "operators": _operators(found, steps),
+            "speed": speed,
+        }
+        table.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
+    """How long a step was in each phase.
+
+    Communication is the time in which a collective was under way and nothing else: what goes on
+    beside the backward pass costs nothing. ``idle`` is the time in which no kernel ran, where there
+    is an accelerator; it is contained in the phases.
+
+    Args:
+        events: Of torch's profiler.
+
+    Returns:
+        How many steps, and milliseconds of a step by phase; ``other`` is what is in none, and
+        ``step`` all of it.
+    """
+    of_host = [each for each in events if each.device_type == torch.autograd.DeviceType.CPU]
+    kernels = [
+        each
+        for each in events
+        if each.device_type != torch.autograd.DeviceType.CPU and not each.is_user_annotation
+    ]
+    steps = [each for each in of_host if each.name.startswith(_STEP)]
+    main = {each.thread for each in steps}
+    begins = min(each.time_range.start for each in steps)
+    length = round(max(each.time_range.end for each in steps) - begins)
+
+    def painted(these: Iterable[FunctionEvent]) -> np.ndarray:
+        """Which microseconds they cover."""
+        covered = np.zeros(length, dtype=bool)
+        for each in these:
+            first, last = each.time_range.start - begins, each.time_range.end - begins
+            covered[max(0, round(first)) : max(0, round(last))] = True
+        return covered
+
+    def collective(event: FunctionEvent) -> bool:
+        return event.name.startswith(_COLLECTIVES)
+
+    phase = np.full(length, -1)
+    for number, name in enumerate(PHASES):
+        phase[painted(e for e in of_host if e.name == PREFIX + name and e.thread in main)] = number
+    if kernels:
+        under_way = painted(each for each in kernels if collective(each))
+        busy = painted(each for each in kernels if not collective(each))
+    else:
+        under_way = painted(each for each in of_host if collective(each) and each.is_async)
+        busy = painted(
+            each
+            for each in of_host
+            if each.thread in main and not each.is_async and _computes(each)
+        )
+    phase[under_way & ~busy] = PHASES.index("communication")
+    a_step = 1000 * len(steps)  # microseconds of them all to milliseconds of one
+    found = {name: np.sum(phase == number) / a_step for number, name in enumerate(PHASES)}
+    order = ("data", "forward", "backward", "communication", "optimizer")
+    found = {name: float(found[name]) for name in order}
+    found["other"] = float(np.sum(phase == -1) / a_step)
+    found["step"] = length / a_step
+    if kernels:
+        found["idle"] = float(np.sum(~(busy | under_way)) / a_step)
+    return len(steps), found
+
+
+def _computes(event: FunctionEvent) -> bool:
+    """Whether it is an operator, and not a range around others that may wait for a collective."""
+    return event.name.startswith(("aten::", "mkldnn::")) or not event.cpu_children
+
+
+def _operators(found: profile, steps: int) -> list[dict[str, Any]]:
+    """Those that took the longest by themselves, as milliseconds and calls of a step."""
+    averages = [each for each in found.key_averages() if not each.key.startswith((_STEP, PREFIX))]
+    on_device = any(each.self_device_time_total for each in averages)
+
+    def took(each: Any) -> float:
+        return float(each.self_device_time_total if on_device else each.self_cpu_time_total)
+
+    return [
+        {
+            "name": each.key,
+            "milliseconds": took(each) / 1000 / steps,
+            "calls": each.count / steps,
+        }
+        for each in sorted(averages, key=took, reverse=True)[:_OPERATORS]
+    ]
