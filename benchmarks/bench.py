@@ -1,7 +1,7 @@
 """Measures the toolkit against the stock script and the stock pipeline; `make bench` runs it.
 
-    python benchmarks/bench.py                  # every case; about an hour on two cores
-    python benchmarks/bench.py training         # one of: training, prediction, accuracy
+    python benchmarks/bench.py                  # every case; about an hour and a half on two cores
+    python benchmarks/bench.py training         # one of them; --help names them
     python benchmarks/bench.py training --rounds 5 --output bench.json
 
 Ways that are compared take turns, each in a process of its own, and the medians count; see
@@ -18,12 +18,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import gpu
+import parallel
 import predict
+import start
 import training
 import turns
+from training import LONG, SHORT
 
-LONG, SHORT = ("embedded:imdb", 256), ("embedded:rotten-tomatoes", 64)
 BATCH = 32
+#: Validation accuracy to be reached: most of the way from chance to where an epoch ends.
+TARGET = 0.75
 Line = dict[str, Any]
 
 
@@ -44,6 +49,120 @@ def of_training(rounds: int) -> list[Line]:
         case = f"training, {data.removeprefix('embedded:')}, {max_length} tokens"
         lines += against("stock", case, ways, BATCH * steps)
     return lines
+
+
+def of_processes(rounds: int) -> list[Line]:
+    """One process of one core and two, on 256 tokens: rows a second and memory of each."""
+    worker = {"tokens": 256, "batch": BATCH, "steps": 6, "training": {"precision": "auto"}}
+    found = parallel.in_turns(
+        {
+            "one process, one thread": {"processes": 1, **worker},
+            "two processes, one thread each": {"processes": 2, **worker},
+        },
+        rounds,
+    )
+    one = next(iter(found.values()))
+    return [
+        {
+            "case": f"two processes, {worker['tokens']} tokens, {BATCH} rows a step in all",
+            "way": name,
+            "rows/s": BATCH / each["step"],
+            "times one process": one["step"] / each["step"],
+            "exchange of gradients": f"{each['exchange']:.1%}",
+            "MiB of a process": each["memory"],
+        }
+        for name, each in found.items()
+    ]
+
+
+def of_preparation(rounds: int) -> list[Line]:
+    """Tokenizing 1,000 to 25,000 reviews, nothing cached."""
+    lines: list[Line] = []
+    for rows in (1000, 5000, 25_000):
+        given = (rows, LONG[1])
+        ways = turns.take(
+            {
+                "stock: tokenized": (training.prepared_by_stock, given),
+                "ours: checked, split, tokenized": (training.prepared_by_ours, given),
+            },
+            rounds,
+        )
+        base = ways["stock: tokenized"]
+        lines += [
+            {
+                "case": "preparation, imdb, cost by rows",
+                "way": f"{name}, {rows:,} rows",
+                "s": way.seconds,
+                "ms a row": 1000 * way.seconds / rows,
+                "times the seconds of stock": way.seconds / base.seconds,
+            }
+            for name, way in ways.items()
+        ]
+    return lines
+
+
+def of_tokens(rounds: int) -> list[Line]:
+    """Training on rows of 64 to 512 tokens: what is linear is, and attention is not."""
+    ways = turns.take(
+        {
+            f"ours, {length} tokens": (training.of_ours, (LONG[0], length, BATCH, 2))
+            for length in (64, 128, 256, 512)
+        },
+        rounds,
+        warm_up=1,
+    )
+    first = next(iter(ways.values()))
+    return [
+        {
+            "case": "training, imdb, cost by tokens",
+            "way": name,
+            "s a step": way.seconds / 2,
+            "times the first": way.seconds / first.seconds,
+            "MiB": way.memory,
+        }
+        for name, way in ways.items()
+    ]
+
+
+def of_start(rounds: int) -> list[Line]:
+    """From the start of a process to its first step, on cached data."""
+    found = start.measure(rounds)
+    imports, stock = found["imports alone"], found["stock"]
+    return [
+        {
+            "case": f"cold start, {start.ROWS:,} cached reviews",
+            "way": name,
+            "s": seconds,
+            "s beyond the imports": seconds - imports,
+            "times stock": seconds / stock,
+        }
+        for name, seconds in found.items()
+    ]
+
+
+def of_target(_: int) -> list[Line]:
+    """Seconds of training until the validation accuracy is reached, of three seeds each."""
+    lines: list[Line] = []
+    rows = 3840
+    for way in ("stock", "ours"):
+        found = [training.until(way, TARGET, rows, seed) for seed in (1, 2, 3)]
+        reached = [seconds for seconds in found if seconds is not None]
+        lines.append(
+            {
+                "case": f"time to {TARGET:.0%} validation accuracy, rotten-tomatoes",
+                "way": way,
+                "s": statistics.mean(reached) if reached else float("nan"),
+                "of each seed": " ".join("never" if s is None else f"{s:.1f}" for s in found),
+            }
+        )
+    for line in lines:
+        line["times faster"] = lines[0]["s"] / line["s"]
+    return lines
+
+
+def of_gpu(rounds: int) -> list[Line]:
+    """Shapes of BERT on one GPU, in bf16; nothing where there is none."""
+    return gpu.measure(rounds)
 
 
 def of_prediction(rounds: int) -> list[Line]:
@@ -100,7 +219,17 @@ def against(base: str, case: str, ways: dict[str, turns.Way], rows: int) -> list
     ]
 
 
-CASES = {"training": of_training, "prediction": of_prediction, "accuracy": of_accuracy}
+CASES = {
+    "training": of_training,
+    "processes": of_processes,
+    "prediction": of_prediction,
+    "preparation": of_preparation,
+    "tokens": of_tokens,
+    "start": of_start,
+    "target": of_target,
+    "accuracy": of_accuracy,
+    "gpu": of_gpu,
+}
 
 
 def machine() -> dict[str, Any]:

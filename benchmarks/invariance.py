@@ -31,7 +31,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": dict(optim="sgd", learning_rate=0.1, max_grad_norm=0),
     "AdamW": dict(optim="adamw_torch", learning_rate=1e-4),
 }
-ORDERS = {"random": "random", "like length": "group_by_length"}
+ORDERS: dict[str, dict[str, Any]] = {
+    "random": dict(train_sampling_strategy="random", global_batch_size=GLOBAL_BATCH),
+    "like length": dict(train_sampling_strategy="group_by_length", global_batch_size=GLOBAL_BATCH),
+    "tokens": dict(max_tokens_per_batch=GLOBAL_BATCH * 48),
+}
 #: Processes, and the accumulation steps that each launch tries.
 LAUNCHES = {1: (1, 2), 2: (1, 2), 3: (1,)}
 Case = tuple[str, str, str]
@@ -42,7 +46,6 @@ class Reviews(TextClassification):
 
     training = dict(
         max_steps=STEPS,
-        global_batch_size=GLOBAL_BATCH,
         precision="fp32",
         per_device_eval_batch_size=EVAL_BATCH,
         logging_steps=1,
@@ -78,14 +81,10 @@ def cases(precisions: Mapping[str, bool]) -> Iterator[tuple[Case, dict[str, Any]
     """Every optimizer, order and number of rows, with its training arguments."""
     for name, bf16 in precisions.items():
         for optimizer, training in OPTIMIZERS.items():
-            for order, strategy in ORDERS.items():
+            for order, batch in ORDERS.items():
                 for divide, rows in ROWS.items():
                     case = (f"{optimizer}{name}", order, divide)
-                    yield (
-                        case,
-                        {**training, "bf16": bf16, "train_sampling_strategy": strategy},
-                        rows,
-                    )
+                    yield case, {**training, "bf16": bf16, **batch}, rows
 
 
 def observe(

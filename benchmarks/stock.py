@@ -18,15 +18,21 @@ from transformers import (
 
 
 def trainer(
-    model: str, rows: dict[str, list[Any]], max_length: int, padded: bool, **arguments: Any
+    model: str,
+    rows: Dataset,
+    max_length: int,
+    padded: bool = False,
+    callbacks: Any = None,
+    **arguments: Any,
 ) -> Trainer:
     """A trainer of texts with labels.
 
     Args:
         model: Directory of a pretrained model.
-        rows: Columns ``text`` and ``label``.
+        rows: With ``text`` and ``label``.
         max_length: In tokens.
         padded: To ``max_length`` from the start.
+        callbacks: Of the trainer, to watch it.
         **arguments: Of ``TrainingArguments``: where and how long, the batch and the seed.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -38,7 +44,8 @@ def trainer(
     return Trainer(
         model=AutoModelForSequenceClassification.from_pretrained(model, num_labels=2),
         args=TrainingArguments(**arguments),
-        train_dataset=Dataset.from_dict(rows).map(tokenize, batched=True),
+        train_dataset=rows.map(tokenize, batched=True),
         data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
+        callbacks=callbacks,
     )

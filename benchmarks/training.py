@@ -12,7 +12,9 @@ QUIET: dict[str, Any] = dict(
     report_to="none",
     disable_tqdm=True,
 )
-#: The sets of texts, by the recipe that reads them.
+#: Sets of texts, and the tokens that they are truncated to.
+LONG, SHORT = ("embedded:imdb", 256), ("embedded:rotten-tomatoes", 64)
+#: The recipes that read them.
 RECIPES = {"embedded:imdb": "yelp", "embedded:rotten-tomatoes": "sentiment"}
 EPOCH: dict[str, Any] = dict(num_train_epochs=1, learning_rate=1e-4)
 MODEL = "embedded:minilm"
@@ -81,15 +83,102 @@ def scored_ours(data: str, max_length: int, rows: int, seed: int) -> float:
     return _accuracy(_ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH), recipe)
 
 
+def prepared_by_stock(rows: int, max_length: int) -> Callable[[], int]:
+    """The script's tokenization of so many reviews; how many there are."""
+    from datasets import Dataset, disable_caching
+    from transformers import AutoTokenizer
+
+    from finetune.data import embedded, sources
+
+    disable_caching()
+    texts = Dataset.from_dict(drawn(sources.read(LONG[0])["train"], rows)[:])
+    tokenizer = AutoTokenizer.from_pretrained(str(embedded.model_directory()))
+
+    def turn() -> int:
+        found = texts.map(
+            lambda batch: tokenizer(batch["text"], truncation=True, max_length=max_length),
+            batched=True,
+        )
+        return len(found)
+
+    recipe_of(LONG[0], max_length)  # without progress bars
+    return turn
+
+
+def prepared_by_ours(rows: int, max_length: int) -> Callable[[], int]:
+    """The same by a recipe, which looks for duplicates and for rows that cannot be used, splits,
+    and hashes the rows besides.
+    """
+    import dataclasses
+
+    from datasets import DatasetDict, disable_caching
+
+    from finetune.data import sources
+
+    disable_caching()
+    recipe = recipe_of(LONG[0], max_length)
+    read = DatasetDict(train=drawn(sources.read(LONG[0])["train"], rows))
+
+    def turn() -> int:
+        fresh = dataclasses.replace(recipe)
+        fresh.read = lambda: read
+        return sum(map(len, fresh.prepared.values()))
+
+    return turn
+
+
+def until(way: str, accuracy: float, rows: int, seed: int) -> float | None:
+    """Seconds of training until an evaluation, every ten steps, finds that accuracy.
+
+    Evaluations are not counted; None if an epoch ends before.
+    """
+    import time
+
+    from transformers import TrainerCallback
+
+    data, max_length = SHORT
+    recipe = recipe_of(data, max_length)
+    found: list[float] = []
+
+    class Clock(TrainerCallback):
+        """Runs while steps are made."""
+
+        def __init__(self) -> None:
+            self.seconds, self.began = 0.0, 0.0
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            self.began = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            self.seconds += time.perf_counter() - self.began
+            control.should_evaluate = state.global_step % 10 == 0
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if others["metrics"]["eval_accuracy"] >= accuracy:
+                found.append(self.seconds)
+                control.should_training_stop = True
+
+    if way == "stock":
+        trainer = _stock(recipe, rows, per_device_train_batch_size=32, seed=seed, **EPOCH)
+        trainer.compute_metrics = recipe.compute_metrics
+    else:
+        trainer = _ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH)
+    trainer.eval_dataset = drawn(recipe.prepared["validation"], VALIDATED)
+    trainer.add_callback(Clock())
+    trainer.train()
+    return found[0] if found else None
+
+
 def _stock(recipe: Any, rows: int, padded: bool = False, **arguments: Any) -> Any:
     import stock
+    from datasets import Dataset
 
     from finetune.data import embedded
 
     train = drawn(recipe.splits["train"], rows)
     return stock.trainer(
         str(embedded.model_directory()),
-        {"text": train["text"][:], "label": train["label"][:]},
+        Dataset.from_dict({"text": train["text"][:], "label": train["label"][:]}),
         recipe.max_length,
         padded,
         output_dir=tempfile.mkdtemp(),

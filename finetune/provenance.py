@@ -152,9 +152,7 @@ def steps(arguments: FinetuneArguments, rows: Dataset) -> int:
 
     if arguments.max_steps > 0:
         return arguments.max_steps
-    return math.ceil(
-        arguments.num_train_epochs * len(GlobalBatchSampler.of(arguments, rows).sizes)
-    )
+    return math.ceil(arguments.num_train_epochs * len(GlobalBatchSampler.of(arguments, rows).sizes))
 
 
 def git_revision() -> str | None:

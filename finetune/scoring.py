@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import evaluate
 import numpy as np
-from transformers import EvalPrediction
+
+from finetune.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from evaluate import EvaluationModule
+    from transformers import EvalPrediction
 
 METRICS = Path(__file__).resolve().parent.parent / "metrics"
 
@@ -19,7 +24,7 @@ class Scoring:
     ``evaluate.combine`` would hand every metric the same arguments, and refuse ``average`` where
     one of them lacks it. The modules are loaded by path, so that neither the Hub nor a folder of
     the same name in the current directory is asked, and compute in memory, so that two runs do not
-    share a lock.
+    share a lock. They are imported when they are first called: it takes half a second.
 
     Args:
         **arguments: For each metric, the arguments of its ``compute``, like ``accuracy={},
@@ -27,8 +32,23 @@ class Scoring:
     """
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
+        known = sorted(
+            path.name for path in METRICS.iterdir() if (path / f"{path.name}.py").exists()
+        )
+        if unknown := [name for name in arguments if name not in known]:
+            raise UserError(
+                *(
+                    f"no metric '{name}' in metrics/{suggestion(name, known)} "
+                    f"(there are: {', '.join(known)})"
+                    for name in unknown
+                )
+            )
         self.arguments = arguments
-        self.modules = {name: load(name) for name in arguments}
+
+    @functools.cached_property
+    def modules(self) -> dict[str, EvaluationModule]:
+        """The metrics, loaded."""
+        return {name: load(name) for name in self.arguments}
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """The metrics of one evaluation.
@@ -46,7 +66,9 @@ class Scoring:
         return scores
 
 
-def load(name: str) -> evaluate.EvaluationModule:
+def load(name: str) -> EvaluationModule:
     """The metric in ``metrics/NAME`` of the toolkit."""
+    import evaluate
+
     path: Path = METRICS / name
     return evaluate.load(str(path), keep_in_memory=True)

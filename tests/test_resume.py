@@ -46,6 +46,7 @@ class Stoppable(TextClassification):
 EPOCH, STEPS = 9, 27
 # The accuracy stays what it is, so that the first epoch is the best, and the last is not.
 FLAT = ("--learning_rate", "1e-5", "--metric_for_best_model", "accuracy")
+STEPWISE = ("--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "9")
 RESUME = ("--resume_from_checkpoint", "last")
 Finetune = Callable[..., int]
 
@@ -109,7 +110,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
     assert Run.load(found).metrics == Run.load(expected).metrics
     assert Run.load(found).predictions.equals(Run.load(expected).predictions)
     assert learned(found)[:-1] == learned(expected)[:-1]  # the last line is about the speed
-    for checkpoint in ("", f"checkpoint-{STEPS}"):
+    for checkpoint in ("", f"checkpoint-{Run.load(expected).manifest['steps']}"):
         weights = load_file(found / checkpoint / "model.safetensors")
         for name, value in load_file(expected / checkpoint / "model.safetensors").items():
             assert torch.equal(weights[name], value), f"{checkpoint} {name}"
@@ -124,8 +125,9 @@ def assert_same_run(found: Path, expected: Path) -> None:
         ((), EPOCH, EPOCH),
         ((), EPOCH + 4, EPOCH),
         (("--gradient_accumulation_steps", "2", "--lr_scheduler_type", "cosine"), 20, 2 * EPOCH),
-        (("--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "9"), 14, 12),
+        (STEPWISE, 14, 12),
         (("--train_sampling_strategy", "group_by_length"), EPOCH, EPOCH),
+        (("--max_tokens_per_batch", "256", *STEPWISE), 14, 12),
     ],
     ids=[
         "after an epoch",
@@ -133,6 +135,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
         "accumulation",
         "from the middle of an epoch",
         "group_by_length",
+        "steps of a number of tokens",
     ],
 )
 def test_stopped_and_continued_is_not_stopped(

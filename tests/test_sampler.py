@@ -167,3 +167,96 @@ def test_it_is_the_batch_sampler_of_a_data_loader() -> None:
     first = next(iter(loader))
     assert len(loader) == STEPS
     assert first.tolist() == list(range(GLOBAL_BATCH))
+
+
+# ---- a number of tokens --------------------------------------------------------------------------
+
+BUDGET = 3000
+
+
+def by_tokens(*, epoch: int = 0, lengths: Sequence[int] = LENGTHS, **launch: int) -> Steps:
+    """The rows of each step, gathered from every rank's micro-batches."""
+    world_size, accumulation = launch.get("world_size", 1), launch.get("accumulation", 1)
+    steps: Steps = []
+    for rank in range(world_size):
+        share = GlobalBatchSampler(
+            len(lengths),
+            max_tokens=BUDGET,
+            strategy="group_by_length",
+            lengths=lengths,
+            world_size=world_size,
+            rank=rank,
+            gradient_accumulation_steps=accumulation,
+        )
+        share.set_epoch(epoch)
+        micro_batches = list(share)
+        assert len(micro_batches) == len(share)
+        assert len(share) % accumulation == 0
+        steps = steps or [[] for _ in range(len(share) // accumulation)]
+        for number, micro in enumerate(micro_batches):
+            assert micro, "a rank without a row would leave the others waiting"
+            steps[number // accumulation] += micro
+    return [sorted(step) for step in steps]
+
+
+def cost(step: Sequence[int], lengths: Sequence[int] = LENGTHS) -> int:
+    """Tokens of a step, with its padding to a multiple of 8."""
+    return len(step) * -(-max(lengths[row] for row in step) // 8) * 8
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_launch_takes_the_same_rows_in_each_step_of_tokens(
+    world_size: int, accumulation: int
+) -> None:
+    for epoch in (0, 1):
+        launched = by_tokens(epoch=epoch, world_size=world_size, accumulation=accumulation)
+        assert launched == by_tokens(epoch=epoch)
+
+
+def test_no_step_has_more_tokens_and_few_have_much_less() -> None:
+    costs = [cost(step) for step in by_tokens()]
+    assert max(costs) <= BUDGET
+    assert np.mean(costs) > 0.85 * BUDGET
+    sizes = {len(step) for step in by_tokens()}
+    assert max(sizes) > 2 * min(sizes)  # short rows are many a step
+
+
+def test_every_row_comes_once_an_epoch_in_the_same_number_of_steps() -> None:
+    epochs = [by_tokens(epoch=epoch) for epoch in range(5)]
+    for steps in epochs:
+        assert sorted(chain.from_iterable(steps)) == list(range(ROWS))
+    assert len({len(steps) for steps in epochs}) == 1
+
+
+def test_rows_of_a_length_meet_others_in_each_epoch() -> None:
+    lengths = np.random.default_rng(4).integers(5, 60, 1000).tolist()
+    first, second = (
+        {frozenset(step) for step in by_tokens(epoch=epoch, lengths=lengths)} for epoch in (0, 1)
+    )
+    assert len(first & second) < 0.1 * len(first)
+
+
+@pytest.mark.parametrize("epoch", range(3))
+def test_the_longest_step_of_tokens_comes_first_and_the_others_are_mixed(epoch: int) -> None:
+    longest = [max(LENGTHS[row] for row in step) for step in by_tokens(epoch=epoch)]
+    assert longest[0] == max(longest)
+    assert longest != sorted(longest, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes"),
+    [
+        ([1000] * 7, [3, 2, 2]),  # the last two are made equal: not 3, 3, 1
+        ([1000] * 6, [3, 3]),
+        ([3000, 8, 8, 8], [1, 3]),
+        ([9000, 3000], [1, 1]),  # a row beyond the budget is a step of its own
+        ([1000, 1000], [2]),
+    ],
+)
+def test_the_rest_is_no_step_of_a_row_or_two(lengths: list[int], sizes: list[int]) -> None:
+    made = GlobalBatchSampler(
+        len(lengths), max_tokens=BUDGET, strategy="group_by_length", lengths=lengths
+    )
+    assert made.sizes == sizes
+    assert sorted(map(len, made)) == sorted(sizes)

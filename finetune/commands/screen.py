@@ -35,6 +35,8 @@ def start(
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
     facts["precision"] = _precision(arguments)
+    if arguments.torch_compile:
+        facts["compiled"] = _compiled(arguments)
     steps = provenance.steps(arguments, recipe.prepared["train"])
     facts["steps"] = f"{steps:,} ({_length(arguments)}), learning rate {arguments.learning_rate:g}"
     if settings.overrides:
@@ -87,8 +89,8 @@ def end(run: Run) -> None:
         f"in {_duration(manifest['train_seconds'])}; test loss {metrics['test']['loss']:.4f}"
     )
     console.say(f"speed of the steps: {wording.speed(manifest['speed'])}")
-    if (found := run.profile) is not None:
-        _profile(found, run.path / "profile")
+    if (profile := run.profile) is not None:
+        _profile(profile, run.path / "profile")
     console.say(f"the run is in {run.path}, to look at: {run.path}/report.html")
 
 
@@ -184,6 +186,13 @@ def _precision(arguments: FinetuneArguments) -> str:
         return chosen
     exact = "" if chosen == "fp32" else "; --precision fp32 is exact"
     return f"{chosen}, what is fast here{exact}"
+
+
+def _compiled(arguments: FinetuneArguments) -> str:
+    text = f"by {arguments.torch_compile_backend}, for each of a few padded lengths as it comes"
+    if arguments.device.type == "cpu":
+        text += "; slower on a CPU than without --torch_compile"
+    return text
 
 
 def _length(arguments: FinetuneArguments) -> str:

@@ -117,7 +117,6 @@ def train(settings: Settings) -> Run | None:
     from finetune import provenance
     from finetune.commands import console, screen
     from finetune.directory import make_way
-    from finetune.results import card, page
     from finetune.run import Run
     from finetune.training.checkpoint import to_resume
     from finetune.training.trainer import build_trainer
@@ -172,6 +171,8 @@ def train(settings: Settings) -> Run | None:
             run.update(status="failed")
         raise
     if run is not None:  # finished whatever becomes of these: `report` makes them again
+        from finetune.results import card, page
+
         card.write(run)
         page.write(run)
     return Run(settings.output_dir)

@@ -25,6 +25,6 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
     return sizes
 
 
-def padded(lengths: Sequence[int]) -> np.ndarray:
+def padded(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Tokens of each row when it is padded, shape ``(rows,)``."""
     return -(-np.asarray(lengths) // PADDED_TO) * PADDED_TO

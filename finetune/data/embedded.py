@@ -11,6 +11,7 @@ The ``embedded`` extra installs the packages. Their files are found without impo
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 from pathlib import Path
@@ -112,10 +113,16 @@ def _verified(package: str, file: str, sha256: str) -> Path:
     path = Path(next(iter(spec.submodule_search_locations))) / file
     if not path.exists():
         raise UserError(f"--embedded: the package '{package}' no longer holds {file}")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = _sha256(path, path.stat().st_mtime_ns)
     if digest != sha256:
         raise UserError(
             f"--embedded: {path} is not the file this toolkit knows "
             f"(sha256 {digest}, expected {sha256})"
         )
     return path
+
+
+@functools.cache
+def _sha256(path: Path, modified: int) -> str:
+    """Of a file that is asked for several times while it stays as it is."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -70,7 +70,7 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     for name in sorted(dataset):
         whole.update(name.encode())
         for digest, label in zip(
-            digests(dataset[name], column), dataset[name]["label"], strict=True
+            digests(dataset[name], column), dataset[name]["label"][:], strict=True
         ):
             whole.update(digest + str(label).encode())
     return whole.hexdigest()[:16]

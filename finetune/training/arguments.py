@@ -39,8 +39,12 @@ class FinetuneArguments(TrainingArguments):
             "which then grows with the processes"
         },
     )
-    per_device_eval_batch_size: int = field(
-        default=32, metadata={"help": "rows of a batch on one device in evaluation"}
+    per_device_eval_batch_size: int | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "rows of a batch on one device in evaluation (unset: 32 on a CPU, whose cache "
+            "they fit, 128 elsewhere)"
+        },
     )
     global_batch_size: int | None = field(
         default=None,
@@ -189,6 +193,11 @@ class FinetuneArguments(TrainingArguments):
             value, unit = getattr(self, name), "tokens" if "tokens" in name else "rows"
             if value is not None and value < 1:
                 mistakes.append(f"--{name} {value}: expected 1 or more {unit}")
+        if self.max_tokens_per_batch and self._compiles:
+            mistakes.append(
+                "--max_tokens_per_batch with --torch_compile: every step would have another shape, "
+                "and be compiled; give a number of rows"
+            )
         if self.max_tokens_per_batch and self.train_sampling_strategy != "group_by_length":
             mistakes.append(
                 "--max_tokens_per_batch makes steps of rows of like length: it needs "
@@ -221,6 +230,12 @@ class FinetuneArguments(TrainingArguments):
         """Whether FSDP was asked for, here or in the accelerate config."""
         return bool(self.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
+    @property
+    def _compiles(self) -> bool:
+        """Whether the library will, before it has looked at its own arguments."""
+        named = self.torch_compile_backend or self.torch_compile_mode
+        return self.torch_compile or named is not None
+
     def _resolve_precision(self) -> None:
         if self.bf16 or self.fp16:
             return
@@ -237,6 +252,8 @@ class FinetuneArguments(TrainingArguments):
         return "cpu" if device is None else device.type
 
     def _resolve_batch(self) -> None:
+        if self.per_device_eval_batch_size is None:
+            self.per_device_eval_batch_size = 32 if self._device_type == "cpu" else 128
         if self.max_tokens_per_batch is not None:
             self.per_device_train_batch_size = 8  # the library's; it divides no data
             self.global_batch_size = None

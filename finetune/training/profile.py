@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -109,7 +110,7 @@ class Profile(TrainerCallback):
         table = output_dir / PROFILE
         table.parent.mkdir(parents=True, exist_ok=True)
         found.export_chrome_trace(str(table.with_name(TRACE)))
-        events = list(found.events() or ())
+        events = list(found.events() or ())  # type: ignore[no-untyped-call]
         steps, phases = where(events)
         content = {
             "steps": steps,
@@ -134,11 +135,11 @@ def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
         How many steps, and milliseconds of a step by phase; ``other`` is what is in none, and
         ``step`` all of it.
     """
-    of_host = [each for each in events if each.device_type == torch.autograd.DeviceType.CPU]
+    of_host = [each for each in events if each.device_type == DeviceType.CPU]
     kernels = [
         each
         for each in events
-        if each.device_type != torch.autograd.DeviceType.CPU and not each.is_user_annotation
+        if each.device_type != DeviceType.CPU and not each.is_user_annotation
     ]
     steps = [each for each in of_host if each.name.startswith(_STEP)]
     main = {each.thread for each in steps}

@@ -76,8 +76,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
             assert global_batch_size % (gradient_accumulation_steps * world_size) == 0
             self.sizes = [global_batch_size] * whole
         else:
-            assert max_tokens is not None and lengths is not None
-            self.sizes = _halved(batches.cut(np.sort(batches.padded(lengths))[::-1], max_tokens))
+            assert max_tokens is not None
+            assert lengths is not None
+            longest_first = np.sort(batches.padded(lengths))[::-1]
+            self.sizes = _halved(batches.cut(longest_first, max_tokens))
 
     @classmethod
     def of(

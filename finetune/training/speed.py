@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,7 +43,7 @@ class Meter(TrainerCallback):
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.waits = False
         self._counts = torch.zeros(4, dtype=torch.int64)  # of this process: see `fetched`
         self._rows = torch.zeros(())  # of all processes, since the last log
@@ -102,7 +102,7 @@ class Meter(TrainerCallback):
     def optimizer_begins(self) -> None:
         """After the last backward pass of a step, or of a micro-batch."""
         name = record_function(f"{PREFIX}optimizer")
-        name.__enter__()
+        name.__enter__()  # type: ignore[no-untyped-call]
         self._optimizer = name, time.perf_counter()
 
     def _end_optimizer(self, *, counts: bool) -> None:

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 import transformers
+from accelerate import DistributedDataParallelKwargs
 from accelerate.data_loader import prepare_data_loader
 from safetensors.torch import save_model
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
-from transformers import PreTrainedModel, PrinterCallback, set_seed
+from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -93,6 +96,9 @@ class Trainer(transformers.Trainer):
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
         built: dict[str, Any] = super()._build_accelerator_args(**kwargs)
+        for handler in built["kwargs_handlers"]:
+            if isinstance(handler, DistributedDataParallelKwargs):
+                handler.gradient_as_bucket_view = True  # or DDP copies them, and keeps both
         if self.args.torch_compile and built["dynamo_plugin"].dynamic is None:
             built["dynamo_plugin"].dynamic = False
         return built
@@ -122,7 +128,7 @@ class Trainer(transformers.Trainer):
         with self.meter.during("data"):
             batches, rows = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches:
-            self.meter.fetched(batches, rows.reshape(-1)[0])
+            self.meter.fetched(batches, torch.as_tensor(rows).reshape(-1)[0])
         return batches, rows
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
@@ -172,6 +178,27 @@ class Trainer(transformers.Trainer):
         )
         return prepared
 
+    def _get_dataloader(self, dataset: datasets.Dataset, *args: Any, **kwargs: Any) -> Any:
+        """The library's for evaluation, over the rows sorted by length: little is padded so.
+
+        The order is remembered for :meth:`evaluation_loop`.
+        """
+        column, order = self.args.length_column_name, None
+        together = self.args.eval_do_concat_batches and not self.args.batch_eval_metrics
+        if together and column in (getattr(dataset, "column_names", None) or ()):
+            order = np.argsort(-np.asarray(dataset[column][:]), kind="stable")
+            dataset = dataset.select(order)
+        loader = super()._get_dataloader(dataset, *args, **kwargs)
+        loader.order = order
+        return loader
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Rows of a step; on average, where a step is a number of tokens."""
+        if self.args.max_tokens_per_batch is None:
+            return int(super().get_total_train_batch_size(args))
+        steps = len(GlobalBatchSampler.of(self.args, self.train_dataset).sizes)
+        return round(len(self.train_dataset) / steps)
+
     def evaluation_loop(
         self,
         dataloader: DataLoader[Any],
@@ -180,14 +207,33 @@ class Trainer(transformers.Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """The library's loop, with the loss of the gathered rows.
+        """The library's loop, with the loss of the gathered rows, in the order of the data.
 
         The library averages the means of padded batches, of which the last may be repeated; the
         loss would depend on the batch size and on the number of processes.
         """
-        output = super().evaluation_loop(
-            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-        )
+        order, compute = getattr(dataloader, "order", None), self.compute_metrics
+        places = None if order is None else np.argsort(order)
+        if places is not None and compute is not None:
+            self.compute_metrics = lambda found: compute(
+                EvalPrediction(
+                    _taken(found.predictions, places),
+                    _taken(found.label_ids, places),
+                    _taken(found.inputs, places),
+                    found.losses,
+                )
+            )
+        try:
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        finally:
+            self.compute_metrics = compute
+        if places is not None:
+            output = output._replace(
+                predictions=_taken(output.predictions, places),
+                label_ids=_taken(output.label_ids, places),
+            )
         if output.predictions is not None and output.label_ids is not None:
             loss = self.compute_loss_func.of_rows(
                 torch.as_tensor(output.predictions), torch.as_tensor(output.label_ids)
@@ -263,6 +309,11 @@ class Trainer(transformers.Trainer):
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
         """In the order of the data: grouped by length, the library's would permute predictions."""
         return SequentialSampler(eval_dataset)
+
+
+def _taken(arrays: Any, places: np.ndarray) -> Any:
+    """Rows of an array, or of each of a tuple of them; None stays None."""
+    return tree_map(lambda each: None if each is None else each[places], arrays)
 
 
 def build_trainer(parts: Callable[[], dict[str, Any]], arguments: FinetuneArguments) -> Trainer:

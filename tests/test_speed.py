@@ -1,0 +1,231 @@
+"""How fast a run was: rows, tokens, FLOPs, the phases of a step, and the profile of a few."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._C._autograd import DeviceType
+from transformers import BertConfig, BertForSequenceClassification
+
+import finetune
+from finetune import Run, TextClassification, UserError, cli
+from finetune.training import flops
+from finetune.training.profile import where
+from finetune.training.speed import Meter
+
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
+WIDTH, LAYERS, INNER = 32, 3, 48
+
+
+class Reviews(TextClassification):
+    """Nine steps of sixteen rows, on a tiny model."""
+
+    training = dict(
+        global_batch_size=16,
+        num_train_epochs=1,
+        precision="fp32",
+        eval_strategy="no",
+        save_strategy="no",
+        load_best_model_at_end=False,
+        baseline=False,
+        disable_tqdm=True,
+    )
+
+
+@pytest.fixture
+def trained(uneven_reviews: Path, tiny_model: str, tmp_path: Path) -> Any:
+    def run(**given: Any) -> Run:
+        return finetune.train(
+            Reviews,
+            dataset=str(uneven_reviews),
+            model=tiny_model,
+            output_dir=str(tmp_path / "run"),
+            **given,
+        )
+
+    return run
+
+
+# ---- model FLOPs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_flops_of_an_encoder_are_those_of_its_formula(attention: str) -> None:
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        intermediate_size=INNER,
+        num_labels=5,
+        attn_implementation=attention,
+    )
+    model = BertForSequenceClassification(config).train()
+    batch = {name: torch.ones(3, 11, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+    found = flops.of_model(model, batch)
+    assert found.token == 2 * LAYERS * (4 * WIDTH**2 + 2 * WIDTH * INNER)
+    assert found.pair == 2 * LAYERS * 2 * WIDTH
+    assert found.row == 2 * (WIDTH**2 + WIDTH * 5)  # the pooler and the head
+    assert found.of(2, 30, 500) == 2 * found.row + 30 * found.token + 500 * found.pair
+    assert model.training, "it is left as it was"
+
+
+def test_rows_without_tokens_have_flops_too() -> None:
+    class Digits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(784, 10)
+
+        def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.layer(pixels)}
+
+    found = flops.of_model(Digits(), {"pixels": torch.zeros(4, 784)})
+    assert found == flops.Flops(row=2 * 784 * 10)
+
+
+def test_the_peak_is_that_of_the_best_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = flops.peak(torch.device("cpu"), torch.float32)
+    one = torch.randn(1024, 1024)
+    began = flops.time.perf_counter()
+    torch.mm(one, one)
+    assert measured > 0.2 * 2 * 1024**3 / (flops.time.perf_counter() - began)
+
+
+# ---- counted in every run ------------------------------------------------------------------------
+
+
+def test_tokens_and_padding_are_counted_row_by_row() -> None:
+    meter = Meter(torch.device("cpu"), torch.float32)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+    other = torch.tensor([[1, 1]])
+    batches = [{"input_ids": each, "attention_mask": each} for each in (mask, other)]
+    meter.fetched(batches, torch.tensor(3))
+    meter.seconds["step"] = 2.0
+    found = meter.summary(None, 1)
+    assert found["rows_per_second"] == 3 / 2
+    assert found["tokens_per_second"] == 6 / 2
+    assert found["padding"] == pytest.approx(1 - 6 / 10)
+    assert "share_of_peak" not in found  # a sharded model cannot be asked
+
+
+def test_the_manifest_says_how_fast_the_steps_were(trained: Any) -> None:
+    run = trained(max_tokens_per_batch=512)
+    speed, data = run.manifest["speed"], run.recipe().prepared["train"]
+    seconds = speed["seconds"]
+    lengths = np.asarray(data["length"][:])
+    assert speed["rows_per_second"] * seconds["step"] == pytest.approx(len(data), rel=1e-2)
+    assert speed["tokens_per_second"] * seconds["step"] == pytest.approx(lengths.sum(), rel=1e-2)
+    assert 0 < speed["padding"] < 0.5
+    parts = [seconds[name] for name in ("data", "forward", "backward", "optimizer")]
+    assert all(each > 0 for each in parts)
+    assert 0.7 * seconds["step"] < sum(parts) <= seconds["step"] + 0.01
+    asked = speed["model_flops_per_second"]
+    assert speed["share_of_peak"] == pytest.approx(asked / speed["peak_flops_per_second"])
+    assert 0 < speed["share_of_peak"] < 1
+    logged = [entry for entry in run.manifest["history"] if "rows_per_second" in entry]
+    assert logged
+
+
+def test_a_phase_does_not_count_what_is_in_another() -> None:
+    meter = Meter(torch.device("cpu"), torch.float32)
+    with meter.during("outer"):
+        flops.time.sleep(0.01)
+        with meter.during("inner"):
+            flops.time.sleep(0.05)
+    assert meter.seconds["inner"] >= 0.05
+    assert 0.01 <= meter.seconds["outer"] < 0.05
+
+
+# ---- the profile ---------------------------------------------------------------------------------
+
+
+def event(name: str, start: float, end: float, **more: Any) -> Any:
+    """One of torch's profiler; the main thread is 1."""
+    plain = dict(
+        thread=1,
+        is_async=False,
+        device_type=DeviceType.CPU,
+        cpu_children=[],
+        is_user_annotation=False,
+    )
+    time = SimpleNamespace(start=start, end=end)
+    return SimpleNamespace(name=name, time_range=time, **{**plain, **more})
+
+
+STEP = [
+    event("ProfilerStep*", 1000, 3000, cpu_children=[1]),
+    event("finetune::data", 1000, 1100),
+    event("finetune::backward", 1200, 2200, cpu_children=[1]),
+    event("finetune::forward", 1200, 1500, cpu_children=[1]),
+    event("aten::mm", 1200, 1500),
+    event("aten::mm", 1500, 2000),
+    event("finetune::optimizer", 2200, 2900, cpu_children=[1]),
+]
+
+
+def test_phases_are_told_apart() -> None:
+    steps, found = where(STEP)
+    assert steps == 1
+    assert found == {
+        "data": 0.1,
+        "forward": 0.3,
+        "backward": 0.7,
+        "communication": 0.0,
+        "optimizer": 0.7,
+        "other": 0.2,
+        "step": 2.0,
+    }
+
+
+def test_communication_beside_the_backward_pass_costs_nothing() -> None:
+    beside = event("gloo:all_reduce", 1600, 2150, thread=2, is_async=True)
+    _, found = where([*STEP, beside])
+    assert found["communication"] == pytest.approx(0.15)  # after the last product
+    assert found["backward"] == pytest.approx(0.55)
+
+
+def test_kernels_say_when_a_device_was_idle() -> None:
+    kernels = [
+        event("gemm", 1300, 1900, device_type=DeviceType.CUDA),
+        event("ncclDevKernel_AllReduce", 1800, 2100, device_type=DeviceType.CUDA),
+        event("finetune::forward", 0, 9000, device_type=DeviceType.CUDA, is_user_annotation=True),
+    ]
+    _, found = where([*STEP, *kernels])
+    assert found["communication"] == pytest.approx(0.2)
+    assert found["idle"] == pytest.approx(2.0 - 0.8)
+
+
+def test_a_profile_is_written_and_shown(trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(profile=4)
+    found = run.profile
+    assert found["steps"] == 4
+    phases = found["milliseconds"]
+    step = phases.pop("step")
+    assert sum(phases.values()) == pytest.approx(step, rel=1e-3)
+    assert phases["forward"] > 0.05 * step
+    assert phases["backward"] > 0.05 * step
+    assert {"aten::addmm", "aten::mm"} <= {each["name"] for each in found["operators"]}
+    assert found["speed"]["tokens_per_second"] > 0
+    trace = json.loads((run.path / "profile" / "trace.json").read_text())
+    named = [each["name"] for each in trace["traceEvents"] if "name" in each]
+    assert named.count("finetune::forward") == 4
+    shown = capsys.readouterr().out
+    assert "where the time of 4 steps went" in shown
+    assert "communication" in shown
+
+
+def test_a_profile_needs_its_steps(trained: Any) -> None:
+    with pytest.raises(UserError, match="--profile 8: the run has 9 steps, and the first 2 are"):
+        trained(profile=8)
+
+
+def test_steps_to_profile_are_a_number_of_them(
+    uneven_reviews: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sentiment", "--dataset", str(uneven_reviews), "--model", tiny_model, "--profile", "0"]
+    assert cli.main(words) == 2
+    assert "--profile 0: expected 1 or more steps" in capsys.readouterr().err
