@@ -17,7 +17,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "finetune_few_sequences"
-_WEIGHTS_AT_ONCE = 256 * 256  # of a head
+_WEIGHTS_AT_ONCE = 2 * 256 * 256  # of a head
+_LEAST = 1e-20  # of a sum of exponentials
 _OTHER_TASKS = ("position_bias", "softcap", "cache")
 
 
@@ -68,15 +69,20 @@ def forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    bias = None if attention_mask is None else _as_bias(attention_mask, query.dtype)
     found: torch.Tensor = _FewSequences.apply(  # type: ignore[no-untyped-call]
-        query, key, value, attention_mask, scaling
+        query, key, value, bias, scaling
     )
-    return found.transpose(1, 2).contiguous(), None
+    return found, None
 
 
 class _FewSequences(torch.autograd.Function):
-    """The weights are computed again in the backward pass: to keep them would take more memory than
-    everything else.
+    """Exponentials of the products are multiplied with the values and with a column of ones: the
+    last column of the result is what the others are divided by, and the softmax takes one pass over
+    the products in place of three.
+
+    Where exponentials are too large or too small for that, the group has a softmax. They are
+    computed again in the backward pass: to keep them would take more memory than everything else.
     """
 
     @staticmethod
@@ -85,61 +91,154 @@ class _FewSequences(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        mask: torch.Tensor | None,
+        bias: torch.Tensor | None,
         scaling: float,
     ) -> torch.Tensor:
-        ctx.save_for_backward(query, key, value, mask)
-        ctx.scaling = scaling
-        found = torch.empty_like(value, memory_format=torch.contiguous_format)
-        flat = found.view(-1, *found.shape[2:])
+        sequences, heads, tokens, size = value.shape
+        found = value.new_empty(sequences, tokens, heads, size)
+        sums = value.new_empty(sequences, heads, tokens, 1)
+        groups = _Groups(query, key, bias, scaling)
+        values = _with_column(value, 1)
         with torch.autocast("cpu", enabled=False):
-            for here, weights in _weights(query, key, mask, scaling):
-                torch.bmm(weights, _flat(value)[here], out=flat[here])
+            for here, weights in groups.exponentials():
+                product = torch.bmm(weights, values[groups.flat(here)])
+                product, divisor = product.view(-1, heads, tokens, size + 1).split([size, 1], -1)
+                if not _usable(divisor):
+                    groups.soften(here, weights)
+                    product = torch.bmm(weights, values[groups.flat(here)])[..., :size]
+                    product = product.view(-1, heads, tokens, size)
+                    divisor = torch.ones_like(divisor)
+                sums[here] = divisor
+                torch.div(product, divisor, out=found[here].transpose(1, 2))
+        ctx.save_for_backward(query, key, value, bias, found, sums)
+        ctx.scaling, ctx.softened = scaling, groups.softened
         return found
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, mask = ctx.saved_tensors
+        query, key, value, bias, output, sums = ctx.saved_tensors
+        size = value.shape[-1]
+        groups = _Groups(query, key, bias, ctx.scaling, ctx.softened)
         found = [torch.empty_like(query, memory_format=torch.contiguous_format) for _ in range(3)]
         of_query, of_key, of_value = (_flat(each) for each in found)
-        queries, keys, values, gradient = (_flat(e) for e in (query, key, value, gradient))
-        nothing = query.new_empty(())
         with torch.autocast("cpu", enabled=False):
-            for here, weights in _weights(query, key, mask, ctx.scaling):
-                torch.bmm(weights.transpose(1, 2), gradient[here], out=of_value[here])
-                of_weights = torch.bmm(gradient[here], values[here].transpose(1, 2))
-                of_products = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+            # both over the sums: minus the mean of the gradients of the weights comes last
+            gradients = _with_column(gradient.transpose(1, 2), 0)
+            mean = (gradient * output).sum(-1, keepdim=True).transpose(1, 2).neg_()
+            by_head = gradients.view(*sums.shape[:-1], size + 1)
+            by_head[..., size:] = mean
+            by_head /= sums
+            values = _with_column(value, 1)
+            of_products = torch.empty_like(groups.room)
+            nothing = query.new_empty(())
+            for here, weights in groups.exponentials():
+                rows = groups.flat(here)
+                torch.bmm(weights.transpose(1, 2), gradients[rows, :, :size], out=of_value[rows])
+                products = of_products[: len(weights)]
+                torch.bmm(gradients[rows], values[rows].transpose(1, 2), out=products)
+                products *= weights
                 for product, other, out in (
-                    (of_products, keys, of_query),
-                    (of_products.transpose(1, 2), queries, of_key),
+                    (products, groups.keys, of_query),
+                    (products.transpose(1, 2), groups.queries, of_key),
                 ):
                     torch.baddbmm(
-                        nothing, product, other[here], beta=0, alpha=ctx.scaling, out=out[here]
+                        nothing, product, other[rows], beta=0, alpha=ctx.scaling, out=out[rows]
                     )
         return (*found, None, None)
 
 
-def _weights(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scaling: float
-) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The weights of a few sequences at a time, in the same memory each time.
+class _Groups:
+    """A few sequences at a time, their products in the same memory each time.
 
-    Yields:
-        Where they are in ``sequences * heads``, and the weights, shape ``(these, tokens, tokens)``.
+    Args:
+        query: Shape ``(sequences, heads, tokens, size)``.
+        key: Likewise.
+        bias: Added to the products, shape ``(sequences, 1, tokens or 1, tokens)``.
+        scaling: Of the products.
+        softened: The groups that have a softmax, by their first sequence.
     """
-    sequences, heads, tokens, _ = query.shape
-    some = max(1, min(sequences, _WEIGHTS_AT_ONCE // tokens**2))
-    room = query.new_empty(some * heads, tokens, tokens)
-    queries, keys = _flat(query), _flat(key).transpose(1, 2)
-    for first in range(0, sequences, some):
-        last = min(first + some, sequences)
-        here = slice(first * heads, last * heads)
-        weights = room[: (last - first) * heads]
-        torch.baddbmm(weights, queries[here], keys[here], beta=0, alpha=scaling, out=weights)
-        if mask is not None:
-            of_heads = weights.view(last - first, heads, tokens, tokens)
-            of_heads.masked_fill_(~mask[first:last], torch.finfo(weights.dtype).min)
-        yield here, torch.softmax(weights, -1, out=weights)
+
+    def __init__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        bias: torch.Tensor | None,
+        scaling: float,
+        softened: frozenset[int] = frozenset(),
+    ) -> None:
+        self.sequences, self.heads, self.tokens, _ = query.shape
+        self.some = max(1, min(self.sequences, _WEIGHTS_AT_ONCE // self.tokens**2))
+        self.room = query.new_empty(self.some * self.heads, self.tokens, self.tokens)
+        self.queries, self.keys = _flat(query), _flat(key)
+        self.bias, self.scaling, self.softened = bias, scaling, softened
+
+    def exponentials(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Of the products of each group, or their softmax.
+
+        Yields:
+            Its sequences, and its weights, shape ``(sequences * heads, tokens, tokens)``.
+        """
+        for first in range(0, self.sequences, self.some):
+            here = slice(first, min(first + self.some, self.sequences))
+            weights = self._products(here)
+            yield here, torch.softmax(weights, -1, out=weights) if (
+                first in self.softened
+            ) else weights.exp_()
+
+    def soften(self, here: slice, weights: torch.Tensor) -> None:
+        """Let these have a softmax after all, here and in the backward pass."""
+        self.softened |= {here.start}
+        torch.softmax(self._products(here), -1, out=weights)
+
+    def flat(self, here: slice) -> slice:
+        """Where sequences are in ``sequences * heads``."""
+        return slice(here.start * self.heads, here.stop * self.heads)
+
+    def _products(self, here: slice) -> torch.Tensor:
+        rows = self.flat(here)
+        products = self.room[: rows.stop - rows.start]
+        added, beta = products, 0
+        if self.bias is not None:
+            bias = self.bias[here].expand(-1, self.heads, -1, -1)
+            added = bias.reshape(-1, *bias.shape[2:]).expand(-1, self.tokens, -1)
+            beta = 1
+        keys = self.keys[rows].transpose(1, 2)
+        return torch.baddbmm(
+            added, self.queries[rows], keys, beta=beta, alpha=self.scaling, out=products
+        )
+
+
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to the products, one row for all where every token sees the same.
+
+    The layers of a model have one mask, so it is kept with the mask.
+    """
+    if not hasattr(mask, "finetune_bias"):
+        if torch.equal(mask, mask[:, :, :1].expand_as(mask)):
+            mask.finetune_bias = mask[:, :, :1]
+        else:
+            mask.finetune_bias = mask
+        lowest = torch.finfo(dtype).min / 2  # a product is still added to it
+        mask.finetune_bias = torch.zeros_like(mask.finetune_bias, dtype=dtype).masked_fill_(
+            ~mask.finetune_bias, lowest
+        )
+    bias: torch.Tensor = mask.finetune_bias
+    return bias
+
+
+def _usable(sums: torch.Tensor) -> bool:
+    """Whether none is nearly nothing, or beyond what can be divided by."""
+    least, most = torch.aminmax(sums)
+    return bool(least > _LEAST) and bool(most < 1 / _LEAST)
+
+
+def _with_column(each: torch.Tensor, content: int) -> torch.Tensor:
+    """Shape ``(sequences * heads, tokens, size + 1)``, the last column filled."""
+    sequences, heads, tokens, size = each.shape
+    found = each.new_empty(sequences, heads, tokens, size + 1)
+    found[..., :size] = each
+    found[..., size:] = content
+    return found.view(-1, tokens, size + 1)
 
 
 def _flat(each: torch.Tensor) -> torch.Tensor:
