@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
 from finetune import catalog
-from finetune.cpu import allocator, attention, dropout, packing
+from finetune.cpu import allocator, attention, casts, dropout, packing
 
 Shape = tuple[int, int, int, int]
 
@@ -50,6 +50,49 @@ def test_padding_is_not_seen() -> None:
     seen = torch.arange(130) < torch.tensor(lengths)[:, None]
     mask = seen[:, None, None, :].expand(7, 1, 130, 130)
     both(Layer(), *tensors, mask=mask)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_mask_may_be_another_for_each_token() -> None:
+    tensors = [drawn(3, 2, 40, 8) + each for each in range(3)]
+    near = (torch.arange(40)[:, None] - torch.arange(40)).abs() < 5
+    mask = near.expand(3, 1, 40, 40).clone()
+    mask[1, :, :, 20:] &= torch.arange(40)[:, None] > 24  # and not the same in each sequence
+    mask[1] |= torch.eye(40, dtype=torch.bool)
+    both(Layer(), *tensors, mask=mask)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("size", [30.0, 300.0])
+def test_exponentials_out_of_range_have_a_softmax(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first sequence is ordinary, the second's sums overflow, the third's are nothing."""
+    softened: list[slice] = []
+    soften = attention._Groups.soften
+
+    def watched(groups: Any, here: slice, weights: torch.Tensor) -> None:
+        softened.append(here)
+        soften(groups, here, weights)
+
+    monkeypatch.setattr(attention._Groups, "soften", watched)
+    monkeypatch.setattr(attention, "_WEIGHTS_AT_ONCE", 50**2)
+    direction = torch.nn.functional.normalize(torch.ones(8), dim=0)
+    offset = direction * torch.tensor([0.0, 1.0, -1.0])[:, None, None, None]
+    gradient, found = drawn(3, 50, 2, 8), []
+    for ours in (True, False):
+        query, key, value = (
+            drawn(3, 2, 50, 8) + each for each in (size * offset, 10 * direction, 0)
+        )
+        tensors = [each.requires_grad_() for each in (query, key, value)]
+        if ours:
+            output, _ = attention.forward(Layer(), *tensors, None)
+        else:
+            output = torch.nn.functional.scaled_dot_product_attention(*tensors).transpose(1, 2)
+        output.backward(gradient)
+        found.append([output, *(each.grad for each in tensors)])
+    assert [each.start for each in softened] == [1, 2]
+    assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.usefixtures("alone")
@@ -128,6 +171,55 @@ def test_thresholds_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not allocator.keep_large_blocks()
 
 
+# ---- casts ---------------------------------------------------------------------------------------
+
+
+def query_key_value() -> torch.nn.ModuleList:
+    torch.manual_seed(0)
+    return torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+
+
+def test_layers_of_one_input_share_its_cast() -> None:
+    found, kept = [], []
+    for shared in (True, False):
+        layers, leaf = query_key_value(), drawn(5, 16).requires_grad_()
+        if shared:
+            casts.share(layers)
+        input, saved = leaf * 1, []
+
+        def save(each: torch.Tensor, saved: list[torch.Tensor] = saved) -> torch.Tensor:
+            saved.append(each)
+            return each
+
+        watch = torch.autograd.graph.saved_tensors_hooks(save, lambda each: each)
+        with torch.autocast("cpu", dtype=torch.bfloat16), watch:
+            output = sum(layer(input) for layer in layers)
+        output.float().square().sum().backward()
+        found.append([output, leaf.grad, layers[1].weight.grad])
+        kept.append({each.data_ptr() for each in saved if each.shape == input.shape})
+    assert_close(*found, rtol=2e-2, atol=2e-2)
+    assert torch.equal(found[0][0], found[1][0])
+    assert (len(kept[0]), len(kept[1])) == (1, 3)
+
+
+def test_a_cast_is_not_taken_for_another_input() -> None:
+    layers, input = query_key_value(), drawn(5, 16)
+    casts.share(layers)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
+            without = layers[0](input)
+        with_gradient = layers[0](input)
+        assert with_gradient.requires_grad
+        assert torch.equal(without, with_gradient)
+        input += 1
+        assert not torch.equal(layers[0](input), without)
+        with torch.inference_mode():
+            layers[0](drawn(5, 16))
+    exact = layers[0](input)
+    assert exact.dtype == torch.float32
+    assert_close(exact, input @ layers[0].weight.T + layers[0].bias)
+
+
 # ---- dropout -------------------------------------------------------------------------------------
 
 
@@ -196,4 +288,6 @@ def test_a_trainer_on_a_cpu_uses_them(
     trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, **training)
     dropouts = [each for each in trainer.model.modules() if isinstance(each, torch.nn.Dropout)]
     assert {type(each) is dropout.Dropout for each in dropouts} == {replaced}
+    dense = trainer.model.bert.encoder.layer[0].attention.output.dense
+    assert (type(dense) is casts.Linear) == (attends == attention.NAME)
     assert trainer.model.config._attn_implementation == attends

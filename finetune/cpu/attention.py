@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 NAME = "finetune_few_sequences"
 _WEIGHTS_AT_ONCE = 2 * 256 * 256  # of a head
 _LEAST = 1e-20  # of a sum of exponentials
+_BIAS = "finetune_bias"  # of a mask
 _OTHER_TASKS = ("position_bias", "softcap", "cache")
 
 
@@ -181,9 +182,12 @@ class _Groups:
         for first in range(0, self.sequences, self.some):
             here = slice(first, min(first + self.some, self.sequences))
             weights = self._products(here)
-            yield here, torch.softmax(weights, -1, out=weights) if (
-                first in self.softened
-            ) else weights.exp_()
+            yield (
+                here,
+                torch.softmax(weights, -1, out=weights)
+                if (first in self.softened)
+                else weights.exp_(),
+            )
 
     def soften(self, here: slice, weights: torch.Tensor) -> None:
         """Let these have a softmax after all, here and in the backward pass."""
@@ -213,16 +217,13 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     The layers of a model have one mask, so it is kept with the mask.
     """
-    if not hasattr(mask, "finetune_bias"):
-        if torch.equal(mask, mask[:, :, :1].expand_as(mask)):
-            mask.finetune_bias = mask[:, :, :1]
-        else:
-            mask.finetune_bias = mask
+    bias: torch.Tensor | None = getattr(mask, _BIAS, None)
+    if bias is None:
+        one = mask[:, :, :1]
+        seen = one if torch.equal(mask, one.expand_as(mask)) else mask
         lowest = torch.finfo(dtype).min / 2  # a product is still added to it
-        mask.finetune_bias = torch.zeros_like(mask.finetune_bias, dtype=dtype).masked_fill_(
-            ~mask.finetune_bias, lowest
-        )
-    bias: torch.Tensor = mask.finetune_bias
+        bias = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest)
+        setattr(mask, _BIAS, bias)
     return bias
 
 

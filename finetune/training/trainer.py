@@ -27,7 +27,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune import precision
-from finetune.cpu import allocator, attention, dropout
+from finetune.cpu import allocator, attention, casts, dropout
 from finetune.data import batches
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
@@ -81,6 +81,7 @@ class Trainer(transformers.Trainer):
             dropout.use(self.model)
             if self.args.bf16:
                 attention.use(self.model)
+                casts.share(self.model)
 
     def _pad_to_few_lengths(self) -> None:
         """A quarter, a half, three quarters of the longest row, or all of it.
