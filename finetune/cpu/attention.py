@@ -103,14 +103,13 @@ class _FewSequences(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             for here, weights in groups.exponentials():
                 product = torch.bmm(weights, values[groups.flat(here)])
-                product, divisor = product.view(-1, heads, tokens, size + 1).split([size, 1], -1)
-                if not _usable(divisor):
+                if not _usable(product[..., size:]):
                     groups.soften(here, weights)
-                    product = torch.bmm(weights, values[groups.flat(here)])[..., :size]
-                    product = product.view(-1, heads, tokens, size)
-                    divisor = torch.ones_like(divisor)
-                sums[here] = divisor
-                torch.div(product, divisor, out=found[here].transpose(1, 2))
+                    torch.bmm(weights, values[groups.flat(here)], out=product)
+                    product[..., size:] = 1
+                product = product.view(-1, heads, tokens, size + 1)
+                sums[here] = product[..., size:]
+                torch.div(product[..., :size], sums[here], out=found[here].transpose(1, 2))
         ctx.save_for_backward(query, key, value, bias, found, sums)
         ctx.scaling, ctx.softened = scaling, groups.softened
         return found
