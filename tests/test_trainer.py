@@ -156,6 +156,23 @@ def test_evaluation_is_that_by_hand_in_the_order_of_the_rows(
     assert output.metrics["test_accuracy"] == pytest.approx(right)
 
 
+def test_metrics_see_the_rows_in_their_order_and_the_model_sees_them_by_length(
+    recipe: Reviews, tmp_path: Path
+) -> None:
+    trainer = recipe.trainer(output_dir=str(tmp_path), per_device_eval_batch_size=5)
+    rows, seen, shapes = recipe.prepared["test"], [], []
+    trainer.compute_metrics = lambda found: seen.append(found) or {}
+    trainer.model.register_forward_pre_hook(
+        lambda model, given, named: shapes.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    output = trainer.predict(rows)
+    np.testing.assert_array_equal(seen[0].label_ids, rows["labels"][:])
+    np.testing.assert_array_equal(seen[0].predictions, output.predictions)
+    assert shapes == sorted(shapes, reverse=True)
+    assert len(set(shapes)) > 2
+    assert trainer.compute_metrics({}) == {}  # it is the one that was given
+
+
 # ---- the best model, and the checkpoints ---------------------------------------------------------
 
 

@@ -214,9 +214,14 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def _options(manifest: Mapping[str, Any]) -> dict[str, str]:
     shown = (
-        *("global_batch_size", "learning_rate", "num_train_epochs", "max_steps", "seed", "optim"),
-        *("lr_scheduler_type", "weight_decay", "warmup_steps", "max_grad_norm"),
+        *("global_batch_size", "max_tokens_per_batch", "learning_rate", "num_train_epochs"),
+        *("max_steps", "seed", "optim", "lr_scheduler_type", "weight_decay", "warmup_steps"),
+        "max_grad_norm",
     )
     arguments = manifest["arguments"]
-    chosen = {name: str(arguments[name]) for name in shown if name in arguments}
+    chosen = {
+        name: str(arguments[name])
+        for name in shown
+        if str(arguments.get(name)) != "None"  # what is not set is written so
+    }
     return {**{name: str(value) for name, value in manifest["options"].items()}, **chosen}
