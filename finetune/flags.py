@@ -26,6 +26,7 @@ CHOICES = {
 #: What people use of the two hundred; the help shows these before the rest.
 USED = (
     *("output_dir", "num_train_epochs", "max_steps", "learning_rate", "global_batch_size"),
+    *("max_tokens_per_batch", "profile"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("weight_decay", "warmup_steps", "lr_scheduler_type", "optim", "max_grad_norm"),
     *("label_smoothing_factor", "train_sampling_strategy", "seed", "precision", "use_cpu"),

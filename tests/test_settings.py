@@ -390,6 +390,31 @@ def test_precision_is_what_the_device_is_fast_in_unless_it_is_given(
     assert (arguments.bf16, arguments.fp16) == (expected == "bf16", False)
 
 
+@pytest.mark.parametrize(
+    ("device", "given", "workers", "non_blocking"),
+    [
+        ("cpu", {}, 0, None),
+        ("cuda", {}, 2, {"non_blocking": True}),
+        ("cuda", {"dataloader_num_workers": 0}, 0, {"non_blocking": True}),
+        ("cuda", {"accelerator_config": {"non_blocking": False}}, 2, {"non_blocking": False}),
+    ],
+)
+def test_a_gpu_has_its_batches_made_ahead(
+    device: str,
+    given: dict[str, Any],
+    workers: int,
+    non_blocking: dict[str, bool] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(FinetuneArguments, "_device_type", device)
+    draft = FinetuneArguments.check(given)
+    draft._resolve_loading()
+    assert draft.dataloader_num_workers == workers
+    assert draft.accelerator_config == non_blocking
+    assert draft.per_device_eval_batch_size == (32 if device == "cpu" else 128)
+
+
 def test_arguments_that_contradict_each_other() -> None:
     settings = settle("--use_cpu", "--bf16", "--fp16")
 

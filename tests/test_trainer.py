@@ -369,6 +369,21 @@ def test_two_runs_of_one_command_give_the_same_numbers(
     assert other_seed.predictions["id"].equals(moved.predictions["id"])  # the split has its own
 
 
+def test_workers_that_make_the_batches_change_nothing(recipe: Reviews, tmp_path: Path) -> None:
+    logged = []
+    for workers in (0, 2):
+        trainer = recipe.trainer(
+            output_dir=str(tmp_path / str(workers)),
+            dataloader_num_workers=workers,
+            logging_steps=1,
+            max_steps=12,  # into the second epoch
+        )
+        trainer.train()
+        logged.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(logged[0]) == 12
+    assert logged[0] == logged[1]
+
+
 def test_a_training_gives_its_memory_back(
     uneven_reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:

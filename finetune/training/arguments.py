@@ -85,6 +85,20 @@ class FinetuneArguments(TrainingArguments):
         default=True,
         metadata={"help": "fit a bag of words on the same rows, for the model to beat"},
     )
+    dataloader_num_workers: int | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "processes that collate batches ahead (unset: 2 where there is a GPU to wait "
+            "for them, none on a CPU)"
+        },
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={
+            "help": "hide losses that are not finite from the log; a GPU is waited for at each "
+            "step to find them"
+        },
+    )
     ddp_find_unused_parameters: bool | None = field(
         default=False,
         metadata={"help": "let DDP look for parameters that a step does not use (slower)"},
@@ -99,6 +113,7 @@ class FinetuneArguments(TrainingArguments):
         self._refuse()
         self._resolve_batch()
         self._resolve_precision()
+        self._resolve_loading()
         threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
@@ -245,6 +260,16 @@ class FinetuneArguments(TrainingArguments):
             if self.tf32 is None and self._device_type == "cuda" and is_torch_tf32_available():
                 self.tf32 = True
         self.bf16, self.fp16 = wanted == "bf16", wanted == "fp16"
+
+    def _resolve_loading(self) -> None:
+        """Batches are collated and copied while the GPU computes."""
+        on_gpu = self._device_type == "cuda"
+        if self.dataloader_num_workers is None:
+            self.dataloader_num_workers = 2 if on_gpu else 0
+        if on_gpu and self.accelerator_config is None:
+            self.accelerator_config = {"non_blocking": True}  # from pinned memory, the default
+        if self.dataloader_num_workers:  # or each forked worker says that it must be so
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     @property
     def _device_type(self) -> str:

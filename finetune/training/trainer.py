@@ -161,7 +161,7 @@ class Trainer(transformers.Trainer):
             self._remove_unused_columns(self.train_dataset, description="training"),
             batch_sampler=sampler,
             collate_fn=self.data_collator,
-            num_workers=arguments.dataloader_num_workers,
+            num_workers=arguments.dataloader_num_workers or 0,
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor,
