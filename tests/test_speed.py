@@ -16,6 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainerCallb
 
 import finetune
 from finetune import Run, TextClassification, UserError, cli
+from finetune.results import wording
 from finetune.training import flops
 from finetune.training.profile import where
 from finetune.training.speed import Meter
@@ -69,7 +70,7 @@ def test_the_flops_of_an_encoder_are_those_of_its_formula(attention: str) -> Non
     )
     model = BertForSequenceClassification(config).train()
     batch = {name: torch.ones(3, 11, dtype=torch.long) for name in ("input_ids", "attention_mask")}
-    found = flops.of_model(model, batch)
+    found = flops.of_model(model, flops.first_row(batch))
     assert found.token == 2 * LAYERS * (4 * WIDTH**2 + 2 * WIDTH * INNER)
     assert found.pair == 2 * LAYERS * 2 * WIDTH
     assert found.row == 2 * (WIDTH**2 + WIDTH * 5)  # the pooler and the head
@@ -86,7 +87,7 @@ def test_rows_without_tokens_have_flops_too() -> None:
         def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"logits": self.layer(pixels)}
 
-    found = flops.of_model(Digits(), {"pixels": torch.zeros(4, 784)})
+    found = flops.of_model(Digits(), {"pixels": torch.zeros(1, 784)})
     assert found == flops.Flops(row=2 * 784 * 10)
 
 
@@ -106,6 +107,7 @@ def test_tokens_and_padding_are_counted_row_by_row() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
     other = torch.tensor([[1, 1]])
     batches = [{"input_ids": each, "attention_mask": each} for each in (mask, other)]
+    batches[0] |= {"scale": torch.tensor(1.0), "names": ["a", "b"]}
     meter.fetched(batches, torch.tensor(3))
     meter.seconds["step"] = 2.0
     found = meter.summary(None, 1)
@@ -131,6 +133,20 @@ def test_the_manifest_says_how_fast_the_steps_were(trained: Any) -> None:
     assert 0 < speed["share_of_peak"] < 1
     logged = [entry for entry in run.manifest["history"] if "rows_per_second" in entry]
     assert logged
+
+
+def test_a_model_that_cannot_be_asked_costs_no_run() -> None:
+    class Particular(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> None:
+            raise ValueError(f"{input_ids.shape[1]} tokens: expected 64 or more")
+
+    meter = Meter(torch.device("cpu"), torch.float32)
+    meter.fetched([{"input_ids": torch.ones(2, 64), "labels": torch.ones(2)}], torch.tensor(2))
+    meter.seconds["step"] = 1.0
+    found = meter.summary(Particular(), 1)
+    assert found["rows_per_second"] == 2
+    assert found["model_flops_not_counted"] == "ValueError: 8 tokens: expected 64 or more"
+    assert wording.speed(found) == "2.0 rows a second"
 
 
 def test_a_phase_does_not_count_what_is_in_another() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,21 +38,28 @@ class Flops:
         return self.row * rows + self.token * tokens + self.pair * pairs
 
 
-def of_model(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> Flops:
+def first_row(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch of the first row alone, which does not hold the memory of the others."""
+    return {
+        name: value[:1].clone() if isinstance(value, torch.Tensor) and value.ndim else value
+        for name, value in batch.items()
+    }
+
+
+def of_model(model: torch.nn.Module, row: Mapping[str, Any]) -> Flops:
     """What ``model`` multiplies, counted by torch in forward passes over one row.
 
     Args:
-        model: Called with one row of the batch; of rows with ``input_ids``, at three short lengths.
-        batch: As the model takes it, with at least one row.
+        model: Called with the row; if it has ``input_ids``, with three short lengths of it.
+        row: A batch of one row, as the model takes it.
     """
-    row = {name: value[:1] for name, value in batch.items()}
     if (tokens := row.get("input_ids")) is None:
         return Flops(row=_count(model, row))
     counts = []
     for length in _LENGTHS:
         columns = torch.zeros(length, dtype=torch.long, device=tokens.device)
         same = {
-            name: value[:, columns] if value.shape == tokens.shape else value
+            name: value[:, columns] if getattr(value, "shape", ()) == tokens.shape else value
             for name, value in row.items()
         }
         counts.append(_count(model, same))
@@ -59,7 +67,7 @@ def of_model(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> Flops
     return Flops(row=round(constant), token=round(token), pair=round(pair))
 
 
-def _count(model: torch.nn.Module, row: Mapping[str, torch.Tensor]) -> int:
+def _count(model: torch.nn.Module, row: Mapping[str, Any]) -> int:
     training = model.training
     model.eval()
     try:  # torch cannot count its fused attention on a CPU

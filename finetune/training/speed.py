@@ -80,13 +80,12 @@ class Meter(TrainerCallback):
             rows: Those of the step in all processes, a scalar.
         """
         if not self._row and batches:
-            self._row = {name: value[:1].clone() for name, value in batches[0].items()}
+            self._row = flops.first_row(batches[0])
         self._rows = self._rows.to(rows.device) + rows
         for batch in batches:
             mask = batch.get("attention_mask")
             if mask is None:
-                first = next(iter(batch.values()))
-                found = torch.tensor([len(first), 0, 0, 0])
+                found = torch.tensor([len(batch["labels"]), 0, 0, 0])
             else:
                 tokens = mask.sum(dim=1)
                 found = torch.stack(
@@ -165,7 +164,7 @@ class Meter(TrainerCallback):
             Rows, tokens without padding, and model FLOPs a second of all processes; what share of
             the tokens was padding; the peak of the devices in matrix products, measured now, and
             how much of it was used; seconds of this process in each phase. Nothing before the first
-            step.
+            step; why the FLOPs were not counted, if the model could not be asked.
         """
         rows, tokens, pairs, cells = np.sum(job.gather(self._counts.tolist()), axis=0).tolist()
         if not rows:
@@ -181,7 +180,11 @@ class Meter(TrainerCallback):
             return found
         peak = sum(job.gather(devices * flops.peak(self.device, self.dtype)))
         row = {name: value for name, value in self._row.items() if name != "labels"}
-        asked = flops.TRAINING * flops.of_model(model, row).of(rows, tokens, pairs) / seconds
+        try:
+            counted = flops.of_model(model, row)
+        except Exception as error:  # a model may want more of its input; the run is worth more
+            return found | {"model_flops_not_counted": f"{type(error).__name__}: {error}"}
+        asked = flops.TRAINING * counted.of(rows, tokens, pairs) / seconds
         return found | {
             "model_flops_per_second": asked,
             "peak_flops_per_second": peak,

@@ -186,7 +186,7 @@ class Trainer(transformers.Trainer):
         """
         column, order = self.args.length_column_name, None
         together = self.args.eval_do_concat_batches and not self.args.batch_eval_metrics
-        if together and column in (getattr(dataset, "column_names", None) or ()):
+        if together and isinstance(dataset, datasets.Dataset) and column in dataset.column_names:
             order = np.argsort(-np.asarray(dataset[column][:]), kind="stable")
             dataset = dataset.select(order)
         loader = super()._get_dataloader(dataset, *args, **kwargs)
