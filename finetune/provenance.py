@@ -147,12 +147,17 @@ def precision(arguments: FinetuneArguments) -> str:
 
 
 def steps(arguments: FinetuneArguments, rows: Dataset) -> int:
-    """Optimizer steps of the training over these prepared rows."""
+    """Optimizer steps of the training over these prepared rows.
+
+    Raises:
+        UserError: if they make none, or smaller ones than there are devices.
+    """
     from finetune.training.sampler import GlobalBatchSampler
 
+    an_epoch = len(GlobalBatchSampler.of(arguments, rows).sizes)
     if arguments.max_steps > 0:
         return arguments.max_steps
-    return math.ceil(arguments.num_train_epochs * len(GlobalBatchSampler.of(arguments, rows).sizes))
+    return math.ceil(arguments.num_train_epochs * an_epoch)
 
 
 def git_revision() -> str | None:

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
 
 
+#: Training arguments of which one is enough: the last that is named puts the others aside.
+BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
+
+
 def option(default: Any, help: str) -> Any:
     """A field of a recipe: an option with its help, which the command line shows.
 
@@ -109,8 +113,10 @@ class Recipe:
                 setattr(cls, name, option(value, inherited[name].metadata["help"]))
         dataclasses.dataclass(kw_only=True)(cls)
         for merged in ("training", "embedded"):
-            above = getattr(cls.__mro__[1], merged)
-            setattr(cls, merged, {**above, **cls.__dict__.get(merged, {})})
+            above, own = dict(getattr(cls.__mro__[1], merged)), cls.__dict__.get(merged, {})
+            if any(name in own for name in BATCH_SIZES):
+                above = {name: each for name, each in above.items() if name not in BATCH_SIZES}
+            setattr(cls, merged, {**above, **own})
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []

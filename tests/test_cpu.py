@@ -1,5 +1,7 @@
 """What is fast on a CPU says the same as what it replaces."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,10 @@ def test_what_is_not_plain_is_left_to_torch() -> None:
     shared = Layer()
     shared.num_key_value_groups = 2
     both(shared, drawn(2, 4, 9, 8), drawn(2, 2, 9, 8), drawn(2, 2, 9, 8))
+    rotated = [drawn(2, 4, 9, 8) for _ in range(2)]  # in fp32, as EuroBERT's are under autocast
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = attention.forward(Layer(), *rotated, drawn(2, 4, 9, 8).bfloat16(), None)
+    assert found.dtype == torch.bfloat16
 
 
 @pytest.mark.usefixtures("alone")
@@ -200,6 +206,18 @@ def test_layers_of_one_input_share_its_cast() -> None:
     assert_close(*found, rtol=2e-2, atol=2e-2)
     assert torch.equal(found[0][0], found[1][0])
     assert (len(kept[0]), len(kept[1])) == (1, 3)
+
+
+def test_no_cast_outlives_its_step(uneven_reviews: Path, tiny_model: str, tmp_path: Path) -> None:
+    recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
+    trainer = recipe.trainer(
+        output_dir=str(tmp_path), max_steps=1, precision="bf16", eval_strategy="no", use_cpu=True
+    )
+    trainer.train()
+    parameters = [weakref.ref(each) for each in trainer.model.parameters()]
+    del trainer
+    gc.collect()
+    assert not any(each() is not None for each in parameters)
 
 
 def test_a_cast_is_not_taken_for_another_input() -> None:

@@ -379,3 +379,19 @@ def test_packages_register_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert catalog.summary("headlines") == "from headline_tasks"
     assert catalog.find("headlines").__name__ == "Headlines"
     assert catalog.find("headlines2") is catalog.find("headlines")
+
+
+def test_the_batch_that_is_named_last_puts_the_others_aside() -> None:
+    class Tokens(TextClassification):
+        """Steps of tokens."""
+
+        training = dict(max_tokens_per_batch=512)
+
+    class Rows(Tokens):
+        """Steps of rows."""
+
+        training = dict(global_batch_size=16)
+
+    assert Rows.training["global_batch_size"] == 16
+    assert "max_tokens_per_batch" not in Rows.training
+    assert "global_batch_size" not in Tokens.training

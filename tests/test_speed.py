@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainerCallb
 
 import finetune
 from finetune import Run, TextClassification, UserError, cli
+from finetune.cpu import attention
 from finetune.results import wording
 from finetune.training import flops
 from finetune.training.profile import where
@@ -57,8 +59,8 @@ def trained(uneven_reviews: Path, tiny_model: str, tmp_path: Path) -> Any:
 # ---- model FLOPs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_the_flops_of_an_encoder_are_those_of_its_formula(attention: str) -> None:
+@pytest.mark.parametrize("kind", ["sdpa", "eager", "ours"])
+def test_the_flops_of_an_encoder_are_those_of_its_formula(kind: str) -> None:
     config = BertConfig(
         vocab_size=50,
         hidden_size=WIDTH,
@@ -66,9 +68,11 @@ def test_the_flops_of_an_encoder_are_those_of_its_formula(attention: str) -> Non
         num_attention_heads=2,
         intermediate_size=INNER,
         num_labels=5,
-        attn_implementation=attention,
+        attn_implementation="sdpa" if kind == "ours" else kind,
     )
     model = BertForSequenceClassification(config).train()
+    if kind == "ours":  # it multiplies with a column more, which the model does not ask for
+        attention.use(model)
     batch = {name: torch.ones(3, 11, dtype=torch.long) for name in ("input_ids", "attention_mask")}
     found = flops.of_model(model, flops.first_row(batch))
     assert found.token == 2 * LAYERS * (4 * WIDTH**2 + 2 * WIDTH * INNER)
@@ -76,6 +80,20 @@ def test_the_flops_of_an_encoder_are_those_of_its_formula(attention: str) -> Non
     assert found.row == 2 * (WIDTH**2 + WIDTH * 5)  # the pooler and the head
     assert found.of(2, 30, 500) == 2 * found.row + 30 * found.token + 500 * found.pair
     assert model.training, "it is left as it was"
+    assert model.config._attn_implementation == (attention.NAME if kind == "ours" else kind)
+
+
+def test_a_model_with_a_length_of_its_own_is_not_counted() -> None:
+    class Windowed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.layer(torch.zeros(1, 512, 4))
+
+    with pytest.raises(ValueError, match="short rows are computed like long ones"):
+        flops.of_model(Windowed(), {"input_ids": torch.ones(1, 9, dtype=torch.long)})
 
 
 def test_rows_without_tokens_have_flops_too() -> None:
@@ -108,6 +126,7 @@ def test_tokens_and_padding_are_counted_row_by_row() -> None:
     other = torch.tensor([[1, 1]])
     batches = [{"input_ids": each, "attention_mask": each} for each in (mask, other)]
     batches[0] |= {"scale": torch.tensor(1.0), "names": ["a", "b"]}
+    meter.step_begins()
     meter.fetched(batches, torch.tensor(3))
     meter.seconds["step"] = 2.0
     found = meter.summary(None, 1)
@@ -146,17 +165,21 @@ def test_a_model_that_cannot_be_asked_costs_no_run() -> None:
     found = meter.summary(Particular(), 1)
     assert found["rows_per_second"] == 2
     assert found["model_flops_not_counted"] == "ValueError: 8 tokens: expected 64 or more"
-    assert wording.speed(found) == "2.0 rows a second"
+    assert wording.speed(found) == "2.0 rows or 128 tokens a second"
 
 
 def test_a_phase_does_not_count_what_is_in_another() -> None:
     meter = Meter(torch.device("cpu"), torch.float32)
+    with meter.during("evaluation"):  # before any step
+        pass
+    meter.step_begins()
     with meter.during("outer"):
         time.sleep(0.01)
         with meter.during("inner"):
             time.sleep(0.05)
     assert meter.seconds["inner"] >= 0.05
     assert 0.01 <= meter.seconds["outer"] < 0.05
+    assert meter.seconds.keys() == {"inner", "outer"}
 
 
 # ---- the profile ---------------------------------------------------------------------------------
@@ -176,7 +199,7 @@ def event(name: str, start: float, end: float, **more: Any) -> Any:
 
 
 STEP = [
-    event("ProfilerStep*", 1000, 3000, cpu_children=[1]),
+    event("finetune::step", 1000, 3000, cpu_children=[1]),
     event("finetune::data", 1000, 1100),
     event("finetune::backward", 1200, 2200, cpu_children=[1]),
     event("finetune::forward", 1200, 1500, cpu_children=[1]),
@@ -205,6 +228,23 @@ def test_communication_beside_the_backward_pass_costs_nothing() -> None:
     _, found = where([*STEP, beside])
     assert found["communication"] == pytest.approx(0.15)  # after the last product
     assert found["backward"] == pytest.approx(0.55)
+
+
+def test_what_lies_between_steps_is_in_none() -> None:
+    evaluation = event("aten::mm", 3000, 9000)
+    again = [
+        event(
+            each.name,
+            each.time_range.start + 8000,
+            each.time_range.end + 8000,
+            cpu_children=each.cpu_children,
+        )
+        for each in STEP
+    ]
+    _, once = where(STEP)
+    steps, found = where([*STEP, evaluation, *again])
+    assert steps == 2
+    assert found == pytest.approx(once)
 
 
 def test_kernels_say_when_a_device_was_idle() -> None:
@@ -240,6 +280,40 @@ def test_a_profile_is_written_and_shown(trained: Any, capsys: pytest.CaptureFixt
 def test_a_profile_needs_its_steps(trained: Any) -> None:
     with pytest.raises(UserError, match="--profile 8: the run has 9 steps, and the first 2 are"):
         trained(profile=8)
+
+
+def test_a_resumed_run_with_too_few_steps_left_is_not_profiled(
+    trained: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = dict(profile=2, max_steps=6, save_strategy="steps", save_steps=4)
+    first = trained(**given)
+    shutil.rmtree(first.path / "checkpoint-6")
+    capsys.readouterr()
+    run = trained(**given, resume_from_checkpoint="last")
+    shown = capsys.readouterr().out
+    assert run.manifest["status"] == "finished"
+    assert "too few steps were left, none was traced" in shown
+    assert "where the time" not in shown
+
+
+def test_evaluations_are_not_a_part_of_the_steps(trained: Any) -> None:
+    run = trained(profile=3, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=1)
+    seconds = run.manifest["speed"]["seconds"]
+    parts = sum(each for name, each in seconds.items() if name != "step")
+    assert parts <= seconds["step"] + 0.01
+    phases = run.profile["milliseconds"]
+    assert phases["other"] < 0.2 * phases["step"]
+
+
+def test_a_second_training_is_counted_by_itself(
+    uneven_reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    recipe = Reviews(dataset=str(uneven_reviews), model=tiny_model)
+    trainer = recipe.trainer(output_dir=str(tmp_path), max_steps=2)
+    for _ in range(2):
+        trainer.train()
+        found = trainer.speed()
+        assert found["rows_per_second"] * found["seconds"]["step"] == pytest.approx(32, rel=0.05)
 
 
 def test_steps_to_profile_are_a_number_of_them(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,13 +88,13 @@ def end(run: Run) -> None:
         f"in {_duration(manifest['train_seconds'])}; test loss {metrics['test']['loss']:.4f}"
     )
     console.say(f"speed of the steps: {wording.speed(manifest['speed'])}")
-    if (profile := run.profile) is not None:
-        _profile(profile, run.path / "profile")
     console.say(f"the run is in {run.path}, to look at: {run.path}/report.html")
 
 
-def _profile(found: Mapping[str, Any], directory: Path) -> None:
+def profile(run: Run) -> None:
     """Where the time of the profiled steps went."""
+    found = run.profile
+    assert found is not None
     phases = dict(found["milliseconds"])
     step, idle = phases.pop("step"), phases.pop("idle", None)
     console.say(f"\nwhere the time of {found['steps']} steps went, with the profiler")
@@ -110,7 +109,9 @@ def _profile(found: Mapping[str, Any], directory: Path) -> None:
     console.say("\nthe operators that took longest")
     each = {one["name"][:60]: one["milliseconds"] for one in found["operators"][:10]}
     console.table(["", "ms a step", "share"], lines(each))
-    console.say(f"\nthe trace, for Perfetto or chrome://tracing, and the figures: {directory}")
+    console.say(
+        f"\nthe trace, for Perfetto or chrome://tracing, and the figures: {run.path}/profile"
+    )
 
 
 def _data(settings: Settings) -> list[str]:

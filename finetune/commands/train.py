@@ -69,14 +69,15 @@ def get_ready(settings: Settings) -> None:
     Raises:
         UserError: what is wrong with the options, the data or the directory.
     """
+    from finetune import provenance
     from finetune.commands import console
     from finetune.directory import refuse_foreign
     from finetune.training.checkpoint import to_resume
-    from finetune.training.sampler import GlobalBatchSampler
+    from finetune.training.profile import BEFORE
 
     console.quiet()
     draft, recipe = settings.draft(), settings.recipe
-    to_resume(draft.resume_from_checkpoint, draft.output_dir)
+    checkpoint = to_resume(draft.resume_from_checkpoint, draft.output_dir)
     refuse_foreign(settings.output_dir)
     _refuse_unknown_metric(draft, recipe)
     rows = len(recipe.splits["train"])
@@ -87,7 +88,12 @@ def get_ready(settings: Settings) -> None:
             f"{rows} training rows are fewer than one global batch of {draft.global_batch_size}: "
             "give more rows or a smaller --global_batch_size"
         )
-    GlobalBatchSampler.of(draft, recipe.prepared["train"])
+    steps = provenance.steps(draft, recipe.prepared["train"])
+    if draft.profile and checkpoint is None and steps < draft.profile + BEFORE:
+        raise UserError(
+            f"--profile {draft.profile}: the run has {steps} steps, and the first {BEFORE} are not "
+            "profiled"
+        )
 
 
 def _refuse_unknown_metric(arguments: FinetuneArguments, recipe: Recipe) -> None:
@@ -148,11 +154,11 @@ def train(settings: Settings) -> Run | None:
         started = time.perf_counter()
         trained = trainer.train(resume_from_checkpoint=checkpoint)
         seconds = time.perf_counter() - started
-        speed = trainer.speed()
         trainer.save_model()
         validated = trainer.predict(recipe.prepared["validation"])
         tested = trainer.predict(recipe.prepared["test"])
-        state = trainer.state
+        state, speed = trainer.state, trainer.speed()
+        profiled = trainer.profile is not None and trainer.profile.written
         del trainer
         gc.collect()
         job.leave()  # the other ranks are done
@@ -161,6 +167,12 @@ def train(settings: Settings) -> Run | None:
             outcome = provenance.outcome(trained, state, seconds, before, speed)
             _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)
             screen.end(run)
+            if profiled:
+                screen.profile(run)
+            elif arguments.profile:
+                console.say(
+                    f"--profile {arguments.profile}: too few steps were left, none was traced"
+                )
     except KeyboardInterrupt:
         if run is not None:
             run.update(status="interrupted")

@@ -8,6 +8,7 @@ took 95; in sequences of 32 it was 20 and 93. In fp32 the fused kernel is the fa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,19 @@ def use(model: torch.nn.Module) -> None:
     if isinstance(model, PreTrainedModel) and model.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, forward)
         AttentionMaskInterface.register(NAME, sdpa_mask)
+        model.set_attn_implementation(NAME)
+
+
+@contextlib.contextmanager
+def torchs_own(model: torch.nn.Module) -> Iterator[None]:
+    """Let ``model`` attend by torch's kernel for a while, if it attends by :func:`forward`."""
+    if not isinstance(model, PreTrainedModel) or model.config._attn_implementation != NAME:
+        yield
+        return
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
         model.set_attn_implementation(NAME)
 
 
@@ -62,6 +76,7 @@ def forward(
     plain = (
         not (causal or dropout)
         and query.shape == key.shape == value.shape
+        and query.dtype == key.dtype == value.dtype
         and (attention_mask is None or attention_mask.dtype == torch.bool)
         and all(others.get(name) is None for name in _OTHER_TASKS)
     )

@@ -26,6 +26,12 @@ def share(model: torch.nn.Module) -> None:
         layer.__class__ = Linear
 
 
+def forget() -> None:
+    """Let go of the last cast, which holds all that it was computed from: after each step."""
+    global _last
+    _last = None
+
+
 _Made = tuple[torch.Tensor, int, bool, torch.Tensor]
 _last: _Made | None = None  # what was cast, its version, whether with a gradient, and the cast
 
@@ -35,10 +41,10 @@ def _cast(input: torch.Tensor) -> torch.Tensor:
     plain = input.device.type != "cpu" or input.dtype != torch.float32 or input.is_inference()
     if plain or not torch.is_autocast_enabled("cpu"):
         return input
-    if _last is not None and _last[0] is input:
-        _, version, with_gradient, cast = _last
-        if (version, with_gradient) == (input._version, torch.is_grad_enabled()):
-            return cast
+    key = input._version, torch.is_grad_enabled()
+    last = _last
+    if last is not None and last[0] is input and last[1:3] == key:
+        return last[3]
     cast = input.to(torch.get_autocast_dtype("cpu"))
-    _last = input, input._version, torch.is_grad_enabled(), cast
+    _last = input, *key, cast
     return cast

@@ -199,12 +199,12 @@ def _rows(
 def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
     launch, data = manifest["launch"], manifest["data"]
     processes = f"{launch['world_size']} process{'es' * (launch['world_size'] > 1)}"
-    seconds = manifest["train_seconds"]
+    seconds, speed = manifest["train_seconds"], manifest.get("speed")
     return {
         "data": f"{data['source']}, fingerprint {data['fingerprint']}",
         "rows": ", ".join(f"{count:,} {name}" for name, count in data["rows"].items()),
         "training": f"{manifest['steps']:,} steps in {seconds:,.1f} s",
-        "speed": f"{wording.speed(manifest['speed'])} while it stepped",
+        **({"speed": wording.speed(speed)} if speed else {}),
         "launch": f"{launch['parallel_mode']}, {processes}, {launch['device']}, "
         f"{launch['precision']}",
         "versions": ", ".join(f"{name} {each}" for name, each in manifest["versions"].items()),

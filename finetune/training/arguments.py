@@ -266,10 +266,8 @@ class FinetuneArguments(TrainingArguments):
         on_gpu = self._device_type == "cuda"
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = 2 if on_gpu else 0
-        if on_gpu and self.accelerator_config is None:
-            self.accelerator_config = {"non_blocking": True}  # from pinned memory, the default
-        if self.dataloader_num_workers:  # or each forked worker says that it must be so
-            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if on_gpu and self.dataloader_pin_memory and self.accelerator_config is None:
+            self.accelerator_config = {"non_blocking": True}
 
     @property
     def _device_type(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from finetune.errors import UserError, suggestion
+from finetune.recipe import BATCH_SIZES
 from finetune.training.arguments import REFUSED, FinetuneArguments
 
 
@@ -40,11 +41,10 @@ def training_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
 def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` over ``defaults``; a batch that is given puts that of the recipe aside."""
     defaults = dict(defaults)
-    sizes = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
-    if asked := [name for name in sizes if given.get(name) is not None]:
+    if asked := [name for name in BATCH_SIZES if given.get(name) is not None]:
         if len(asked) > 1:
             raise UserError(f"--{' and --'.join(asked)} contradict each other: give one")
-        for name in sizes:
+        for name in BATCH_SIZES:
             defaults.pop(name, None)
     _follow(given, defaults)
     return {**defaults, **given}

@@ -12,6 +12,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from finetune.cpu import attention
+
 #: A step multiplies for the forward pass, for the gradients of the inputs and for those of the
 #: weights (Kaplan et al., 2020).
 TRAINING = 3
@@ -52,6 +54,9 @@ def of_model(model: torch.nn.Module, row: Mapping[str, Any]) -> Flops:
     Args:
         model: Called with the row; if it has ``input_ids``, with three short lengths of it.
         row: A batch of one row, as the model takes it.
+
+    Raises:
+        ValueError: if the model pads rows to a length of its own.
     """
     if (tokens := row.get("input_ids")) is None:
         return Flops(row=_count(model, row))
@@ -63,6 +68,8 @@ def of_model(model: torch.nn.Module, row: Mapping[str, Any]) -> Flops:
             for name, value in row.items()
         }
         counts.append(_count(model, same))
+    if counts[0] == counts[-1]:
+        raise ValueError("short rows are computed like long ones")
     pair, token, constant = np.polyfit(_LENGTHS, counts, deg=2)
     return Flops(row=round(constant), token=round(token), pair=round(pair))
 
@@ -70,12 +77,13 @@ def of_model(model: torch.nn.Module, row: Mapping[str, Any]) -> Flops:
 def _count(model: torch.nn.Module, row: Mapping[str, Any]) -> int:
     training = model.training
     model.eval()
+    counter = FlopCounterMode(display=False)
     try:  # torch cannot count its fused attention on a CPU
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as all_:
+        with torch.no_grad(), attention.torchs_own(model), sdpa_kernel(SDPBackend.MATH), counter:
             model(**row)
     finally:
         model.train(training)
-    return int(all_.get_total_flops())
+    return int(counter.get_total_flops())
 
 
 def peak(device: torch.device, dtype: torch.dtype) -> float:

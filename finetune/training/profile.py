@@ -15,16 +15,15 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune import job
-from finetune.errors import UserError
 from finetune.run import PROFILE
-from finetune.training.speed import PREFIX, Meter
+from finetune.training.speed import PREFIX, Mark, Meter
 
 TRACE = "trace.json"  # beside the table
 #: As they are painted over each other: what is inside another comes later.
 PHASES = ("data", "backward", "forward", "communication", "optimizer")
-_BEFORE = 2  # steps that are not profiled: memory is allocated in them, kernels are chosen
+#: Steps that are not profiled: memory is allocated in them, kernels are chosen.
+BEFORE = 2
 _OPERATORS = 15
-_STEP = "ProfilerStep"
 _COLLECTIVES = ("gloo:", "nccl", "c10d::")
 Spans = Iterable[tuple[float, float]]
 
@@ -47,7 +46,9 @@ class Profile(TrainerCallback):
         self, steps: int, meter: Meter, model: torch.nn.Module | None, devices: int
     ) -> None:
         self.steps, self.meter, self.model, self.devices = steps, meter, model, devices
+        self.written = False
         self._profiler: profile | None = None
+        self._since: Mark | None = None
 
     def on_train_begin(
         self,
@@ -56,19 +57,16 @@ class Profile(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Start, if there are steps enough."""
-        left = state.max_steps - state.global_step
-        if left < self.steps + _BEFORE:
-            raise UserError(
-                f"--profile {self.steps}: the run has {left} steps, and the first {_BEFORE} are "
-                "not profiled"
-            )
+        """Start, if there are steps enough; of a run that is resumed there may not be."""
+        self.written = False
+        if state.max_steps - state.global_step < self.steps + BEFORE:
+            return
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(
             activities=activities,
-            schedule=schedule(wait=_BEFORE - 1, warmup=1, active=self.steps, repeat=1),
+            schedule=schedule(wait=BEFORE - 1, warmup=1, active=self.steps, repeat=1),
             on_trace_ready=lambda found: self._write(found, Path(args.output_dir or "")),
         )
         self._profiler.start()
@@ -85,12 +83,10 @@ class Profile(TrainerCallback):
             return
         self._profiler.step()
         done = self._profiler.step_num
-        if done == _BEFORE:
-            self.meter.start_again(waits=True)
-        elif done == _BEFORE + self.steps:
-            self._profiler.stop()
-            self._profiler = None
-            self.meter.waits = False
+        if done == BEFORE:
+            self._since, self.meter.waits = self.meter.mark(), True
+        elif done == BEFORE + self.steps:
+            self._end()
 
     def on_train_end(
         self,
@@ -100,11 +96,18 @@ class Profile(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """It ended early: what there is, is written."""
+        self._end()
+
+    def _end(self) -> None:
         if self._profiler is not None:
             self._profiler.stop()
+        self._profiler, self.meter.waits = None, False
 
     def _write(self, found: profile, output_dir: Path) -> None:
-        speed = self.meter.summary(self.model, self.devices)
+        self.written = self._since is not None
+        if not self.written:
+            return
+        speed = self.meter.summary(self.model, self.devices, self._since)
         if job.ranks().rank:
             return
         table = output_dir / PROFILE
@@ -141,7 +144,7 @@ def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
         for each in events
         if each.device_type != DeviceType.CPU and not each.is_user_annotation
     ]
-    steps = [each for each in of_host if each.name.startswith(_STEP)]
+    steps = [each for each in of_host if each.name == f"{PREFIX}step"]
     main = {each.thread for each in steps}
     begins = min(each.time_range.start for each in steps)
     length = round(max(each.time_range.end for each in steps) - begins)
@@ -157,7 +160,7 @@ def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
     def collective(event: FunctionEvent) -> bool:
         return event.name.startswith(_COLLECTIVES)
 
-    phase = np.full(length, -1)
+    phase = np.full(length, -1, dtype=np.int8)
     for number, name in enumerate(PHASES):
         phase[painted(e for e in of_host if e.name == PREFIX + name and e.thread in main)] = number
     if kernels:
@@ -171,14 +174,16 @@ def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
             if each.thread in main and not each.is_async and _computes(each)
         )
     phase[under_way & ~busy] = PHASES.index("communication")
-    a_step = 1000 * len(steps)  # microseconds of them all to milliseconds of one
-    found = {name: np.sum(phase == number) / a_step for number, name in enumerate(PHASES)}
+    inside = painted(steps)  # not an evaluation or a checkpoint between them
+
+    def of_a_step(where: np.ndarray) -> float:
+        return float(np.sum(where & inside) / len(steps) / 1000)
+
     order = ("data", "forward", "backward", "communication", "optimizer")
-    found = {name: float(found[name]) for name in order}
-    found["other"] = float(np.sum(phase == -1) / a_step)
-    found["step"] = length / a_step
+    found = {name: of_a_step(phase == PHASES.index(name)) for name in order}
+    found["other"], found["step"] = of_a_step(phase == -1), of_a_step(inside)
     if kernels:
-        found["idle"] = float(np.sum(~(busy | under_way)) / a_step)
+        found["idle"] = of_a_step(~(busy | under_way))
     return len(steps), found
 
 
@@ -188,9 +193,11 @@ def _computes(event: FunctionEvent) -> bool:
 
 
 def _operators(found: profile, steps: int) -> list[dict[str, Any]]:
-    """Those that took the longest by themselves, as milliseconds and calls of a step."""
-    averages = [each for each in found.key_averages() if not each.key.startswith((_STEP, PREFIX))]
-    on_device = any(each.self_device_time_total for each in averages)
+    """Those that took the longest by themselves, as milliseconds and calls of a step: kernels where
+    there is an accelerator.
+    """
+    averages = [each for each in found.key_averages() if not each.is_user_annotation]
+    on_device = [each for each in averages if each.device_type != DeviceType.CPU]
 
     def took(each: Any) -> float:
         return float(each.self_device_time_total if on_device else each.self_cpu_time_total)
@@ -201,5 +208,5 @@ def _operators(found: profile, steps: int) -> list[dict[str, Any]]:
             "milliseconds": took(each) / 1000 / steps,
             "calls": each.count / steps,
         }
-        for each in sorted(averages, key=took, reverse=True)[:_OPERATORS]
+        for each in sorted(on_device or averages, key=took, reverse=True)[:_OPERATORS]
     ]

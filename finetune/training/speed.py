@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -16,10 +16,18 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from finetune import job
 from finetune.training import flops
+from finetune.training.flops import Flops
 
 Batch = dict[str, torch.Tensor]
 #: Of the names that a profiler sees.
 PREFIX = "finetune::"
+
+
+class Mark(NamedTuple):
+    """What a meter had counted at a moment: seconds by phase; rows, tokens, pairs, cells."""
+
+    seconds: dict[str, float]
+    counts: list[int]
 
 
 class Meter(TrainerCallback):
@@ -35,41 +43,62 @@ class Meter(TrainerCallback):
 
     Attributes:
         waits: Whether an accelerator is waited for after each phase, to tell one from another.
-        seconds: Of this process in each phase so far: data, communication (the count of the rows;
-            that of the gradients is a part of backward), forward, backward, optimizer, and step,
-            which is all of them and what lies between. On an accelerator, which works behind the
-            process, only the last one says how long something took.
+        seconds: Of this process in each phase of this training: data, communication (the count of
+            the rows; that of the gradients is a part of backward), forward, backward, optimizer,
+            and step, which is all of them and what lies between. An accelerator works behind the
+            process: there only the sum of the steps until it was waited for says how long they
+            took.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.waits = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._counts = torch.zeros(4, dtype=torch.int64)  # of this process: see `fetched`
         self._rows = torch.zeros(())  # of all processes, since the last log
         self._since_log, self._step_began = 0.0, 0.0
         self._nested: list[float] = []
+        self._step: record_function | None = None
         self._optimizer: tuple[record_function, float] | None = None
         self._row: Batch = {}
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Begin at nothing."""
+        self._forget()
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Count what happens inside as ``phase``, but for another phase in it, and name it for a
-        profiler.
+        profiler. Outside of a step, as in an evaluation, nothing is counted.
         """
+        if self._step is None:
+            yield
+            return
         self._end_optimizer(counts=False)
         self._nested.append(0.0)
         began = time.perf_counter()
-        with record_function(PREFIX + phase):
-            yield
-            self._wait()
-        took = time.perf_counter() - began
-        self.seconds[phase] += took - self._nested.pop()
-        if self._nested:
-            self._nested[-1] += took
+        try:
+            with record_function(PREFIX + phase):
+                yield
+                self._wait()
+        finally:
+            took = time.perf_counter() - began
+            self.seconds[phase] += took - self._nested.pop()
+            if self._nested:
+                self._nested[-1] += took
 
     def step_begins(self) -> None:
         """Before its rows are fetched."""
+        self._step = _entered("step")
         self._step_began = time.perf_counter()
 
     def fetched(self, batches: Sequence[Batch], rows: torch.Tensor) -> None:
@@ -83,26 +112,12 @@ class Meter(TrainerCallback):
             self._row = flops.first_row(batches[0])
         self._rows = self._rows.to(rows.device) + rows
         for batch in batches:
-            mask = batch.get("attention_mask")
-            if mask is None:
-                found = torch.tensor([len(batch["labels"]), 0, 0, 0])
-            else:
-                tokens = mask.sum(dim=1)
-                found = torch.stack(
-                    [
-                        torch.full_like(tokens[0], len(mask)),
-                        tokens.sum(),
-                        (tokens**2).sum(),
-                        torch.full_like(tokens[0], mask.numel()),
-                    ]
-                )
+            found = _counted(batch)
             self._counts = self._counts.to(found.device) + found
 
     def optimizer_begins(self) -> None:
         """After the last backward pass of a step, or of a micro-batch."""
-        name = record_function(f"{PREFIX}optimizer")
-        name.__enter__()  # type: ignore[no-untyped-call]
-        self._optimizer = name, time.perf_counter()
+        self._optimizer = _entered("optimizer"), time.perf_counter()
 
     def _end_optimizer(self, *, counts: bool) -> None:
         if self._optimizer is None:
@@ -114,15 +129,9 @@ class Meter(TrainerCallback):
             self.seconds["optimizer"] += time.perf_counter() - began
         self._optimizer = None
 
-    def _wait(self) -> None:
-        if self.waits and self.device.type != "cpu":
+    def _wait(self, whether: bool = False) -> None:
+        if (whether or self.waits) and self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-
-    def start_again(self, *, waits: bool) -> None:
-        """Forget what was counted so far."""
-        self.seconds.clear()
-        self._counts.zero_()
-        self.waits = waits
 
     def on_step_end(
         self,
@@ -131,9 +140,20 @@ class Meter(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Stop the clock."""
+        """Stop the clock, when an accelerator is done too where something else comes next."""
         self._end_optimizer(counts=True)
+        self._wait(
+            control.should_log
+            or control.should_evaluate
+            or control.should_save
+            or control.should_training_stop
+            or control.should_epoch_stop
+            or state.global_step >= state.max_steps
+        )
         took = time.perf_counter() - self._step_began
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
         self.seconds["step"] += took
         self._since_log += took
 
@@ -153,43 +173,77 @@ class Meter(TrainerCallback):
         }
         self._rows, self._since_log = torch.zeros(()), 0.0
 
-    def summary(self, model: torch.nn.Module | None, devices: int) -> dict[str, Any]:
+    def mark(self) -> Mark:
+        """What was counted until now."""
+        return Mark(dict(self.seconds), self._counts.tolist())
+
+    def summary(
+        self, model: torch.nn.Module | None, devices: int, since: Mark | None = None
+    ) -> dict[str, Any]:
         """What stands in ``run.json``; every process calls it, when training has ended.
 
         Args:
             model: That was trained, not wrapped; None if it cannot be called, as it is sharded.
             devices: Of this process.
+            since: Leave out what was before.
 
         Returns:
             Rows, tokens without padding, and model FLOPs a second of all processes; what share of
             the tokens was padding; the peak of the devices in matrix products, measured now, and
             how much of it was used; seconds of this process in each phase. Nothing before the first
-            step; why the FLOPs were not counted, if the model could not be asked.
+            step; why the FLOPs were not counted, if they could not be.
         """
-        rows, tokens, pairs, cells = np.sum(job.gather(self._counts.tolist()), axis=0).tolist()
+        before = since or Mark({}, [0, 0, 0, 0])
+        mine = np.subtract(self._counts.tolist(), before.counts)
+        rows, tokens, pairs, cells = np.sum(job.gather(mine), axis=0).tolist()
         if not rows:
             return {}
-        seconds = self.seconds["step"]
+        spent = {name: each - before.seconds.get(name, 0) for name, each in self.seconds.items()}
+        seconds = spent["step"]
         found = {
             "rows_per_second": rows / seconds,
             "tokens_per_second": tokens / seconds if cells else None,
             "padding": 1 - tokens / cells if cells else None,
-            "seconds": {name: round(each, 3) for name, each in self.seconds.items()},
+            "seconds": {name: round(each, 3) for name, each in spent.items()},
         }
         if model is None:
             return found
-        peak = sum(job.gather(devices * flops.peak(self.device, self.dtype)))
         row = {name: value for name, value in self._row.items() if name != "labels"}
+        counted, mine_at_most, failure = Flops(0), 0.0, None
         try:
             counted = flops.of_model(model, row)
+            mine_at_most = devices * flops.peak(self.device, self.dtype)
         except Exception as error:  # a model may want more of its input; the run is worth more
-            return found | {"model_flops_not_counted": f"{type(error).__name__}: {error}"}
+            failure = f"{type(error).__name__}: {error}"
+        everyone = job.gather((failure, mine_at_most))
+        if failures := [each for each, _ in everyone if each]:
+            return found | {"model_flops_not_counted": failures[0]}
+        peak = sum(each for _, each in everyone)
         asked = flops.TRAINING * counted.of(rows, tokens, pairs) / seconds
         return found | {
             "model_flops_per_second": asked,
             "peak_flops_per_second": peak,
             "share_of_peak": asked / peak,
         }
+
+
+def _entered(phase: str) -> record_function:
+    name = record_function(PREFIX + phase)
+    name.__enter__()  # type: ignore[no-untyped-call]
+    return name
+
+
+def _counted(batch: Batch) -> torch.Tensor:
+    """Rows, tokens, pairs of tokens within a row, and cells, padding included, shape ``(4,)``."""
+    mask, tokens = batch.get("attention_mask"), batch.get("input_ids")
+    if tokens is None:
+        return torch.tensor([len(batch["labels"]), 0, 0, 0])
+    if mask is None or mask.shape != tokens.shape:
+        mask = torch.ones_like(tokens)
+    lengths = mask.sum(dim=1)
+    sizes = (len(mask), mask.numel())
+    rows, cells = (torch.full_like(lengths[0], each) for each in sizes)
+    return torch.stack([rows, lengths.sum(), (lengths**2).sum(), cells])
 
 
 def _memory() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +68,10 @@ class Trainer(transformers.Trainer):
         dtype = precision.dtype(bf16=self.args.bf16, fp16=self.args.fp16)
         self.meter = Meter(self.args.device, dtype)
         self.add_callback(self.meter)
+        self.profile: Profile | None = None
         if self.args.profile:
-            self.add_callback(Profile(self.args.profile, self.meter, *self._measured()))
+            self.profile = Profile(self.args.profile, self.meter, *self._measured())
+            self.add_callback(self.profile)
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
         if self.args.process_index > 0:  # it would print once on every machine
@@ -93,7 +96,10 @@ class Trainer(transformers.Trainer):
             column in self.train_dataset.column_names
         ):
             quarter = max(self.train_dataset[column][:]) / _PADDED_LENGTHS
-            self.data_collator.pad_to_multiple_of = int(batches.padded([math.ceil(quarter)])[0])
+            self.data_collator.pad_to_multiple_of = max(
+                int(batches.padded([math.ceil(quarter)])[0]),
+                self.data_collator.pad_to_multiple_of or 1,
+            )
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
         built: dict[str, Any] = super()._build_accelerator_args(**kwargs)
@@ -113,13 +119,31 @@ class Trainer(transformers.Trainer):
     ) -> Any:
         """The share of this process in the global loss, times the processes DDP averages over."""
         labels = inputs.pop("labels")
-        with self.meter.during("forward") if model.training else contextlib.nullcontext():
+        with self.meter.during("forward"):
             outputs = model(**inputs)
         if isinstance(num_items_in_batch, torch.Tensor):  # under DataParallel once for each GPU
             num_items_in_batch = num_items_in_batch.reshape(-1)[0]
         loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """The library's."""
+        with self._quiet_workers():
+            return super().train(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _quiet_workers(self) -> Iterator[None]:
+        """Each forked worker would say that tokenizers do not go parallel in it."""
+        name = "TOKENIZERS_PARALLELISM"
+        sets = bool(self.args.dataloader_num_workers) and name not in os.environ
+        if sets:
+            os.environ[name] = "false"
+        try:
+            yield
+        finally:
+            if sets:
+                os.environ.pop(name, None)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -138,8 +162,11 @@ class Trainer(transformers.Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Both passes over a micro-batch, timed."""
-        with self.meter.during("backward"):
-            loss = super().training_step(*args, **kwargs)
+        try:
+            with self.meter.during("backward"):
+                loss = super().training_step(*args, **kwargs)
+        finally:
+            casts.forget()
         self.meter.optimizer_begins()
         return loss
 
@@ -225,9 +252,10 @@ class Trainer(transformers.Trainer):
                 )
             )
         try:
-            output = super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
+            with self._quiet_workers():
+                output = super().evaluation_loop(
+                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+                )
         finally:
             self.compute_metrics = compute
         if places is not None:
