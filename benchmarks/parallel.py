@@ -13,7 +13,6 @@ machine disturbs them alike.
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,8 @@ import tempfile
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+
+import turns
 
 if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
@@ -232,7 +233,7 @@ def _peak_memory() -> float:
     if torch.cuda.is_available():
         devices = range(torch.cuda.device_count())
         return max(map(torch.cuda.max_memory_allocated, devices)) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return turns.peak_memory()
 
 
 # ---- all of them ---------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ def main(words: Sequence[str]) -> int:
     if job.ranks().rank == 0:
         if unreachable := hub.unreachable(missing):
             raise unreachable  # before the flags are read: for that the libraries are imported
-    elif not missing:
-        import datasets  # noqa: F401  (while rank 0 is at it)
+    if not missing:  # all at once: rank 0 waits for the others before it begins
+        import datasets  # noqa: F401
         import transformers.trainer  # noqa: F401
 
     def settled() -> Settings:
