@@ -18,7 +18,7 @@ LONG, SHORT = ("embedded:imdb", 256), ("embedded:rotten-tomatoes", 64)
 RECIPES = {"embedded:imdb": "yelp", "embedded:rotten-tomatoes": "sentiment"}
 EPOCH: dict[str, Any] = dict(num_train_epochs=1, learning_rate=1e-4)
 MODEL = "embedded:minilm"
-VALIDATED = 2000  # rows at most
+VALIDATED = 500  # rows at most
 
 
 def recipe_of(data: str, max_length: int) -> Any:
