@@ -47,9 +47,8 @@ def main(words: Sequence[str]) -> int:
 
     wanted = peek(cls, flags)
     missing = [] if wanted is None else hub.missing(wanted)
-    if job.ranks().rank == 0:
-        if unreachable := hub.unreachable(missing):
-            raise unreachable  # before the flags are read: for that the libraries are imported
+    if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
+        raise unreachable  # before the flags are read: for that the libraries are imported
     if not missing:  # all at once: rank 0 waits for the others before it begins
         import datasets  # noqa: F401
         import transformers.trainer  # noqa: F401
