@@ -73,20 +73,16 @@ def get_ready(settings: Settings) -> None:
     from finetune.directory import refuse_foreign
     from finetune.training.checkpoint import to_resume
     from finetune.training.profile import BEFORE
+    from finetune.training.sampler import refuse_too_few
 
     console.quiet()
     draft, recipe = settings.draft(), settings.recipe
     checkpoint = to_resume(draft.resume_from_checkpoint, draft.output_dir)
     refuse_foreign(settings.output_dir)
     _refuse_unknown_metric(draft, recipe)
-    rows = len(recipe.splits["train"])
+    refuse_too_few(draft, len(recipe.splits["train"]))
     if draft.label_smoothing_factor and not recipe.labels:
         raise UserError("--label_smoothing_factor: there are no classes, the labels are numbers")
-    if draft.global_batch_size is not None and rows < draft.global_batch_size:
-        raise UserError(
-            f"{rows} training rows are fewer than one global batch of {draft.global_batch_size}: "
-            "give more rows or a smaller --global_batch_size"
-        )
     steps = provenance.steps(draft, recipe.prepared["train"])
     if draft.profile and checkpoint is None and steps < draft.profile + BEFORE:
         raise UserError(

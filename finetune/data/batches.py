@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,18 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
         sizes.append(min(max(1, budget // max(1, int(lengths[start]))), len(lengths) - start))
         start += sizes[-1]
     return sizes
+
+
+def split(order: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """``order`` in batches of these sizes."""
+    return np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
+
+
+def lengths_of(rows: Any, column: str) -> np.ndarray | None:
+    """The column of a ``datasets.Dataset`` that holds the length of each row, if it has one."""
+    if column not in (getattr(rows, "column_names", None) or ()):
+        return None
+    return np.asarray(rows[column][:])
 
 
 def padded(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

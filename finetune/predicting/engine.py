@@ -19,7 +19,7 @@ import torch
 from finetune import job, precision, threads
 from finetune.cpu import allocator, attention
 from finetune.cpu.packing import pack
-from finetune.data.batches import cut
+from finetune.data.batches import cut, split
 from finetune.errors import UserError
 from finetune.recipe import TextClassification
 from finetune.run import Run
@@ -207,8 +207,7 @@ def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
         budget: Tokens of a batch, padding included; a longer row is a batch of its own.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable")
-    sizes = cut(np.asarray(lengths)[order], budget)
-    return np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
+    return split(order, cut(np.asarray(lengths)[order], budget))
 
 
 def default_precision(run: Run) -> str:

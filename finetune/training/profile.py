@@ -19,8 +19,7 @@ from finetune.run import PROFILE
 from finetune.training.speed import PREFIX, Mark, Meter
 
 TRACE = "trace.json"  # beside the table
-#: As they are painted over each other: what is inside another comes later.
-PHASES = ("data", "backward", "forward", "communication", "optimizer")
+PHASES = ("data", "forward", "backward", "communication", "optimizer")
 #: Steps that are not profiled: memory is allocated in them, kernels are chosen.
 BEFORE = 2
 _OPERATORS = 15
@@ -58,7 +57,7 @@ class Profile(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Start, if there are steps enough; of a run that is resumed there may not be."""
-        self.written = False
+        self.written, self._since = False, None
         if state.max_steps - state.global_step < self.steps + BEFORE:
             return
         activities = [ProfilerActivity.CPU]
@@ -161,8 +160,9 @@ def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
         return event.name.startswith(_COLLECTIVES)
 
     phase = np.full(length, -1, dtype=np.int8)
-    for number, name in enumerate(PHASES):
-        phase[painted(e for e in of_host if e.name == PREFIX + name and e.thread in main)] = number
+    for name in sorted(PHASES, key="backward".__ne__):  # the others may lie in it
+        these = (e for e in of_host if e.name == PREFIX + name and e.thread in main)
+        phase[painted(these)] = PHASES.index(name)
     if kernels:
         under_way = painted(each for each in kernels if collective(each))
         busy = painted(each for each in kernels if not collective(each))
@@ -179,8 +179,7 @@ def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
     def of_a_step(where: np.ndarray) -> float:
         return float(np.sum(where & inside) / len(steps) / 1000)
 
-    order = ("data", "forward", "backward", "communication", "optimizer")
-    found = {name: of_a_step(phase == PHASES.index(name)) for name in order}
+    found = {name: of_a_step(phase == number) for number, name in enumerate(PHASES)}
     found["other"], found["step"] = of_a_step(phase == -1), of_a_step(inside)
     if kernels:
         found["idle"] = of_a_step(~(busy | under_way))

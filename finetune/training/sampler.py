@@ -58,7 +58,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         seed: int = 42,
         strategy: str = "random",
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int] | np.ndarray | None = None,
     ) -> None:
         assert (global_batch_size is None) != (max_tokens is None)
         assert lengths is not None or strategy != "group_by_length"
@@ -91,13 +91,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
             UserError: if they make none, or smaller ones than there are devices.
         """
         rows, lengths = len(dataset), None
+        refuse_too_few(arguments, rows)
         if arguments.train_sampling_strategy == "group_by_length":
             column = arguments.length_column_name
-            if column not in dataset.column_names:
+            if (lengths := batches.lengths_of(dataset, column)) is None:
                 raise UserError(
                     f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
                 )
-            lengths = dataset[column][:]
         sampler = cls(
             rows,
             global_batch_size=arguments.global_batch_size,
@@ -109,15 +109,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
             strategy=arguments.train_sampling_strategy,
             lengths=lengths,
         )
-        if not sampler.sizes:
-            raise UserError(
-                f"{rows} training rows are fewer than one global batch of "
-                f"{arguments.global_batch_size}; give more rows or a smaller --global_batch_size"
-            )
         devices = job.devices_in_training(arguments.use_cpu)
         shares = devices * arguments.gradient_accumulation_steps
         if lengths is not None and min(sampler.sizes) < shares:
-            longest = int(batches.padded([max(lengths)])[0])
+            longest = int(batches.padded(lengths).max())
             raise UserError(
                 f"--max_tokens_per_batch {arguments.max_tokens_per_batch} makes a step of "
                 f"{min(sampler.sizes)} rows, for {devices} devices x "
@@ -148,7 +143,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         order = order[: sum(self.sizes)]
         if self.strategy == "group_by_length":
             order = self._by_length(order)
-        steps = np.split(order, np.cumsum(self.sizes)[:-1]) if self.sizes else []
+        steps = batches.split(order, self.sizes)
         if self.strategy == "group_by_length" and steps:
             assert self.lengths is not None
             steps = [steps[index] for index in torch.randperm(len(steps), generator=generator)]
@@ -173,6 +168,19 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 chunk[np.argsort(-lengths[chunk], kind="stable")]
                 for chunk in np.split(order, range(together, len(order), together))
             ]
+        )
+
+
+def refuse_too_few(arguments: FinetuneArguments, rows: int) -> None:
+    """What can be told before the rows have a length.
+
+    Raises:
+        UserError: if they are fewer than one global batch.
+    """
+    if arguments.global_batch_size is not None and rows < arguments.global_batch_size:
+        raise UserError(
+            f"{rows} training rows are fewer than one global batch of "
+            f"{arguments.global_batch_size}: give more rows or a smaller --global_batch_size"
         )
 
 

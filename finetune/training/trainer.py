@@ -91,11 +91,9 @@ class Trainer(transformers.Trainer):
 
         Each is compiled for itself, the first time it comes; after that nothing is compiled again.
         """
-        column = self.args.length_column_name
-        if hasattr(self.data_collator, "pad_to_multiple_of") and (
-            column in self.train_dataset.column_names
-        ):
-            quarter = max(self.train_dataset[column][:]) / _PADDED_LENGTHS
+        lengths = batches.lengths_of(self.train_dataset, self.args.length_column_name)
+        if hasattr(self.data_collator, "pad_to_multiple_of") and lengths is not None:
+            quarter = lengths.max() / _PADDED_LENGTHS
             self.data_collator.pad_to_multiple_of = max(
                 int(batches.padded([math.ceil(quarter)])[0]),
                 self.data_collator.pad_to_multiple_of or 1,
@@ -151,10 +149,10 @@ class Trainer(transformers.Trainer):
         """The micro-batches of a step and its rows, timed and counted."""
         self.meter.step_begins()
         with self.meter.during("data"):
-            batches, rows = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if batches:
-            self.meter.fetched(batches, torch.as_tensor(rows).reshape(-1)[0])
-        return batches, rows
+            found, rows = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if found:
+            self.meter.fetched(found, torch.as_tensor(rows).reshape(-1)[0])
+        return found, rows
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         with self.meter.during("communication"):
@@ -211,11 +209,13 @@ class Trainer(transformers.Trainer):
 
         The order is remembered for :meth:`evaluation_loop`.
         """
-        column, order = self.args.length_column_name, None
+        order = None
         together = self.args.eval_do_concat_batches and not self.args.batch_eval_metrics
-        if together and isinstance(dataset, datasets.Dataset) and column in dataset.column_names:
-            order = np.argsort(-np.asarray(dataset[column][:]), kind="stable")
-            dataset = dataset.select(order)
+        if together and isinstance(dataset, datasets.Dataset):
+            lengths = batches.lengths_of(dataset, self.args.length_column_name)
+            if lengths is not None:
+                order = np.argsort(-lengths, kind="stable")
+                dataset = dataset.select(order)
         loader = super()._get_dataloader(dataset, *args, **kwargs)
         loader.order = order
         return loader
