@@ -21,8 +21,8 @@ from finetune import hub
 from finetune.data import embedded
 from finetune.errors import UserError
 
-# What the model families call the two dropouts in their configurations.
-_DROPOUTS = {
+#: What the model families call the two dropouts in their configurations.
+DROPOUTS = {
     "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "dropout"),
     "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
 }
@@ -105,7 +105,7 @@ def _source(model: str) -> str:
 def _set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
     if probability is None:
         return
-    name = next((name for name in _DROPOUTS[option] if hasattr(config, name)), None)
+    name = next((name for name in DROPOUTS[option] if hasattr(config, name)), None)
     if name is None and not probability:
         return
     if name is None:

@@ -337,8 +337,6 @@ class Recipe:
 class TextClassification(Recipe):
     """Sentences or documents with one label each, on an encoder from ``transformers``."""
 
-    training = dict(train_sampling_strategy="group_by_length")
-
     model: str = option("", "name of a model on the Hub, or a local directory")
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")

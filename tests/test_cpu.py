@@ -5,13 +5,14 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
 from finetune import catalog
-from finetune.cpu import allocator, attention, casts, dropout, packing
+from finetune.cpu import allocator, attention, casts, dropout, packing, unpadded
 
 Shape = tuple[int, int, int, int]
 
@@ -70,14 +71,14 @@ def test_exponentials_out_of_range_have_a_softmax(
     size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first sequence is ordinary, the second's sums overflow, the third's are nothing."""
-    softened: list[slice] = []
-    soften = attention._Groups.soften
+    usable: list[bool] = []
+    judge = attention._usable
 
-    def watched(groups: Any, here: slice, weights: torch.Tensor) -> None:
-        softened.append(here)
-        soften(groups, here, weights)
+    def watched(sums: torch.Tensor) -> bool:
+        usable.append(judge(sums))
+        return usable[-1]
 
-    monkeypatch.setattr(attention._Groups, "soften", watched)
+    monkeypatch.setattr(attention, "_usable", watched)
     monkeypatch.setattr(attention, "_WEIGHTS_AT_ONCE", 50**2)
     direction = torch.nn.functional.normalize(torch.ones(8), dim=0)
     offset = direction * torch.tensor([0.0, 1.0, -1.0])[:, None, None, None]
@@ -93,7 +94,7 @@ def test_exponentials_out_of_range_have_a_softmax(
             output = torch.nn.functional.scaled_dot_product_attention(*tensors).transpose(1, 2)
         output.backward(gradient)
         found.append([output, *(each.grad for each in tensors)])
-    assert [each.start for each in softened] == [1, 2]
+    assert usable == [True, False, False]
     assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
@@ -147,6 +148,125 @@ def test_a_model_that_uses_it_says_the_same(tmp_path: Path) -> None:
     assert_close(after, before, rtol=1e-5, atol=1e-5)
     model.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path)._attn_implementation != attention.NAME
+
+
+def small(kind: str, **settings: Any) -> Any:
+    """A classifier of two layers, without dropout."""
+    config = AutoConfig.for_model(kind, vocab_size=60, num_labels=3, pad_token_id=0)
+    sizes = dict(hidden_size=32, dim=32, embedding_size=32, intermediate_size=40, hidden_dim=40)
+    counts = dict(num_hidden_layers=2, n_layers=2, num_attention_heads=4, n_heads=4)
+    names = "hidden_dropout_prob attention_probs_dropout_prob dropout attention_dropout"
+    for name, value in (sizes | counts | dict.fromkeys(names.split(), 0.0) | settings).items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    torch.manual_seed(0)
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def watched_layer(model: torch.nn.Module) -> list[int]:
+    """The tokens that the first layer will have seen, each time."""
+    seen: list[int] = []
+    (layers,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+    layers[0].register_forward_hook(lambda _, given, __: seen.append(given[0][..., 0].numel()))
+    return seen
+
+
+LENGTHS = {
+    "one has a sequence of its own": [150, 3, 17, 64, 1, 65, 39, 149, 8],
+    "all share": [30, 20, 14, 7, 1, 33, 29, 8, 9],
+    "some as long as with what fills them up": [96, 96, 64, 64, 32, 5, 96, 128, 1],
+    "many of a length": [40] * 9 + [3] * 8,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(unpadded.KNOWN))
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_layers_without_padding_say_the_same(kind: str, lengths: list[int]) -> None:
+    """Logits and gradients, and each token is computed once."""
+    rows, tokens = len(lengths), max(lengths)
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.arange(tokens) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(5, 60, (rows, tokens), generator=generator) * mask
+    labels, found = torch.randint(3, (rows,), generator=generator), []
+    for without in (False, True):
+        model = small(kind)
+        if without:
+            attention.use(model, only_if_unpadded=True)
+            assert unpadded.use(model)
+        seen = watched_layer(model)
+        output = model(ids, attention_mask=mask, labels=labels)
+        output.loss.backward()
+        found.append([output.logits, *(each.grad for each in model.parameters())])
+    assert seen == [unpadded.computed(np.array(lengths), tokens)]
+    assert sum(lengths) < seen[0] < min(sum(lengths) + 65, rows * tokens)
+    assert_close(*found, rtol=1e-5, atol=1e-7)
+
+
+def padded_pair() -> dict[str, torch.Tensor]:
+    mask = (torch.arange(90) < torch.tensor([90, 2])[:, None]).long()
+    return dict(input_ids=torch.full((2, 90), 7) * mask, attention_mask=mask)
+
+
+def test_hidden_states_that_are_asked_for_have_their_padding() -> None:
+    model = small("bert")
+    attention.use(model)
+    assert unpadded.use(model)
+    seen = watched_layer(model)
+    states = model(**padded_pair(), output_hidden_states=True).hidden_states
+    assert [each.shape for each in states] == [(2, 90, 32)] * 3
+    assert seen == [180]
+    model(**padded_pair())
+    with attention.torchs_own(model):
+        model(**padded_pair())
+    assert seen == [180, 128, 180]
+
+
+def test_little_padding_stays() -> None:
+    model = small("bert")
+    attention.use(model)
+    assert unpadded.use(model)
+    seen = watched_layer(model)
+    mask = (torch.arange(90) < torch.tensor([90, 88, 89])[:, None]).long()
+    model(torch.full((3, 90), 7), attention_mask=mask)
+    assert seen == [270]
+
+
+def test_recomputed_layers_keep_their_padding() -> None:
+    """A checkpoint may hand them a mask that does not know what it stands for."""
+    model = small("bert").train()
+    attention.use(model)
+    assert unpadded.use(model)
+    model.activation_checkpointing_enable(dict(use_reentrant=True))
+    model.enable_input_require_grads()
+    seen = watched_layer(model)
+    model(**padded_pair()).logits.sum().backward()
+    assert set(seen) == {180}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("mpnet", {}),
+        ("bert", dict(attention_probs_dropout_prob=0.1)),
+        ("distilbert", dict(attention_dropout=0.1)),
+        ("bert", dict(is_decoder=True)),
+        ("bert", dict(chunk_size_feed_forward=9)),
+    ],
+)
+def test_what_is_not_known_to_be_the_same_keeps_its_padding(
+    kind: str, settings: dict[str, Any]
+) -> None:
+    model = small(kind, **settings)
+    attention.use(model)
+    assert not unpadded.use(model)
+    seen = watched_layer(model)
+    model(**padded_pair())
+    assert seen == [180]
+
+
+def test_models_with_torchs_attention_keep_their_padding() -> None:
+    assert not unpadded.use(small("bert"))
+    assert not unpadded.use(torch.nn.Linear(2, 2))
 
 
 def test_a_model_with_another_attention_keeps_it() -> None:
@@ -290,7 +410,7 @@ def test_every_dropout_of_a_model_is_replaced() -> None:
     ("training", "replaced", "attends"),
     [
         ({"precision": "bf16"}, True, attention.NAME),
-        ({"precision": "fp32"}, True, "sdpa"),
+        ({"precision": "fp32"}, True, attention.IF_UNPADDED),
         ({"precision": "bf16", "torch_compile": True}, False, "sdpa"),
     ],
 )
@@ -309,3 +429,4 @@ def test_a_trainer_on_a_cpu_uses_them(
     dense = trainer.model.bert.encoder.layer[0].attention.output.dense
     assert (type(dense) is casts.Linear) == (attends == attention.NAME)
     assert trainer.model.config._attn_implementation == attends
+    assert trainer.unpadded == replaced

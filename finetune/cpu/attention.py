@@ -1,15 +1,18 @@
-"""Attention in bf16 on a CPU: a few sequences at a time, by plain matrix products.
+"""Attention on a CPU: a few sequences at a time, by plain matrix products.
 
 torch's fused kernel multiplies bf16 no faster than fp32 there. Products of a few whole sequences
 are faster, and their weights stay in the cache. Forward and backward over 8,192 tokens with 12
 heads of 32 took 39 ms in sequences of 256 on two cores with AVX512-BF16, where the fused kernel
-took 95; in sequences of 32 it was 17 and 93. In fp32 the fused kernel is the faster one.
+took 95; in sequences of 32 it was 17 and 93. In fp32 the fused kernel is the faster one, but it
+cannot do without the padding, see :mod:`finetune.cpu.unpadded`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,32 +20,49 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-NAME = "finetune_few_sequences"
+#: What models call them.
+NAME, IF_UNPADDED = "finetune_few_sequences", "finetune_few_sequences_if_unpadded"
+#: Of a mask: the groups of sequences, where these follow each other in one.
+GROUPS = "finetune_groups"
 _WEIGHTS_AT_ONCE = 2 * 256 * 256  # of a head
 _LEAST = 1e-20  # of a sum of exponentials
 _BIAS = "finetune_bias"  # of a mask
 _OTHER_TASKS = ("position_bias", "softcap", "cache")
 
 
-def use(model: torch.nn.Module) -> None:
-    """Let ``model`` attend by :func:`forward` if it attends by torch's kernel now."""
+def use(model: torch.nn.Module, only_if_unpadded: bool = False) -> None:
+    """Let ``model`` attend by :func:`forward` if it attends by torch's kernel now.
+
+    Args:
+        model: Any.
+        only_if_unpadded: Leave batches with their padding to torch's kernel.
+    """
     if isinstance(model, PreTrainedModel) and model.config._attn_implementation == "sdpa":
-        AttentionInterface.register(NAME, forward)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
-        model.set_attn_implementation(NAME)
+        name = IF_UNPADDED if only_if_unpadded else NAME
+        AttentionInterface.register(name, _forward_if_unpadded if only_if_unpadded else forward)
+        AttentionMaskInterface.register(name, sdpa_mask)
+        model.set_attn_implementation(name)
+
+
+def used_by(model: torch.nn.Module) -> bool:
+    """Whether it attends by :func:`forward` now."""
+    ours = NAME, IF_UNPADDED
+    return isinstance(model, PreTrainedModel) and model.config._attn_implementation in ours
 
 
 @contextlib.contextmanager
 def torchs_own(model: torch.nn.Module) -> Iterator[None]:
     """Let ``model`` attend by torch's kernel for a while, if it attends by :func:`forward`."""
-    if not isinstance(model, PreTrainedModel) or model.config._attn_implementation != NAME:
+    if not used_by(model):
         yield
         return
+    assert isinstance(model, PreTrainedModel)
+    name = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
         yield
     finally:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(name)
 
 
 def forward(
@@ -85,11 +105,108 @@ def forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    bias = None if attention_mask is None else _as_bias(attention_mask, query.dtype)
+    groups = getattr(attention_mask, GROUPS, None)
+    if groups is None:
+        bias = None if attention_mask is None else _as_bias(attention_mask, query.dtype)
+        groups = grouped(query.shape[0], query.shape[2], bias)
     found: torch.Tensor = _FewSequences.apply(  # type: ignore[no-untyped-call]
-        query, key, value, bias, scaling
+        query, key, value, groups, scaling
     )
     return found, None
+
+
+def _forward_if_unpadded(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    attend = forward if hasattr(attention_mask, GROUPS) else sdpa_attention_forward
+    found: tuple[torch.Tensor, None] = attend(module, query, key, value, attention_mask, **others)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A few sequences whose weights are in memory at a time.
+
+    Attributes:
+        tokens: Theirs, of those of all sequences.
+        sequences: How many.
+        length: Of each, with what fills it up.
+        bias: Added to the products, shape ``(sequences, 1, length or 1, length)``.
+        taken: Where the tokens are that the sequences are made of, shape
+            ``(sequences * length,)``, filled up with one that is in no group; None if nothing is.
+        real: The places that are not filled up.
+    """
+
+    tokens: slice
+    sequences: int
+    length: int
+    bias: torch.Tensor | None = None
+    taken: torch.Tensor | None = None
+    real: torch.Tensor | None = None
+
+    def take(self, every: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+        """Of each token to ``(sequences * heads, length, size)``.
+
+        Args:
+            every: Shape ``(tokens of all sequences, heads, size)``.
+            room: For the result, which may have more columns.
+        """
+        rows = every[self.tokens] if self.taken is None else every.index_select(0, self.taken)
+        rows = self._by_sequence(rows).transpose(1, 2)
+        self._by_sequence(room)[..., : every.shape[-1]] = rows
+        return room
+
+    def put(self, every: torch.Tensor, found: torch.Tensor) -> None:
+        """The other way, without what filled the sequences up."""
+        rows, mine = self._by_sequence(found).transpose(1, 2), every[self.tokens]
+        if self.real is None:
+            mine.view(rows.shape).copy_(rows)
+        else:
+            torch.index_select(rows.flatten(0, 1), 0, self.real, out=mine)
+
+    def products(
+        self, queries: torch.Tensor, keys: torch.Tensor, scaling: float, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Of queries and keys with the bias, shape ``(sequences * heads, length, length)``."""
+        beta = 0
+        if self.bias is not None:
+            self._by_sequence(out).copy_(self.bias)
+            beta = 1
+        keys = keys.transpose(1, 2)
+        return torch.baddbmm(out, queries, keys, beta=beta, alpha=scaling, out=out)
+
+    def _by_sequence(self, each: torch.Tensor) -> torch.Tensor:
+        return each.view(self.sequences, -1, *each.shape[1:])
+
+
+def grouped(sequences: int, length: int, bias: torch.Tensor | None) -> list[Group]:
+    """Sequences of one length that follow each other, in groups of few enough weights.
+
+    Args:
+        sequences: How many.
+        length: Of each.
+        bias: Added to their products, shape ``(sequences, 1, length or 1, length)``.
+    """
+    some = at_once(length)
+    return [
+        Group(
+            slice(first * length, min(first + some, sequences) * length),
+            min(some, sequences - first),
+            length,
+            None if bias is None else bias[first : first + some],
+        )
+        for first in range(0, sequences, some)
+    ]
+
+
+def at_once(length: int) -> int:
+    """How many sequences of a length make a group."""
+    return max(1, _WEIGHTS_AT_ONCE // length**2)
 
 
 class _FewSequences(torch.autograd.Function):
@@ -107,120 +224,107 @@ class _FewSequences(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        bias: torch.Tensor | None,
+        groups: Sequence[Group],
         scaling: float,
     ) -> torch.Tensor:
-        sequences, heads, tokens, size = value.shape
-        found = value.new_empty(sequences, tokens, heads, size)
-        sums = value.new_empty(sequences, heads, tokens, 1)
-        groups = _Groups(query, key, bias, scaling)
-        values = _with_column(value, 1)
+        queries, keys, values = (_of_tokens(each) for each in (query, key, value))
+        room, size = _Room(queries, groups), values.shape[-1]
+        output, sums = room.of_all(size), room.of_all(1)
+        softened = set()
         with torch.autocast("cpu", enabled=False):
-            for here, weights in groups.exponentials():
-                product = torch.bmm(weights, values[groups.flat(here)])
-                if not _usable(product[..., size:]):
-                    groups.soften(here, weights)
-                    torch.bmm(weights, values[groups.flat(here)], out=product)
-                    product[..., size:] = 1
-                product = product.view(-1, heads, tokens, size + 1)
-                sums[here] = product[..., size:]
-                torch.div(product[..., :size], sums[here], out=found[here].transpose(1, 2))
-        ctx.save_for_backward(query, key, value, bias, found, sums)
-        ctx.scaling, ctx.softened = scaling, groups.softened
-        return found
+            for group in groups:
+                mine = group.take(queries, room(group, 0)), group.take(keys, room(group, 1))
+                weights = group.products(*mine, scaling, room.of_products(group, 0)).exp_()
+                with_column = group.take(values, room(group, 2, more=1))
+                with_column[..., size] = 1
+                found = torch.bmm(weights, with_column, out=room(group, 3, more=1))
+                if not _usable(found[..., size:]):
+                    softened.add(group)
+                    torch.softmax(group.products(*mine, scaling, weights), -1, out=weights)
+                    torch.bmm(weights, with_column, out=found)
+                    found[..., size:] = 1
+                group.put(sums, found[..., size:])
+                group.put(output, found[..., :size].div_(found[..., size:]))
+        ctx.save_for_backward(query, key, value, output, sums)
+        ctx.groups, ctx.scaling, ctx.softened = groups, scaling, softened
+        return output.view(query.shape[0], query.shape[2], *output.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, bias, output, sums = ctx.saved_tensors
-        size = value.shape[-1]
-        groups = _Groups(query, key, bias, ctx.scaling, ctx.softened)
-        found = [torch.empty_like(query, memory_format=torch.contiguous_format) for _ in range(3)]
-        of_query, of_key, of_value = (_flat(each) for each in found)
+        *given, output, sums = ctx.saved_tensors
+        queries, keys, values = (_of_tokens(each) for each in given)
+        room, size = _Room(queries, ctx.groups), values.shape[-1]
+        of_queries, of_keys, of_values = found = [room.of_all(size) for _ in range(3)]
+        nothing = output.new_empty(())
         with torch.autocast("cpu", enabled=False):
             # both over the sums: minus the mean of the gradients of the weights comes last
-            mean = (gradient * output).sum(-1, keepdim=True).transpose(1, 2).neg_()
-            gradients = _with_column(gradient.transpose(1, 2), mean)
-            gradients /= _flat(sums)
-            values = _with_column(value, 1)
-            of_products = torch.empty_like(groups.room)
-            nothing = query.new_empty(())
-            for here, weights in groups.exponentials():
-                rows = groups.flat(here)
-                torch.bmm(weights.transpose(1, 2), gradients[rows, :, :size], out=of_value[rows])
-                products = of_products[: len(weights)]
-                torch.bmm(gradients[rows], values[rows].transpose(1, 2), out=products)
+            gradient = gradient.reshape(output.shape)
+            mean = (gradient * output).sum(-1, keepdim=True).neg_()
+            gradients = torch.cat([gradient, mean], dim=-1).div_(sums)
+            gradients[room.grouped :] = 0
+            for group in ctx.groups:
+                mine = group.take(queries, room(group, 0)), group.take(keys, room(group, 1))
+                weights = group.products(*mine, ctx.scaling, room.of_products(group, 0))
+                if group in ctx.softened:
+                    torch.softmax(weights, -1, out=weights)
+                else:
+                    weights.exp_()
+                with_column = group.take(values, room(group, 2, more=1))
+                with_column[..., size] = 1
+                over = group.take(gradients, room(group, 3, more=1))
+                out = room(group, 4)
+                torch.bmm(weights.transpose(1, 2), over[..., :size], out=out)
+                group.put(of_values, out)
+                products = room.of_products(group, 1)
+                torch.bmm(over, with_column.transpose(1, 2), out=products)
                 products *= weights
-                for product, other, out in (
-                    (products, groups.keys, of_query),
-                    (products.transpose(1, 2), groups.queries, of_key),
+                for product, other, of_all in (
+                    (products, mine[1], of_queries),
+                    (products.transpose(1, 2), mine[0], of_keys),
                 ):
-                    torch.baddbmm(
-                        nothing, product, other[rows], beta=0, alpha=ctx.scaling, out=out[rows]
-                    )
-        return (*found, None, None)
+                    torch.baddbmm(nothing, product, other, beta=0, alpha=ctx.scaling, out=out)
+                    group.put(of_all, out)
+        shape = given[0].shape[0], given[0].shape[2], *output.shape[1:]
+        return (*(each.view(shape).transpose(1, 2) for each in found), None, None)
 
 
-class _Groups:
-    """A few sequences at a time, their products in the same memory each time.
+class _Room:
+    """Memory that one group after another is computed in: it stays in the cache.
 
     Args:
-        query: Shape ``(sequences, heads, tokens, size)``.
-        key: Likewise.
-        bias: Added to the products, shape ``(sequences, 1, tokens or 1, tokens)``.
-        scaling: Of the products.
-        softened: The groups that have a softmax, by their first sequence.
+        like: Queries, shape ``(tokens of all sequences, heads, size)``.
+        groups: All of them.
     """
 
-    def __init__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        bias: torch.Tensor | None,
-        scaling: float,
-        softened: frozenset[int] = frozenset(),
-    ) -> None:
-        self.sequences, self.heads, self.tokens, _ = query.shape
-        self.some = max(1, min(self.sequences, _WEIGHTS_AT_ONCE // self.tokens**2))
-        self.room = query.new_empty(self.some * self.heads, self.tokens, self.tokens)
-        self.queries, self.keys = _flat(query), _flat(key)
-        self.bias, self.scaling, self.softened = bias, scaling, softened
+    def __init__(self, like: torch.Tensor, groups: Sequence[Group]) -> None:
+        self.like, (_, self.heads, self.size) = like, like.shape
+        self.grouped = groups[-1].tokens.stop
+        self.tokens = max(group.sequences * group.length for group in groups)
+        self.pairs = max(group.sequences * group.length**2 for group in groups)
+        self.kept: dict[tuple[str, int], torch.Tensor] = {}
 
-    def exponentials(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Of the products of each group, or their softmax.
+    def __call__(self, group: Group, which: int, more: int = 0) -> torch.Tensor:
+        """Shape ``(sequences * heads, length, size)``, or with more columns."""
+        columns = self.size + more
+        return self._view(("tokens", which), self.tokens * columns, group, columns)
 
-        Yields:
-            Its sequences, and its weights, shape ``(sequences * heads, tokens, tokens)``.
+    def of_products(self, group: Group, which: int) -> torch.Tensor:
+        """Shape ``(sequences * heads, length, length)``."""
+        return self._view(("products", which), self.pairs, group, group.length)
+
+    def of_all(self, columns: int) -> torch.Tensor:
+        """Shape ``(tokens of all sequences, heads, columns)``, to be kept; of tokens in no group
+        it is zero.
         """
-        for first in range(0, self.sequences, self.some):
-            here = slice(first, min(first + self.some, self.sequences))
-            weights = self._products(here)
-            if first in self.softened:
-                torch.softmax(weights, -1, out=weights)
-            else:
-                weights.exp_()
-            yield here, weights
+        found = self.like.new_empty(*self.like.shape[:2], columns)
+        found[self.grouped :] = 0
+        return found
 
-    def soften(self, here: slice, weights: torch.Tensor) -> None:
-        """Let these have a softmax after all, here and in the backward pass."""
-        self.softened |= {here.start}
-        torch.softmax(self._products(here), -1, out=weights)
-
-    def flat(self, here: slice) -> slice:
-        """Where sequences are in ``sequences * heads``."""
-        return slice(here.start * self.heads, here.stop * self.heads)
-
-    def _products(self, here: slice) -> torch.Tensor:
-        rows = self.flat(here)
-        products = self.room[: rows.stop - rows.start]
-        added, beta = products, 0
-        if self.bias is not None:
-            bias = self.bias[here].expand(-1, self.heads, -1, -1)
-            added = bias.reshape(-1, *bias.shape[2:]).expand(-1, self.tokens, -1)
-            beta = 1
-        keys = self.keys[rows].transpose(1, 2)
-        return torch.baddbmm(
-            added, self.queries[rows], keys, beta=beta, alpha=self.scaling, out=products
-        )
+    def _view(self, name: tuple[str, int], most: int, group: Group, columns: int) -> torch.Tensor:
+        if name not in self.kept:
+            self.kept[name] = self.like.new_empty(self.heads * most)
+        shape = group.sequences * self.heads, group.length, columns
+        return self.kept[name][: math.prod(shape)].view(shape)
 
 
 def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -232,8 +336,7 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if bias is None:
         one = mask[:, :, :1]
         seen = one if torch.equal(mask, one.expand_as(mask)) else mask
-        lowest = torch.finfo(dtype).min / 2  # a product is still added to it
-        bias = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest)
+        bias = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest(dtype))
         setattr(mask, _BIAS, bias)
     return bias
 
@@ -244,15 +347,11 @@ def _usable(sums: torch.Tensor) -> bool:
     return bool(least > _LEAST) and bool(most < 1 / _LEAST)
 
 
-def _with_column(each: torch.Tensor, content: torch.Tensor | float) -> torch.Tensor:
-    """Shape ``(sequences * heads, tokens, size + 1)``, the last column filled."""
-    sequences, heads, tokens, size = each.shape
-    found = each.new_empty(sequences, heads, tokens, size + 1)
-    found[..., :size] = each
-    found[..., size:] = content
-    return found.view(-1, tokens, size + 1)
+def lowest(dtype: torch.dtype) -> float:
+    """As good as nothing once it is an exponent; a product is still added to it."""
+    return torch.finfo(dtype).min / 2
 
 
-def _flat(each: torch.Tensor) -> torch.Tensor:
-    """Shape ``(sequences * heads, tokens, size)``."""
-    return each.reshape(-1, *each.shape[2:])
+def _of_tokens(each: torch.Tensor) -> torch.Tensor:
+    """Shape ``(sequences, heads, tokens, size)`` to ``(tokens of all sequences, heads, size)``."""
+    return each.transpose(1, 2).reshape(-1, each.shape[1], each.shape[3])

@@ -46,6 +46,8 @@ def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict
             raise UserError(f"--{' and --'.join(asked)} contradict each other: give one")
         for name in BATCH_SIZES:
             defaults.pop(name, None)
+    if given.get("max_tokens_per_batch") is not None:
+        defaults["train_sampling_strategy"] = "group_by_length"
     _follow(given, defaults)
     return {**defaults, **given}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,8 @@ class Meter(TrainerCallback):
     Args:
         device: Of this process.
         dtype: Of the matrix products.
+        computed: The tokens that are computed of rows of some lengths padded to another; all if it
+            is None.
 
     Attributes:
         waits: Whether an accelerator is waited for after each phase, to tell one from another.
@@ -50,8 +52,13 @@ class Meter(TrainerCallback):
             took.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        computed: Callable[[np.ndarray, int], int] | None = None,
+    ) -> None:
+        self.device, self.dtype, self.computed = device, dtype, computed
         self.waits = False
         self._forget()
 
@@ -112,8 +119,21 @@ class Meter(TrainerCallback):
             self._row = flops.first_row(batches[0])
         self._rows = self._rows.to(rows.device) + rows
         for batch in batches:
-            found = _counted(batch)
+            found = self._counted(batch)
             self._counts = self._counts.to(found.device) + found
+
+    def _counted(self, batch: Batch) -> torch.Tensor:
+        """Rows, tokens, pairs of tokens within a row, and tokens computed, shape ``(4,)``."""
+        mask, tokens = batch.get("attention_mask"), batch.get("input_ids")
+        if tokens is None:
+            return torch.tensor([len(batch["labels"]), 0, 0, 0])
+        if mask is None or mask.shape != tokens.shape:
+            mask = torch.ones_like(tokens)
+        lengths, computed = mask.sum(dim=1), mask.numel()
+        if self.computed is not None:
+            computed = self.computed(lengths.numpy(), mask.shape[1])
+        rows, cells = (torch.full_like(lengths[0], each) for each in (len(mask), computed))
+        return torch.stack([rows, lengths.sum(), (lengths**2).sum(), cells])
 
     def optimizer_begins(self) -> None:
         """After the last backward pass of a step, or of a micro-batch."""
@@ -231,19 +251,6 @@ def _entered(phase: str) -> record_function:
     name = record_function(PREFIX + phase)
     name.__enter__()  # type: ignore[no-untyped-call]
     return name
-
-
-def _counted(batch: Batch) -> torch.Tensor:
-    """Rows, tokens, pairs of tokens within a row, and cells, padding included, shape ``(4,)``."""
-    mask, tokens = batch.get("attention_mask"), batch.get("input_ids")
-    if tokens is None:
-        return torch.tensor([len(batch["labels"]), 0, 0, 0])
-    if mask is None or mask.shape != tokens.shape:
-        mask = torch.ones_like(tokens)
-    lengths = mask.sum(dim=1)
-    sizes = (len(mask), mask.numel())
-    rows, cells = (torch.full_like(lengths[0], each) for each in sizes)
-    return torch.stack([rows, lengths.sum(), (lengths**2).sum(), cells])
 
 
 def _memory() -> int:

@@ -28,7 +28,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune import precision
-from finetune.cpu import allocator, attention, casts, dropout
+from finetune.cpu import allocator, attention, casts, dropout, unpadded
 from finetune.data import batches
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
@@ -53,6 +53,7 @@ class Trainer(transformers.Trainer):
     args: FinetuneArguments
     compute_loss_func: GlobalLoss
     train_dataset: datasets.Dataset
+    unpadded = False  # whether the layers of the model see no padding
     loss_is_scaled_for_ga = True
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
@@ -66,7 +67,8 @@ class Trainer(transformers.Trainer):
             self._speed_up()
         self.add_callback(KeepEpochs(self.args.save_every))
         dtype = precision.dtype(bf16=self.args.bf16, fp16=self.args.fp16)
-        self.meter = Meter(self.args.device, dtype)
+        packs = self.unpadded and not self.args.gradient_checkpointing
+        self.meter = Meter(self.args.device, dtype, unpadded.computed if packs else None)
         self.add_callback(self.meter)
         self.profile: Profile | None = None
         if self.args.profile:
@@ -82,9 +84,10 @@ class Trainer(transformers.Trainer):
         allocator.keep_large_blocks()
         if isinstance(self.model, PreTrainedModel):
             dropout.use(self.model)
+            attention.use(self.model, only_if_unpadded=not self.args.bf16)
             if self.args.bf16:
-                attention.use(self.model)
                 casts.share(self.model)
+            self.unpadded = unpadded.use(self.model)
 
     def _pad_to_few_lengths(self) -> None:
         """A quarter, a half, three quarters of the longest row, or all of it.
