@@ -35,7 +35,7 @@ Line = dict[str, Any]
 def of_training(rounds: int) -> list[Line]:
     """Rows a second and peak memory, on long reviews and on short sentences."""
     lines: list[Line] = []
-    for (data, max_length), steps in ((LONG, 4), (SHORT, 16)):
+    for (data, max_length), steps in ((LONG, 8), (SHORT, 32)):
         given = (data, max_length, BATCH, steps)
         ways = turns.take(
             {

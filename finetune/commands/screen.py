@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,20 +19,27 @@ from finetune.run import Run
 from finetune.settings import Settings
 from finetune.training.arguments import FinetuneArguments
 
+if TYPE_CHECKING:
+    from finetune.training.trainer import Trainer
+
+_ORDER = {"random": "", "sequential": " in their order", "group_by_length": " of like length"}
+
 
 def start(
     settings: Settings,
     arguments: FinetuneArguments,
-    model: torch.nn.Module | None,
+    trainer: Trainer | None,
 ) -> None:
     """One block: recipe, data, model, device, batch, precision, steps."""
     recipe, splits = settings.recipe, settings.recipe.splits
     facts: dict[str, str | list[str]] = {"data": _data(settings)}
     facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
     facts["classes" if recipe.labels else "label"] = _balance(splits["train"], recipe.labels)
-    facts["model"] = _model(settings, model)
+    facts["model"] = _model(settings, trainer.model if trainer else None)
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
+    if trainer and trainer.unpadded:
+        facts["padding"] = "none in the layers, where the tokens of all rows follow each other"
     facts["precision"] = _precision(arguments)
     if arguments.torch_compile:
         facts["compiled"] = _compiled(arguments)
@@ -177,7 +184,7 @@ def _batch_sizes(arguments: FinetuneArguments) -> str:
         f"{arguments.per_device_train_batch_size} per device x "
         f"{arguments.gradient_accumulation_steps} accumulation x {devices} "
         f"{unit}{'es' if unit == 'process' and devices > 1 else 's' * (devices > 1)} = "
-        f"{arguments.global_batch_size} rows a step"
+        f"{arguments.global_batch_size} rows a step{_ORDER[arguments.train_sampling_strategy]}"
     )
 
 

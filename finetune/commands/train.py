@@ -132,14 +132,14 @@ def train(settings: Settings) -> Run | None:
         _refuse_different_machines(settings, draft, checkpoint)
         arguments = settings.arguments()
         if settings.dry_run:
-            screen.start(settings, arguments, model=None)
+            screen.start(settings, arguments, trainer=None)
             screen.batch(recipe.data_collator(), recipe.prepared["train"], arguments)
             job.leave()
             return None
         trainer = build_trainer(recipe.parts, arguments)
         job.gather(None)  # every rank has read its model, which may lie in the directory
         if leads:
-            screen.start(settings, arguments, trainer.model)
+            screen.start(settings, arguments, trainer)
             facts = provenance.facts(settings, arguments)
             # only now: until here a mistake could still be found, or the model be read from there
             if moved := make_way(settings.output_dir, checkpoint):

@@ -21,6 +21,7 @@ import transformers
 from accelerate import DistributedDataParallelKwargs
 from accelerate.data_loader import prepare_data_loader
 from safetensors.torch import save_model
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
@@ -28,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune import precision
-from finetune.cpu import allocator, attention, casts, dropout, unpadded
+from finetune.cpu import allocator, attention, casts, dropout, exchange, unpadded
 from finetune.data import batches
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
@@ -110,6 +111,15 @@ class Trainer(transformers.Trainer):
         if self.args.torch_compile and built["dynamo_plugin"].dynamic is None:
             built["dynamo_plugin"].dynamic = False
         return built
+
+    def _prepare_for_training(self, *args: Any) -> Any:
+        prepared = super()._prepare_for_training(*args)  # type: ignore[no-untyped-call]
+        if (
+            isinstance(self.model_wrapped, DistributedDataParallel)
+            and self.args.device.type == "cpu"
+        ):
+            exchange.use(self.model_wrapped)
+        return prepared
 
     def compute_loss(
         self,

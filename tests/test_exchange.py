@@ -1,0 +1,68 @@
+"""Gradients that the processes of one machine exchange in memory."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from finetune.cpu import exchange
+from tests.conftest import ROOT
+from tests.jobs import TORCHRUN
+
+SCRIPT = """
+import copy, pathlib, sys, torch
+from finetune import job
+from finetune.cpu import exchange
+
+exchange._DIRECTORY = pathlib.Path(sys.argv[1])
+job.join(None, 60, use_cpu=True)
+rank, world = job.ranks().rank, job.ranks().world_size
+torch.manual_seed(0)
+alone = torch.nn.Sequential(*(torch.nn.Linear(300, size) for size in (300, 300, 7)))
+alone[0].bias.requires_grad_(False)
+wrapped = torch.nn.parallel.DistributedDataParallel(
+    copy.deepcopy(alone), bucket_cap_mb=0.2, gradient_as_bucket_view=True
+)
+assert exchange.use(wrapped)
+learned = [each for each in wrapped.parameters() if each.requires_grad]
+for step in range(4):  # DDP makes its buckets anew after the first
+    rows = torch.randn(5 * world, 300)
+    with wrapped.no_sync():
+        wrapped(rows[rank::world]).square().sum().backward()
+    wrapped(rows[rank::world]).square().sum().backward()
+    alone(rows).square().sum().backward()
+    expected = [2 * each.grad / world for each in alone.parameters() if each.requires_grad]
+    torch.testing.assert_close([each.grad for each in learned], expected, rtol=1e-4, atol=1e-4)
+    first, *others = job.gather([each.grad.tolist() for each in learned])
+    assert all(each == first for each in others)
+    wrapped.zero_grad()
+    alone.zero_grad()
+job.leave()
+"""
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_every_process_has_the_average(processes: int, tmp_path: Path) -> None:
+    """Of several buckets, in steps after each other, with an accumulated micro-batch; the same to
+    the last bit.
+    """
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    words = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", script, shared]
+    ended = subprocess.run(
+        list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert not list(shared.iterdir())  # the memory goes with the last process
+
+
+def test_memory_that_cannot_be_had_is_left_to_gloo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_DIRECTORY", tmp_path)
+    assert exchange._file(2**60) is None
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(exchange, "_DIRECTORY", tmp_path / "nowhere")
+    assert exchange._file(8) is None
