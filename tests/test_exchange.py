@@ -23,7 +23,7 @@ alone[0].bias.requires_grad_(False)
 wrapped = torch.nn.parallel.DistributedDataParallel(
     copy.deepcopy(alone), bucket_cap_mb=0.2, gradient_as_bucket_view=True
 )
-assert exchange.use(wrapped)
+assert exchange.use(wrapped) and exchange.use(wrapped)  # a second training asks again
 learned = [each for each in wrapped.parameters() if each.requires_grad]
 for step in range(4):  # DDP makes its buckets anew after the first
     rows = torch.randn(5 * world, 300)

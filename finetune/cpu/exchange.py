@@ -7,6 +7,7 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 import os
 import tempfile
 from pathlib import Path
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from finetune import job
 
 _DIRECTORY = Path("/dev/shm")  # of Linux: files that are memory
+_exchanging: "WeakSet[DistributedDataParallel]" = WeakSet()
 
 
 class _Shared:
@@ -60,11 +62,13 @@ class _Shared:
 
 
 def use(model: DistributedDataParallel) -> bool:
-    """Let ``model`` exchange its gradients so; every process calls it, once.
+    """Let ``model`` exchange its gradients so; every process calls it.
 
     Returns:
         Whether it does: not between machines, nor where there is too little memory to share.
     """
+    if model in _exchanging:
+        return True
     learned = [each for each in model.parameters() if each.requires_grad]
     alike = all(each.dtype == torch.float32 for each in learned)
     if job.machines() > 1 or not alike or not _DIRECTORY.is_dir():
@@ -78,6 +82,7 @@ def use(model: DistributedDataParallel) -> bool:
     if job.ranks().rank == 0:
         os.unlink(path)
     model.register_comm_hook(_Shared(memory.view(shape)), _Shared.take)
+    _exchanging.add(model)
     return True
 
 
