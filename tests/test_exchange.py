@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.jobs import TORCHRUN
 
 SCRIPT = """
-import copy, pathlib, sys, torch
+import contextlib, copy, pathlib, sys, torch
 from finetune import job
 from finetune.cpu import exchange
 
@@ -23,7 +23,9 @@ alone[0].bias.requires_grad_(False)
 wrapped = torch.nn.parallel.DistributedDataParallel(
     copy.deepcopy(alone), bucket_cap_mb=0.2, gradient_as_bucket_view=True
 )
-assert exchange.use(wrapped) and exchange.use(wrapped)  # a second training asks again
+buckets = []
+assert exchange.use(wrapped, lambda: buckets.append(1) or contextlib.nullcontext())
+assert exchange.use(wrapped)  # a second training asks again
 learned = [each for each in wrapped.parameters() if each.requires_grad]
 for step in range(4):  # DDP makes its buckets anew after the first
     rows = torch.randn(5 * world, 300)
@@ -37,6 +39,7 @@ for step in range(4):  # DDP makes its buckets anew after the first
     assert all(each == first for each in others)
     wrapped.zero_grad()
     alone.zero_grad()
+assert len(buckets) > 2 * 4  # several a step
 job.leave()
 """
 

@@ -6,6 +6,8 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 
 import os
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from weakref import WeakSet
 
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finetune import job
 
+Timed = Callable[[], AbstractContextManager[None]]
 _DIRECTORY = Path("/dev/shm")  # of Linux: files that are memory
 _exchanging: "WeakSet[DistributedDataParallel]" = WeakSet()
 
@@ -28,22 +31,24 @@ class _Shared:
 
     Args:
         memory: Shape ``(processes, gradients)``.
+        timed: What is done inside.
     """
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory, self.filled = memory, 0
+    def __init__(self, memory: torch.Tensor, timed: Timed) -> None:
+        self.memory, self.timed, self.filled = memory, timed, 0
         self.buckets: list[tuple[slice, torch.Tensor, Future[torch.Tensor]]] = []
 
     def take(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
         """A future of the average over the processes, in the memory of the bucket."""
         gradients: torch.Tensor = bucket.buffer()
-        here = slice(self.filled, self.filled + len(gradients))
-        torch.div(gradients, len(self.memory), out=self.memory[dist.get_rank(), here])
         found: Future[torch.Tensor] = Future()
-        self.buckets.append((here, gradients, found))
-        self.filled = here.stop
-        if bucket.is_last():
-            self._average()
+        here = slice(self.filled, self.filled + len(gradients))
+        with self.timed():
+            torch.div(gradients, len(self.memory), out=self.memory[dist.get_rank(), here])
+            self.buckets.append((here, gradients, found))
+            self.filled = here.stop
+            if bucket.is_last():
+                self._average()
         return found
 
     def _average(self) -> None:
@@ -61,8 +66,12 @@ class _Shared:
         self.buckets, self.filled = [], 0
 
 
-def use(model: DistributedDataParallel) -> bool:
+def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
     """Let ``model`` exchange its gradients so; every process calls it.
+
+    Args:
+        model: Any.
+        timed: Makes a context for the exchange.
 
     Returns:
         Whether it does: not between machines, nor where there is too little memory to share.
@@ -81,7 +90,7 @@ def use(model: DistributedDataParallel) -> bool:
     job.gather(None)  # all have it
     if job.ranks().rank == 0:
         os.unlink(path)
-    model.register_comm_hook(_Shared(memory.view(shape)), _Shared.take)
+    model.register_comm_hook(_Shared(memory.view(shape), timed), _Shared.take)
     _exchanging.add(model)
     return True
 

@@ -46,10 +46,10 @@ class Meter(TrainerCallback):
     Attributes:
         waits: Whether an accelerator is waited for after each phase, to tell one from another.
         seconds: Of this process in each phase of this training: data, communication (the count of
-            the rows; that of the gradients is a part of backward), forward, backward, optimizer,
-            and step, which is all of them and what lies between. An accelerator works behind the
-            process: there only the sum of the steps until it was waited for says how long they
-            took.
+            the rows, and of the gradients what a machine exchanges in memory; elsewhere that is a
+            part of backward), forward, backward, optimizer, and step, which is all of them and
+            what lies between. An accelerator works behind the process: there only the sum of the
+            steps until it was waited for says how long they took.
     """
 
     def __init__(

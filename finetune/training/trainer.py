@@ -114,11 +114,9 @@ class Trainer(transformers.Trainer):
 
     def _prepare_for_training(self, *args: Any) -> Any:
         prepared = super()._prepare_for_training(*args)  # type: ignore[no-untyped-call]
-        if (
-            isinstance(self.model_wrapped, DistributedDataParallel)
-            and self.args.device.type == "cpu"
-        ):
-            exchange.use(self.model_wrapped)
+        wrapped, on_cpu = self.model_wrapped, self.args.device.type == "cpu"
+        if on_cpu and isinstance(wrapped, DistributedDataParallel):
+            exchange.use(wrapped, lambda: self.meter.during("communication"))
         return prepared
 
     def compute_loss(
