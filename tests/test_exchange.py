@@ -18,7 +18,7 @@ exchange._DIRECTORY = pathlib.Path(sys.argv[1])
 job.join(None, 60, use_cpu=True)
 rank, world = job.ranks().rank, job.ranks().world_size
 torch.manual_seed(0)
-alone = torch.nn.Sequential(*(torch.nn.Linear(300, size) for size in (300, 300, 7)))
+alone = torch.nn.Sequential(*(torch.nn.Linear(600, size) for size in (600, 600, 600, 7)))
 alone[0].bias.requires_grad_(False)
 wrapped = torch.nn.parallel.DistributedDataParallel(
     copy.deepcopy(alone), bucket_cap_mb=0.2, gradient_as_bucket_view=True
@@ -28,7 +28,7 @@ assert exchange.use(wrapped, lambda: buckets.append(1) or contextlib.nullcontext
 assert exchange.use(wrapped)  # a second training asks again
 learned = [each for each in wrapped.parameters() if each.requires_grad]
 for step in range(4):  # DDP makes its buckets anew after the first
-    rows = torch.randn(5 * world, 300)
+    rows = torch.randn(5 * world, 600)
     with wrapped.no_sync():
         wrapped(rows[rank::world]).square().sum().backward()
     wrapped(rows[rank::world]).square().sum().backward()
