@@ -26,7 +26,6 @@ KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm
 _SHARED = 64  # tokens of a sequence that rows share
 _LENGTHS, _MULTIPLE = 32, 64  # sequences, tokens at least: matrix products are of few shapes
 _WORTH = 0.95  # of the tokens with padding
-_LAYOUT = "finetune_layout"  # of a mask
 
 
 def use(model: torch.nn.Module) -> bool:
