@@ -430,3 +430,12 @@ def test_a_trainer_on_a_cpu_uses_them(
     assert (type(dense) is casts.Linear) == (attends == attention.NAME)
     assert trainer.model.config._attn_implementation == attends
     assert trainer.unpadded == replaced
+
+
+def test_a_trainer_that_computes_layers_again_says_nothing_of_padding(
+    uneven_reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
+    trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, activation_checkpointing=True)
+    assert not trainer.unpadded
+    assert trainer.meter.computed is None

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from finetune import pretrained
 from finetune.cpu import attention
+from finetune.data import batches
 
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the places of the tokens.
@@ -55,13 +56,12 @@ def computed(lengths: np.ndarray, padded: int) -> int:
 class _Hooks:
     def __init__(self, model: PreTrainedModel) -> None:
         (layers,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
-        self.inside, self.layout = False, None
+        self.inside = False
+        self.layout: _Layout | None = None
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         layers[0].register_forward_pre_hook(self._enter)
         layers[-1].register_forward_hook(self._leave)
         model.register_forward_hook(self._end)
-
-    layout: _Layout | None
 
     def _begin(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         wanted = (
@@ -114,7 +114,7 @@ def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
     rows, _, _, tokens = mask.shape
     seen = mask[:, 0, 0]
     lengths = seen.sum(1).numpy()
-    if computed(lengths, tokens) == rows * tokens or not lengths.all():
+    if not lengths.all() or (every := computed(lengths, tokens)) == rows * tokens:
         return None
     if not torch.equal(mask, seen[:, None, None].expand_as(mask)):
         return None
@@ -128,8 +128,7 @@ def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
         first = groups[-1].tokens.stop
     places = np.split(np.flatnonzero(seen.numpy()), np.cumsum(lengths)[:-1])
     padded = np.concatenate([places[row] for sequence in sequences for row in sequence])
-    more = computed(lengths, tokens) - len(padded)
-    source = np.concatenate([padded, np.repeat(padded[:1], more)])
+    source = np.concatenate([padded, np.repeat(padded[:1], every - len(padded))])
     return _Layout(torch.from_numpy(padded), torch.from_numpy(source), groups)
 
 
@@ -192,4 +191,4 @@ def _sequences(lengths: np.ndarray) -> list[list[int]]:
 
 
 def _whole(tokens: int, multiple: int) -> int:
-    return -(-int(tokens) // multiple) * multiple
+    return int(batches.padded([tokens], multiple)[0])

@@ -38,6 +38,6 @@ def lengths_of(rows: Any, column: str) -> np.ndarray | None:
     return np.asarray(rows[column][:])
 
 
-def padded(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+def padded(lengths: Sequence[int] | np.ndarray, multiple: int = PADDED_TO) -> np.ndarray:
     """Tokens of each row when it is padded, shape ``(rows,)``."""
-    return -(-np.asarray(lengths) // PADDED_TO) * PADDED_TO
+    return -(-np.asarray(lengths) // multiple) * multiple

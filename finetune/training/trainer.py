@@ -68,8 +68,8 @@ class Trainer(transformers.Trainer):
             self._speed_up()
         self.add_callback(KeepEpochs(self.args.save_every))
         dtype = precision.dtype(bf16=self.args.bf16, fp16=self.args.fp16)
-        packs = self.unpadded and not self.args.gradient_checkpointing
-        self.meter = Meter(self.args.device, dtype, unpadded.computed if packs else None)
+        computed = unpadded.computed if self.unpadded else None
+        self.meter = Meter(self.args.device, dtype, computed)
         self.add_callback(self.meter)
         self.profile: Profile | None = None
         if self.args.profile:
@@ -88,7 +88,7 @@ class Trainer(transformers.Trainer):
             attention.use(self.model, only_if_unpadded=not self.args.bf16)
             if self.args.bf16:
                 casts.share(self.model)
-            self.unpadded = unpadded.use(self.model)
+            self.unpadded = not self.args.activation_checkpointing and unpadded.use(self.model)
 
     def _pad_to_few_lengths(self) -> None:
         """A quarter, a half, three quarters of the longest row, or all of it.
