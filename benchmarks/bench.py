@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import statistics
 import tempfile
 from importlib.metadata import version
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import gpu
-import parallel
 import predict
 import start
 import training
@@ -52,27 +52,37 @@ def of_training(rounds: int) -> list[Line]:
 
 
 def of_processes(rounds: int) -> list[Line]:
-    """One process of one core and two, on 256 tokens: rows a second and memory of each."""
-    worker = {"tokens": 256, "batch": BATCH, "steps": 6, "training": {"precision": "auto"}}
-    found = parallel.in_turns(
+    """One process of one core, two of a job, and two that have nothing to do with each other."""
+    steps = 6
+    given, half = (*LONG, BATCH, steps), (*LONG, BATCH // 2, steps)
+    port = _free_port()
+    ways = turns.take(
         {
-            "one process, one thread": {"processes": 1, **worker},
-            "two processes, one thread each": {"processes": 2, **worker},
+            "one process": (training.of_rank, (0, 1, 0, *given)),
+            "two processes": [(training.of_rank, (rank, 2, port, *given)) for rank in (0, 1)],
+            "two that share nothing": [(training.of_rank, (0, 1, 0, *half))] * 2,
         },
         rounds,
+        warm_up=1,
     )
-    one = next(iter(found.values()))
+    one = ways["one process"]
     return [
         {
-            "case": f"two processes, {worker['tokens']} tokens, {BATCH} rows a step in all",
+            "case": f"processes of one core, imdb, {LONG[1]} tokens, {BATCH} rows a step in all",
             "way": name,
-            "rows/s": BATCH / each["step"],
-            "times one process": one["step"] / each["step"],
-            "exchange of gradients": f"{each['exchange']:.1%}",
-            "MiB of a process": each["memory"],
+            "rows/s": BATCH * steps / way.seconds,
+            "times one process": one.seconds / way.seconds,
+            "exchange": f"{statistics.median(way.answers):.1%}",
+            "MiB of a process": way.memory,
         }
-        for name, each in found.items()
+        for name, way in ways.items()
     ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def of_preparation(rounds: int) -> list[Line]:

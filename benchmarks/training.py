@@ -70,6 +70,40 @@ def of_ours(data: str, max_length: int, batch: int, steps: int) -> Callable[[], 
     return lambda: float(trainer.train().training_loss)
 
 
+def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], float]:
+    """What :func:`of_ours` does, by one process of one core of a job; the share of a step in which
+    gradients were exchanged.
+
+    Args:
+        rank: Of this process.
+        processes: Of the job.
+        port: Of this machine, at which they meet.
+        *given: To :func:`of_ours`.
+    """
+    import os
+
+    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"
+    values = rank, rank, processes, processes, port, "127.0.0.1"
+    if processes > 1:
+        os.environ |= dict(zip(names, map(str, values), strict=True))
+    data, max_length, batch, steps = given
+    trainer = _ours(
+        recipe_of(data, max_length),
+        batch * steps,
+        global_batch_size=batch,
+        max_steps=steps,
+        num_threads=1,
+        use_cpu=True,
+    )
+
+    def turn() -> float:
+        trainer.train()
+        seconds = trainer.meter.seconds
+        return float(seconds["communication"] / seconds["step"])
+
+    return turn
+
+
 def scored_stock(data: str, max_length: int, rows: int, seed: int) -> float:
     """Accuracy of the tutorial's script on validation rows, after an epoch."""
     recipe = recipe_of(data, max_length)

@@ -1,7 +1,7 @@
 """Ways to do the same, each in a process of its own, that take turns.
 
 What one way sets for its process (threads, the allocator, precision) does not help another so, and
-a busy machine disturbs all of them alike. Only one computes at a time.
+a busy machine disturbs all of them alike. Only one way computes at a time.
 """
 
 import multiprocessing
@@ -15,6 +15,7 @@ from typing import Any
 
 #: Called once in the process; what it returns is called at every turn.
 Make = Callable[..., Callable[[], Any]]
+Work = tuple[Make, tuple[Any, ...]]
 
 
 @dataclass
@@ -24,8 +25,8 @@ class Way:
     Attributes:
         clock: Seconds of each turn.
         processor: Seconds of all cores in each turn.
-        answers: What each turn returned.
-        memory: Peak of the process in MiB.
+        answers: What each turn returned; of several processes, the first.
+        memory: Peak of the process in MiB; of several, the largest.
     """
 
     clock: list[float] = field(default_factory=list)
@@ -44,37 +45,45 @@ class Way:
         return statistics.median(self.processor)
 
 
-def take(
-    ways: Mapping[str, tuple[Make, tuple[Any, ...]]], rounds: int, *, warm_up: int = 0
-) -> dict[str, Way]:
+def take(ways: Mapping[str, Work | list[Work]], rounds: int, *, warm_up: int = 0) -> dict[str, Way]:
     """Let every way take its turn, round after round.
 
     Args:
-        ways: By name: a function at the top of its module, and what it is called with.
+        ways: By name: a function at the top of its module, and what it is called with; or several,
+            in processes that take each turn together.
         rounds: How many turns each has.
         warm_up: Turns before those, which do not count.
     """
     context = multiprocessing.get_context("spawn")
-    found, lines, processes = {}, {}, []
-    for name, (make, arguments) in ways.items():
-        lines[name], theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
-        process.start()
-        theirs.close()
-        lines[name].recv()  # it is ready; the next one loads its model in peace
-        processes.append(process)
+    found: dict[str, Way] = {}
+    lines: dict[str, list[Any]] = {}
+    processes = []
+    for name, way in ways.items():
+        lines[name] = []
+        for make, arguments in way if isinstance(way, list) else [way]:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+            process.start()
+            theirs.close()
+            lines[name].append(mine)
+            processes.append(process)
+        for line in lines[name]:
+            line.recv()  # it is ready; the next one loads its model in peace
         found[name] = Way()
     for turn in range(warm_up + rounds):
-        for name, line in lines.items():
-            line.send(True)
-            clock, processor, answer, memory = line.recv()
+        for name, group in lines.items():
+            for line in group:
+                line.send(True)
+            clock, processor, answers, memory = zip(*(line.recv() for line in group), strict=True)
             if turn >= warm_up:
-                found[name].clock.append(clock)
-                found[name].processor.append(processor)
-                found[name].answers.append(answer)
-                found[name].memory = memory
-    for line, process in zip(lines.values(), processes, strict=True):
-        line.send(False)
+                found[name].clock.append(max(clock))
+                found[name].processor.append(sum(processor))
+                found[name].answers.append(answers[0])
+                found[name].memory = max(memory)
+    for group in lines.values():
+        for line in group:
+            line.send(False)
+    for process in processes:
         process.join()
     return found
 

@@ -28,26 +28,35 @@ def sampler(
     )
 
 
+def gathered(
+    make: Callable[..., GlobalBatchSampler], *, epoch: int, world_size: int, accumulation: int
+) -> Steps:
+    """The rows of each step, gathered from every rank's micro-batches, sorted."""
+    steps: Steps = []
+    for rank in range(world_size):
+        share = make(world_size=world_size, rank=rank, gradient_accumulation_steps=accumulation)
+        share.set_epoch(epoch)
+        micro_batches = list(share)
+        assert len(micro_batches) == len(share)
+        assert len(share) % accumulation == 0
+        steps = steps or [[] for _ in range(len(share) // accumulation)]
+        for number, micro in enumerate(micro_batches):
+            assert micro, "a rank without a row would leave the others waiting"
+            steps[number // accumulation] += micro
+    return [sorted(step) for step in steps]
+
+
 def steps_of(
     strategy: str, *, epoch: int = 0, world_size: int = 1, accumulation: int = 1, seed: int = 42
 ) -> Steps:
-    """The rows of each step, gathered from what every rank is given, sorted."""
-    steps: Steps = [[] for _ in range(STEPS)]
-    for rank in range(world_size):
-        share = sampler(
-            strategy,
-            world_size=world_size,
-            rank=rank,
-            gradient_accumulation_steps=accumulation,
-            seed=seed,
-        )
-        share.set_epoch(epoch)
-        micro_batches = list(share)
-        assert len(micro_batches) == len(share) == STEPS * accumulation
-        for number, micro in enumerate(micro_batches):
-            assert len(micro) == GLOBAL_BATCH // (world_size * accumulation)
-            steps[number // accumulation] += micro
-    return [sorted(step) for step in steps]
+    """Those of a number of rows."""
+
+    def make(**launch: int) -> GlobalBatchSampler:
+        share = sampler(strategy, seed=seed, **launch)
+        assert {len(micro) for micro in share} == {GLOBAL_BATCH // (world_size * accumulation)}
+        return share
+
+    return gathered(make, epoch=epoch, world_size=world_size, accumulation=accumulation)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -169,34 +178,48 @@ def test_it_is_the_batch_sampler_of_a_data_loader() -> None:
     assert first.tolist() == list(range(GLOBAL_BATCH))
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_processes_of_a_step_have_nearly_as_many_tokens(
+    world_size: int, accumulation: int
+) -> None:
+    lengths = np.array(LENGTHS)
+    shares = [
+        sampler(world_size=world_size, rank=rank, gradient_accumulation_steps=accumulation)
+        for rank in range(world_size)
+    ]
+    tokens = np.array([[lengths[micro].sum() for micro in share] for share in shares])
+    by_chance = [
+        np.ptp([part.sum() for part in np.array_split(lengths[micro], world_size)])
+        for micro in sampler(gradient_accumulation_steps=accumulation)
+    ]
+    assert np.ptp(tokens, axis=0).mean() < 0.5 * np.mean(by_chance)
+
+
 # ---- a number of tokens --------------------------------------------------------------------------
 
 BUDGET = 3000
 
 
-def by_tokens(*, epoch: int = 0, lengths: Sequence[int] = LENGTHS, **launch: int) -> Steps:
-    """The rows of each step, gathered from every rank's micro-batches."""
-    world_size, accumulation = launch.get("world_size", 1), launch.get("accumulation", 1)
-    steps: Steps = []
-    for rank in range(world_size):
-        share = GlobalBatchSampler(
+def by_tokens(
+    *,
+    epoch: int = 0,
+    world_size: int = 1,
+    accumulation: int = 1,
+    lengths: Sequence[int] = LENGTHS,
+) -> Steps:
+    """Those of a number of tokens."""
+
+    def make(**launch: int) -> GlobalBatchSampler:
+        return GlobalBatchSampler(
             len(lengths),
             max_tokens=BUDGET,
             strategy="group_by_length",
             lengths=lengths,
-            world_size=world_size,
-            rank=rank,
-            gradient_accumulation_steps=accumulation,
+            **launch,  # type: ignore[arg-type]
         )
-        share.set_epoch(epoch)
-        micro_batches = list(share)
-        assert len(micro_batches) == len(share)
-        assert len(share) % accumulation == 0
-        steps = steps or [[] for _ in range(len(share) // accumulation)]
-        for number, micro in enumerate(micro_batches):
-            assert micro, "a rank without a row would leave the others waiting"
-            steps[number // accumulation] += micro
-    return [sorted(step) for step in steps]
+
+    return gathered(make, epoch=epoch, world_size=world_size, accumulation=accumulation)
 
 
 def cost(step: Sequence[int], lengths: Sequence[int] = LENGTHS) -> int:

@@ -2,7 +2,9 @@
 
 Each epoch is one order of the rows, cut into global batches; a global batch is cut into
 micro-batches, and each of these into the shares of the processes. So every step sees the same rows
-on one process, on two, and with accumulation, each at most once an epoch.
+on one process, on two, and with accumulation, each at most once an epoch. Shares have as many rows,
+and where these have a length, as nearly as many tokens as dealing them out gives: all processes
+wait for the one that has most.
 
 A global batch is a number of rows. An incomplete last one is left out, and since the order changes,
 it is another handful of rows each epoch. Or it is a number of tokens, padding included: then rows
@@ -44,7 +46,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         strategy: ``random``, ``sequential``, or ``group_by_length``: steps of rows of like length,
             in random order but for the longest, which comes first: memory runs out at once or
             never.
-        lengths: The length of each row, for ``group_by_length``.
+        lengths: The length of each row, for ``group_by_length`` and for equal shares.
     """
 
     def __init__(
@@ -90,14 +92,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
         Raises:
             UserError: if they make none, or smaller ones than there are devices.
         """
-        rows, lengths = len(dataset), None
+        rows, column = len(dataset), arguments.length_column_name
         refuse_too_few(arguments, rows)
-        if arguments.train_sampling_strategy == "group_by_length":
-            column = arguments.length_column_name
-            if (lengths := batches.lengths_of(dataset, column)) is None:
-                raise UserError(
-                    f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
-                )
+        lengths = batches.lengths_of(dataset, column)
+        if arguments.train_sampling_strategy == "group_by_length" and lengths is None:
+            raise UserError(
+                f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
+            )
         sampler = cls(
             rows,
             global_batch_size=arguments.global_batch_size,
@@ -111,7 +112,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         )
         devices = job.devices_in_training(arguments.use_cpu)
         shares = devices * arguments.gradient_accumulation_steps
-        if lengths is not None and min(sampler.sizes) < shares:
+        if arguments.max_tokens_per_batch and min(sampler.sizes) < shares:
+            assert lengths is not None
             longest = int(batches.padded(lengths).max())
             raise UserError(
                 f"--max_tokens_per_batch {arguments.max_tokens_per_batch} makes a step of "
@@ -130,9 +132,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps():
-            shares = np.array_split(step, self.accumulation * self.world_size)
-            for share in shares[self.rank :: self.world_size]:
-                yield share.tolist()
+            for micro_batch in np.array_split(step, self.accumulation):
+                yield self._share(micro_batch).tolist()
+
+    def _share(self, rows: np.ndarray) -> np.ndarray:
+        """Of this process: the longest go to one after the other, there and back again."""
+        if self.lengths is None or self.world_size == 1:
+            share: np.ndarray = np.array_split(rows, self.world_size)[self.rank]
+            return share
+        rounds, turn = np.divmod(np.arange(len(rows)), self.world_size)
+        owner = np.where(rounds % 2, self.world_size - 1 - turn, turn)
+        return rows[np.argsort(-self.lengths[rows], kind="stable")][owner == self.rank]
 
     def steps(self) -> list[np.ndarray]:
         """The rows of every step of this epoch."""
