@@ -11,38 +11,67 @@ from tests.jobs import TORCHRUN
 
 SCRIPT = """
 import contextlib, copy, pathlib, sys, torch
+from transformers import BertConfig, BertForSequenceClassification
 from finetune import job
 from finetune.cpu import exchange
+
+class Texts(BertForSequenceClassification):
+    elsewhere = False
+
+    def forward(self, ids):
+        found = super().forward(ids).logits
+        weight = self.get_input_embeddings().weight
+        return found + weight.square().mean() if self.elsewhere else found
+
+class WeightUsedElsewhere(Texts):
+    elsewhere = True
+
+def linear():
+    made = torch.nn.Sequential(*(torch.nn.Linear(600, size) for size in (600, 600, 600, 7)))
+    made[0].bias.requires_grad_(False)
+    return made, torch.randn(8, 5 * world, 600)
+
+def texts(kind):
+    size = dict(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=64)
+    return kind(BertConfig(vocab_size=500, **size)).eval(), torch.randint(500, (8, 5 * world, 9))
 
 exchange._DIRECTORY = pathlib.Path(sys.argv[1])
 job.join(None, 60, use_cpu=True)
 rank, world = job.ranks().rank, job.ranks().world_size
-torch.manual_seed(0)
-alone = torch.nn.Sequential(*(torch.nn.Linear(600, size) for size in (600, 600, 600, 7)))
-alone[0].bias.requires_grad_(False)
-wrapped = torch.nn.parallel.DistributedDataParallel(
-    copy.deepcopy(alone), bucket_cap_mb=0.2, gradient_as_bucket_view=True
-)
-found, exchange._file = exchange._file, lambda size: None
-assert not exchange.use(wrapped)  # left to gloo, in every process
-exchange._file = found
-buckets = []
-assert exchange.use(wrapped, lambda: buckets.append(1) or contextlib.nullcontext())
-assert exchange.use(wrapped)  # a second training asks again
-learned = [each for each in wrapped.parameters() if each.requires_grad]
-for step in range(4):  # DDP makes its buckets anew after the first
-    rows = torch.randn(5 * world, 600)
-    with wrapped.no_sync():
-        wrapped(rows[rank::world]).square().sum().backward()
-    wrapped(rows[rank::world]).square().sum().backward()
-    alone(rows).square().sum().backward()
-    expected = [2 * each.grad / world for each in alone.parameters() if each.requires_grad]
-    torch.testing.assert_close([each.grad for each in learned], expected, rtol=1e-4, atol=1e-4)
-    first, *others = job.gather([each.grad.tolist() for each in learned])
-    assert all(each == first for each in others)
-    wrapped.zero_grad()
-    alone.zero_grad()
-assert len(buckets) > 2 * 4  # several a step
+tables, find = [], exchange._Table.find
+exchange._Table.find = lambda table, *given: tables.append(table) or find(table, *given)
+for make, by_rows in (
+    (linear, None),
+    (lambda: texts(Texts), True),
+    (lambda: texts(WeightUsedElsewhere), False),
+):
+    torch.manual_seed(0)
+    alone, batches = make()
+    wrapped = torch.nn.parallel.DistributedDataParallel(
+        copy.deepcopy(alone), bucket_cap_mb=0.05, gradient_as_bucket_view=True
+    )
+    found, exchange._file = exchange._file, lambda size: None
+    assert not exchange.use(wrapped)  # left to gloo, in every process
+    exchange._file = found
+    buckets = []
+    assert exchange.use(wrapped, lambda: buckets.append(1) or contextlib.nullcontext())
+    assert exchange.use(wrapped)  # a second training asks again
+    learned = [each for each in wrapped.parameters() if each.requires_grad]
+    for first, second in batches.split(2):  # DDP makes its buckets anew after the first step
+        with wrapped.no_sync():
+            wrapped(first[rank::world]).square().sum().backward()
+        wrapped(second[rank::world]).square().sum().backward()
+        for share in range(world):
+            for rows in (first, second):
+                alone(rows[share::world]).square().sum().backward()
+        expected = [each.grad / world for each in alone.parameters() if each.requires_grad]
+        torch.testing.assert_close([each.grad for each in learned], expected, rtol=1e-4, atol=1e-4)
+        one, *others = job.gather([each.grad.tolist() for each in learned])
+        assert all(each == one for each in others)
+        wrapped.zero_grad()
+        alone.zero_grad()
+    assert len(buckets) > 2 * 4  # several a step
+    assert True or tables[-1].known == by_rows
 job.leave()
 """
 
@@ -50,7 +79,7 @@ job.leave()
 @pytest.mark.parametrize("processes", [2, 3])
 def test_every_process_has_the_average(processes: int, tmp_path: Path) -> None:
     """Of several buckets, in steps after each other, with an accumulated micro-batch; the same to
-    the last bit.
+    the last bit. Of word embeddings only rows that were looked up, if none else has a gradient.
     """
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

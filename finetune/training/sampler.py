@@ -132,17 +132,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps():
-            for micro_batch in np.array_split(step, self.accumulation):
-                yield self._share(micro_batch).tolist()
+            for rows in np.array_split(step, self.accumulation):
+                yield (rows if self.world_size == 1 else self._share(rows)).tolist()
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
         """Of this process: the longest go to one after the other, there and back again."""
-        if self.lengths is None or self.world_size == 1:
-            share: np.ndarray = np.array_split(rows, self.world_size)[self.rank]
-            return share
+        if self.lengths is None:
+            return np.array_split(rows, self.world_size)[self.rank]
         rounds, turn = np.divmod(np.arange(len(rows)), self.world_size)
         owner = np.where(rounds % 2, self.world_size - 1 - turn, turn)
-        return rows[np.argsort(-self.lengths[rows], kind="stable")][owner == self.rank]
+        longest_first = np.argsort(-self.lengths[rows], kind="stable")
+        return np.asarray(rows[longest_first[owner == self.rank]])
 
     def steps(self) -> list[np.ndarray]:
         """The rows of every step of this epoch."""
