@@ -40,11 +40,13 @@ class _Table:
         self.weight, self.touched, self.mine = embedding.weight, touched, touched[dist.get_rank()]
         self.known = False  # that the others have none, in all processes
         self.gradients, self.here = torch.empty(0), slice(0, 0)
-        embedding.register_forward_pre_hook(self._looked_up)
+        embedding.register_forward_pre_hook(self._looked_up, with_kwargs=True)
 
-    def _looked_up(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+    def _looked_up(
+        self, module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         if torch.is_grad_enabled():
-            self.mine[given[0]] = True
+            self.mine[given[0] if given else named["input"]] = True
 
     def find(self, bucket: dist.GradBucket, first: int) -> slice | None:  # type: ignore[name-defined]
         """Where in the memory it is if it is in this bucket, which begins at ``first`` there."""
@@ -196,7 +198,10 @@ def _embedding(model: torch.nn.Module) -> torch.nn.Embedding | None:
     """Of the tokens, if nothing else has its weight."""
     if not isinstance(model, PreTrainedModel):
         return None
-    found = model.get_input_embeddings()
+    try:
+        found = model.get_input_embeddings()
+    except NotImplementedError:  # of pictures
+        return None
     if type(found) is not torch.nn.Embedding or not found.weight.requires_grad:
         return None
     owners = [
