@@ -62,7 +62,7 @@ def of_processes(rounds: int) -> list[Line]:
             "two processes": [(training.of_rank, (rank, 2, port, *given)) for rank in (0, 1)],
             "two that share nothing": [(training.of_rank, (0, 1, 0, *half))] * 2,
         },
-        rounds,
+        2 * rounds,
         warm_up=1,
     )
     one = ways["one process"]
