@@ -72,7 +72,7 @@ def of_ours(data: str, max_length: int, batch: int, steps: int) -> Callable[[], 
 
 def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], float]:
     """What :func:`of_ours` does, by one process of one core of a job; the share of a step in which
-    gradients were exchanged.
+    rows were counted and gradients exchanged, and others waited for.
 
     Args:
         rank: Of this process.

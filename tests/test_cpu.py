@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
+from transformers.activations import GELUActivation
 
 from finetune import catalog
-from finetune.cpu import allocator, attention, casts, dropout, packing, unpadded
+from finetune.cpu import allocator, attention, casts, dropout, gelu, packing, unpadded
 
 Shape = tuple[int, int, int, int]
 
@@ -356,6 +357,66 @@ def test_a_cast_is_not_taken_for_another_input() -> None:
     exact = layers[0](input)
     assert exact.dtype == torch.float32
     assert_close(exact, input @ layers[0].weight.T + layers[0].bias)
+
+
+# ---- gelu ----------------------------------------------------------------------------------------
+
+
+def between() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 64), GELUActivation(), torch.nn.Linear(64, 16))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_a_gelu_gives_is_not_kept(frozen: bool) -> None:
+    """Gradients are the same to the last bit."""
+    found, kept = [], []
+    for once in (True, False):
+        layers, leaf = between(), drawn(2, 5, 16).requires_grad_()
+        layers[2].requires_grad_(not frozen)
+        if once:
+            gelu.use(layers)
+            casts.share(layers)
+        saved: set[int] = set()
+
+        def save(each: torch.Tensor, saved: set[int] = saved) -> torch.Tensor:
+            if each.numel() == 2 * 5 * 64:
+                saved.add(each.data_ptr())
+            return each
+
+        watch = torch.autograd.graph.saved_tensors_hooks(save, lambda each: each)
+        with torch.autocast("cpu", dtype=torch.bfloat16), watch:
+            output = layers(leaf)
+        output.float().square().sum().backward()
+        found.append([output, leaf.grad, *(each.grad for each in layers.parameters())])
+        kept.append(len(saved))
+    assert kept == [1, 1 if frozen else 2]
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+
+
+def test_what_was_changed_after_a_gelu_is_kept() -> None:
+    found = []
+    for once in (True, False):
+        layers, leaf = between(), drawn(2, 5, 16).requires_grad_()
+        if once:
+            gelu.use(layers)
+            casts.share(layers)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = layers[2](layers[1](layers[0](leaf)).mul_(2))
+        output.float().square().sum().backward()
+        found.append([output, leaf.grad, layers[2].weight.grad])
+    assert_close(*found, rtol=0, atol=0)
+
+
+def test_without_low_precision_or_gradients_a_gelu_is_torchs() -> None:
+    layers, input = between(), drawn(2, 5, 16)
+    expected = layers(input)
+    gelu.use(layers)
+    casts.share(layers)
+    assert torch.equal(layers(input), expected)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(layers(input).float(), expected, rtol=2e-2, atol=2e-2)
 
 
 # ---- dropout -------------------------------------------------------------------------------------

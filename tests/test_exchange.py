@@ -16,15 +16,18 @@ from finetune import job
 from finetune.cpu import exchange
 
 class Texts(BertForSequenceClassification):
-    elsewhere = False
-
     def forward(self, ids):
-        found = super().forward(ids).logits
-        weight = self.get_input_embeddings().weight
-        return found + weight.square().mean() if self.elsewhere else found
+        return super().forward(ids).logits
 
 class WeightUsedElsewhere(Texts):
-    elsewhere = True
+    def forward(self, ids):
+        found = super().forward(ids)
+        return found + (ids.float().mean() * self.get_input_embeddings().weight).square().mean()
+
+class OfAUser(WeightUsedElsewhere):
+    pass
+
+Texts.__module__ = WeightUsedElsewhere.__module__ = "transformers.models.bert"
 
 def linear():
     made = torch.nn.Sequential(*(torch.nn.Linear(600, size) for size in (600, 600, 600, 7)))
@@ -38,17 +41,20 @@ def texts(kind):
 exchange._DIRECTORY = pathlib.Path(sys.argv[1])
 job.join(None, 60, use_cpu=True)
 rank, world = job.ranks().rank, job.ranks().world_size
-tables, find = [], exchange._Table.find
-exchange._Table.find = lambda table, *given: tables.append(table) or find(table, *given)
-for make, by_rows in (
-    (linear, None),
-    (lambda: texts(Texts), True),
-    (lambda: texts(WeightUsedElsewhere), False),
+tables, locate = [], exchange._Table.locate
+exchange._Table.locate = lambda table, *given: tables.append(table) or locate(table, *given)
+for make, alone_in_it, options in (
+    (linear, None, {}),
+    (lambda: texts(Texts), True, {}),
+    (lambda: texts(Texts), True, dict(find_unused_parameters=True, gradient_as_bucket_view=False)),
+    (lambda: texts(WeightUsedElsewhere), False, {}),
+    (lambda: texts(OfAUser), None, {}),
 ):
+    tables.clear()
     torch.manual_seed(0)
     alone, batches = make()
     wrapped = torch.nn.parallel.DistributedDataParallel(
-        copy.deepcopy(alone), bucket_cap_mb=0.05, gradient_as_bucket_view=True
+        copy.deepcopy(alone), bucket_cap_mb=0.05, **{"gradient_as_bucket_view": True, **options}
     )
     found, exchange._file = exchange._file, lambda size: None
     assert not exchange.use(wrapped)  # left to gloo, in every process
@@ -71,7 +77,7 @@ for make, by_rows in (
         wrapped.zero_grad()
         alone.zero_grad()
     assert len(buckets) > 2 * 4  # several a step
-    assert by_rows is None or tables[-1].known == by_rows
+    assert (tables[-1].alone if tables else None) == alone_in_it
 job.leave()
 """
 

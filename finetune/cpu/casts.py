@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from finetune.cpu import layers
+from finetune.cpu import gelu, layers
 
 
 class Linear(torch.nn.Linear):
@@ -17,7 +17,8 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shape ``(..., inputs)`` to ``(..., outputs)``."""
-        return linear(_cast(input), self.weight, self.bias)
+        found = gelu.then_linear(input, self.weight, self.bias)
+        return linear(_cast(input), self.weight, self.bias) if found is None else found
 
 
 def share(model: torch.nn.Module) -> None:

@@ -8,11 +8,11 @@ some process had in the step are looked at.
 import math
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from finetune import job
 
 Timed = Callable[[], AbstractContextManager[None]]
 _DIRECTORY = Path("/dev/shm")  # of Linux: files that are memory
-_exchanging: "WeakSet[DistributedDataParallel]" = WeakSet()
+_exchanging: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
 class _Table:
@@ -32,15 +32,18 @@ class _Table:
 
     Args:
         embedding: Its weight is no other module's.
-        touched: Of each process: which rows it looked up, and whether all others had no gradient;
-            shape ``(processes, rows + 1)``.
+        touched: Which rows each process looked up in this step, shape ``(processes, rows)``.
+
+    Attributes:
+        alone: Whether all other rows are zero, in all processes; None before the first step. They
+            are not where the weight is used in another way besides.
     """
 
     def __init__(self, embedding: torch.nn.Embedding, touched: torch.Tensor) -> None:
         self.weight, self.touched, self.mine = embedding.weight, touched, touched[dist.get_rank()]
-        self.known = False  # that the others have none, in all processes
+        self.alone: bool | None = None
         self.gradients, self.here = torch.empty(0), slice(0, 0)
-        embedding.register_forward_pre_hook(self._looked_up, with_kwargs=True)
+        self.hook = embedding.register_forward_pre_hook(self._looked_up, with_kwargs=True)
 
     def _looked_up(
         self, module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
@@ -48,22 +51,23 @@ class _Table:
         if torch.is_grad_enabled():
             self.mine[given[0] if given else named["input"]] = True
 
-    def find(self, bucket: dist.GradBucket, first: int) -> slice | None:  # type: ignore[name-defined]
-        """Where in the memory it is if it is in this bucket, which begins at ``first`` there."""
+    def locate(self, bucket: dist.GradBucket, first: int) -> bool:  # type: ignore[name-defined]
+        """Whether it is in this bucket, which begins at ``first`` in the memory; where, is kept."""
         for weight, gradients in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if weight is self.weight:
                 first += gradients.storage_offset() - bucket.buffer().storage_offset()
                 self.here, self.gradients = slice(first, first + gradients.numel()), gradients
-                return self.here
-        return None
+                return True
+        return False
 
-    def check(self) -> None:
-        """A weight that is used in another way than by looking up has gradients elsewhere."""
-        self.mine[-1] = not self.gradients[~self.mine[:-1]].any()
+    def settle(self) -> None:
+        """Find out whether it is alone; all processes wait for each other."""
+        others = self.gradients[~self.mine].any()
+        self.alone = not any(job.gather(bool(others)))
 
     def write(self, memory: torch.Tensor) -> None:
         """What this process has of the average."""
-        rows = self.mine[:-1].nonzero().flatten()
+        rows = self.mine.nonzero().flatten()
         self._of(memory)[dist.get_rank(), rows] = self.gradients[rows] / len(memory)
 
     def add(self, memory: torch.Tensor) -> None:
@@ -84,9 +88,10 @@ class _Table:
     def forget(self) -> None:
         """Begin the next step; no process reads any more."""
         self.mine.zero_()
+        self.gradients = torch.empty(0)
 
     def _rows(self) -> torch.Tensor:
-        return self.touched[:, :-1].any(0).nonzero().flatten()
+        return self.touched.any(0).nonzero().flatten()
 
     def _of(self, memory: torch.Tensor) -> torch.Tensor:
         return memory[:, self.here].view(-1, *self.gradients.shape)
@@ -122,7 +127,12 @@ class _Shared:
         found: Future[torch.Tensor] = Future()
         self.buckets.append((gradients, found))
         with self.timed():
-            for here in self._whole(bucket, first):
+            whole = [slice(first, self.filled)]
+            if self.table and self.table.locate(bucket, first) and self.table.alone:
+                self.table.write(self.memory)
+                rows = self.table.here
+                whole = [slice(first, rows.start), slice(rows.stop, self.filled)]
+            for here in whole:
                 mine = gradients[here.start - first : here.stop - first]
                 torch.div(mine, len(self.memory), out=self.memory[dist.get_rank(), here])
                 self.whole.append((here, mine))
@@ -130,20 +140,11 @@ class _Shared:
                 self._average()
         return found
 
-    def _whole(self, bucket: dist.GradBucket, first: int) -> list[slice]:  # type: ignore[name-defined]
-        """What of the bucket is not averaged row by row."""
-        everything = slice(first, self.filled)
-        if self.table is None or (rows := self.table.find(bucket, first)) is None:
-            return [everything]
-        if not self.table.known:
-            self.table.check()
-            return [everything]
-        self.table.write(self.memory)
-        return [slice(first, rows.start), slice(rows.stop, self.filled)]
-
     def _average(self) -> None:
-        table = self.table if self.table and self.table.known else None
+        table = self.table if self.table and self.table.alone else None
         processes, rank = len(self.memory), dist.get_rank()
+        if self.table and self.table.alone is None:
+            self.table.settle()
         _wait()
         # each process adds up its share, into the first row; no other reads or writes that
         for here, _ in self.whole:
@@ -152,8 +153,6 @@ class _Shared:
                 total += other
         if table:
             table.add(self.memory)
-        elif self.table:
-            self.table.known = bool(self.table.touched[:, -1].all())
         _wait()
         for here, mine in self.whole:
             mine.copy_(self.memory[0, here])
@@ -164,6 +163,7 @@ class _Shared:
             self.table.forget()
         for gradients, found in self.buckets:
             found.set_result(gradients)
+        self._begin()
 
 
 def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
@@ -187,16 +187,21 @@ def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
         return False
     table, embedding = None, _embedding(model.module)
     if embedding is not None:
-        touched = _common(torch.bool, embedding.num_embeddings + 1)
+        touched = _common(torch.bool, embedding.num_embeddings)
         table = None if touched is None else _Table(embedding, touched)
+    if table:
+        weakref.finalize(model, table.hook.remove)
     model.register_comm_hook(_Shared(memory, table, timed), _Shared.take)
     _exchanging.add(model)
     return True
 
 
 def _embedding(model: torch.nn.Module) -> torch.nn.Embedding | None:
-    """Of the tokens, if nothing else has its weight."""
-    if not isinstance(model, PreTrainedModel):
+    """Of the tokens, if nothing else has its weight.
+
+    Only in models of ``transformers``: another may use the weight in some steps and not in others.
+    """
+    if not isinstance(model, PreTrainedModel) or not _of_library(model):
         return None
     try:
         found = model.get_input_embeddings()
@@ -210,6 +215,10 @@ def _embedding(model: torch.nn.Module) -> torch.nn.Embedding | None:
         if any(each is found.weight for each in module.parameters(recurse=False))
     ]
     return found if len(owners) == 1 else None
+
+
+def _of_library(model: torch.nn.Module) -> bool:
+    return type(model).__module__.startswith("transformers.")
 
 
 def _common(dtype: torch.dtype, columns: int) -> torch.Tensor | None:

@@ -25,7 +25,9 @@ from finetune.data import batches
 #: the places of the tokens.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 _SHARED = 64  # tokens of a sequence that rows share
-_LENGTHS, _MULTIPLE = 32, 64  # sequences, tokens at least: matrix products are of few shapes
+# Matrix products are of few shapes: oneDNN keeps half a megabyte of each.
+_SHORT, _LONG = 32, 128  # what sequences are a multiple of
+_MULTIPLE = 64  # what all tokens are a multiple of, at least
 _WORTH = 0.95  # of the tokens with padding
 
 
@@ -144,7 +146,7 @@ def _group(
         other: A token of no row.
         dtype: Of the products.
     """
-    length = _whole(sum(lengths[sequences[0]]), _LENGTHS)
+    length = _filled(sequences[0], lengths)
     count = len(sequences) if len(sequences) < 4 else _whole(len(sequences), 4)
     owner = np.full((count, length), -1)  # the row of each token
     for number, rows in enumerate(sequences):
@@ -168,7 +170,7 @@ def _group(
 
 def _alike(sequences: list[list[int]], lengths: np.ndarray) -> Iterator[list[list[int]]]:
     """Sequences that are as long with what fills them up, as many as make a group."""
-    for length, mine in groupby(sequences, lambda rows: _whole(sum(lengths[rows]), _LENGTHS)):
+    for length, mine in groupby(sequences, lambda rows: _filled(rows, lengths)):
         every, some = list(mine), attention.at_once(length)
         for first in range(0, len(every), some):
             yield every[first : first + some]
@@ -188,6 +190,12 @@ def _sequences(lengths: np.ndarray) -> list[list[int]]:
             found.append([row])
             room.append(_SHARED - lengths[row])
     return sorted(found, key=lambda rows: -sum(lengths[rows]))
+
+
+def _filled(rows: list[int], lengths: np.ndarray) -> int:
+    """The length of their sequence, with what fills it up."""
+    tokens = sum(lengths[rows])
+    return _whole(tokens, _SHORT if tokens <= _SHARED else _LONG)
 
 
 def _whole(tokens: int, multiple: int) -> int:

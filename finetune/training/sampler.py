@@ -2,8 +2,8 @@
 
 Each epoch is one order of the rows, cut into global batches; a global batch is cut into
 micro-batches, and each of these into the shares of the processes. So every step sees the same rows
-on one process, on two, and with accumulation, each at most once an epoch. Shares have as many rows,
-and where these have a length, as nearly as many tokens as dealing them out gives: all processes
+on one process, on two, and with accumulation, each at most once an epoch. Shares have as many rows
+each, and nearly as many tokens where rows have a length: if padding costs nothing, all processes
 wait for the one that has most.
 
 A global batch is a number of rows. An incomplete last one is left out, and since the order changes,

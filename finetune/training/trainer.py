@@ -29,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune import precision
-from finetune.cpu import allocator, attention, casts, dropout, exchange, unpadded
+from finetune.cpu import allocator, attention, casts, dropout, exchange, gelu, unpadded
 from finetune.data import batches
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
@@ -87,8 +87,10 @@ class Trainer(transformers.Trainer):
             dropout.use(self.model)
             attention.use(self.model, only_if_unpadded=not self.args.bf16)
             if self.args.bf16:
+                gelu.use(self.model)
                 casts.share(self.model)
-            self.unpadded = not self.args.activation_checkpointing and unpadded.use(self.model)
+            again = self.args.activation_checkpointing or self.model.is_activation_checkpointing
+            self.unpadded = not again and unpadded.use(self.model)
 
     def _pad_to_few_lengths(self) -> None:
         """A quarter, a half, three quarters of the longest row, or all of it.
