@@ -70,9 +70,9 @@ def of_ours(data: str, max_length: int, batch: int, steps: int) -> Callable[[], 
     return lambda: float(trainer.train().training_loss)
 
 
-def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], float]:
-    """What :func:`of_ours` does, by one process of one core of a job; the share of a step in which
-    rows were counted and gradients exchanged, and others waited for.
+def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], tuple[float, float]]:
+    """What :func:`of_ours` does, by one process of one core of a job; seconds of the steps, and of
+    those in which rows were counted, gradients exchanged, and other processes waited for.
 
     Args:
         rank: Of this process.
@@ -96,10 +96,9 @@ def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], f
         use_cpu=True,
     )
 
-    def turn() -> float:
+    def turn() -> tuple[float, float]:
         trainer.train()
-        seconds = trainer.meter.seconds
-        return float(seconds["communication"] / seconds["step"])
+        return trainer.meter.seconds["step"], trainer.meter.seconds["communication"]
 
     return turn
 
