@@ -26,7 +26,7 @@ from finetune.data import batches
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 _SHARED = 64  # tokens of a sequence that rows share
 # Matrix products are of few shapes: oneDNN keeps half a megabyte of each.
-_SHORT, _LONG = 32, 128  # what sequences are a multiple of
+_SHORT, _LONG = 32, 64  # what sequences are a multiple of
 _MULTIPLE = 64  # what all tokens are a multiple of, at least
 _WORTH = 0.95  # of the tokens with padding
 
