@@ -53,7 +53,9 @@ def steps_of(
 
     def make(**launch: int) -> GlobalBatchSampler:
         share = sampler(strategy, seed=seed, **launch)
-        assert {len(micro) for micro in share} == {GLOBAL_BATCH // (world_size * accumulation)}
+        share.set_epoch(epoch)
+        sizes = [len(micro) for micro in share]
+        assert sizes == [GLOBAL_BATCH // (world_size * accumulation)] * STEPS * accumulation
         return share
 
     return gathered(make, epoch=epoch, world_size=world_size, accumulation=accumulation)

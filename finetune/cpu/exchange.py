@@ -201,7 +201,8 @@ def _embedding(model: torch.nn.Module) -> torch.nn.Embedding | None:
 
     Only in models of ``transformers``: another may use the weight in some steps and not in others.
     """
-    if not isinstance(model, PreTrainedModel) or not _of_library(model):
+    of_library = type(model).__module__.startswith("transformers.")
+    if not isinstance(model, PreTrainedModel) or not of_library:
         return None
     try:
         found = model.get_input_embeddings()
@@ -215,10 +216,6 @@ def _embedding(model: torch.nn.Module) -> torch.nn.Embedding | None:
         if any(each is found.weight for each in module.parameters(recurse=False))
     ]
     return found if len(owners) == 1 else None
-
-
-def _of_library(model: torch.nn.Module) -> bool:
-    return type(model).__module__.startswith("transformers.")
 
 
 def _common(dtype: torch.dtype, columns: int) -> torch.Tensor | None:
