@@ -94,8 +94,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """
         rows, column = len(dataset), arguments.length_column_name
         refuse_too_few(arguments, rows)
-        lengths = batches.lengths_of(dataset, column)
-        if arguments.train_sampling_strategy == "group_by_length" and lengths is None:
+        grouped = arguments.train_sampling_strategy == "group_by_length"
+        world_size = job.ranks().world_size
+        lengths = batches.lengths_of(dataset, column) if grouped or world_size > 1 else None
+        if grouped and lengths is None:
             raise UserError(
                 f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
             )
@@ -104,7 +106,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             global_batch_size=arguments.global_batch_size,
             max_tokens=arguments.max_tokens_per_batch,
             gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-            world_size=job.ranks().world_size,
+            world_size=world_size,
             rank=rank,
             seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
             strategy=arguments.train_sampling_strategy,
