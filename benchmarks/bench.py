@@ -63,23 +63,26 @@ def of_processes(rounds: int) -> list[Line]:
     port = _free_port()
     ways = turns.take(
         {
-            "one process": (training.of_rank, (0, 1, 0, *given)),
+            "one process": [(training.of_rank, (0, 1, 0, *given))],
             "two processes": [(training.of_rank, (rank, 2, port, *given)) for rank in (0, 1)],
             "two that share nothing": [(training.of_rank, (0, 1, 0, *half))] * 2,
         },
         4 * rounds,
         warm_up=1,
     )
-    lines, first = [], [seconds for seconds, _ in ways["one process"].answers]
+    lines: list[Line] = []
+    first: list[float] = []
     for name, way in ways.items():
-        seconds, exchange = zip(*way.answers, strict=True)
+        seconds = [max(took for took, _ in turn) for turn in way.answers]
+        waited = [statistics.mean(waited for _, waited in turn) for turn in way.answers]
+        first = first or seconds
         lines.append(
             {
                 "case": f"processes of one core, imdb, {LONG[1]} tokens, {BATCH} rows a step",
                 "way": name,
                 "rows/s": BATCH * steps / statistics.median(seconds),
                 "times, round by round": statistics.median(map(operator.truediv, first, seconds)),
-                "exchange": f"{statistics.median(map(operator.truediv, exchange, seconds)):.1%}",
+                "exchange": f"{statistics.median(map(operator.truediv, waited, seconds)):.1%}",
                 "MiB of a process": way.memory,
             }
         )

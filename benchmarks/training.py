@@ -62,17 +62,28 @@ def of_stock(
     return lambda: float(trainer.train().training_loss)
 
 
-def of_ours(data: str, max_length: int, batch: int, steps: int) -> Callable[[], float]:
-    """The same of the toolkit, with the defaults of the recipe."""
+def of_ours(
+    data: str, max_length: int, batch: int, steps: int, **more: Any
+) -> Callable[[], tuple[float, float]]:
+    """The same of the toolkit, with the defaults of the recipe and ``more``.
+
+    Returns:
+        What trains, and returns seconds of the steps, and of those in which rows were counted,
+        gradients exchanged, and other processes waited for.
+    """
     trainer = _ours(
-        recipe_of(data, max_length), batch * steps, global_batch_size=batch, max_steps=steps
+        recipe_of(data, max_length), batch * steps, global_batch_size=batch, max_steps=steps, **more
     )
-    return lambda: float(trainer.train().training_loss)
+
+    def turn() -> tuple[float, float]:
+        trainer.train()
+        return trainer.meter.seconds["step"], trainer.meter.seconds["communication"]
+
+    return turn
 
 
 def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], tuple[float, float]]:
-    """What :func:`of_ours` does, by one process of one core of a job; seconds of the steps, and of
-    those in which rows were counted, gradients exchanged, and other processes waited for.
+    """What :func:`of_ours` does, by one process of one core of a job.
 
     Args:
         rank: Of this process.
@@ -86,21 +97,7 @@ def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], t
     values = rank, rank, processes, processes, port, "127.0.0.1"
     if processes > 1:
         os.environ |= dict(zip(names, map(str, values), strict=True))
-    data, max_length, batch, steps = given
-    trainer = _ours(
-        recipe_of(data, max_length),
-        batch * steps,
-        global_batch_size=batch,
-        max_steps=steps,
-        num_threads=1,
-        use_cpu=True,
-    )
-
-    def turn() -> tuple[float, float]:
-        trainer.train()
-        return trainer.meter.seconds["step"], trainer.meter.seconds["communication"]
-
-    return turn
+    return of_ours(*given, num_threads=1, use_cpu=True)
 
 
 def scored_stock(data: str, max_length: int, rows: int, seed: int) -> float:

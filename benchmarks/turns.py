@@ -25,7 +25,7 @@ class Way:
     Attributes:
         clock: Seconds of each turn.
         processor: Seconds of all cores in each turn.
-        answers: What each turn returned; of several processes, the first.
+        answers: What each turn returned; of several processes, a tuple.
         memory: Peak of the process in MiB; of several, the largest.
     """
 
@@ -78,7 +78,8 @@ def take(ways: Mapping[str, Work | list[Work]], rounds: int, *, warm_up: int = 0
             if turn >= warm_up:
                 found[name].clock.append(max(clock))
                 found[name].processor.append(sum(processor))
-                found[name].answers.append(answers[0])
+                together = isinstance(ways[name], list)
+                found[name].answers.append(answers if together else answers[0])
                 found[name].memory = max(memory)
     for group in lines.values():
         for line in group:
