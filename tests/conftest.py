@@ -5,6 +5,7 @@ libraries read their caches from the environment when they are imported, so it i
 any of them is.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -131,3 +132,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("trains")
         if {"command", "hub_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
+
+
+def pytest_collection_finish() -> None:
+    """Each training looks for garbage: not among what was imported, a fifth of a second long."""
+    gc.freeze()

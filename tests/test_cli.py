@@ -1,5 +1,6 @@
 """The command line: it answers at once, refuses in one message, and leaves nothing half made."""
 
+import gc
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from finetune import __version__, catalog, cli, hub
+from finetune.commands import imports
 from tests.conftest import ROOT, Command
 
 RECIPES = catalog.names()
@@ -281,3 +283,19 @@ def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_names_on_the_hub(name: str | None, on_the_hub: bool) -> None:
     assert hub.names_repository(name) is on_the_hub
+
+
+def test_garbage_is_not_looked_for_while_libraries_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "library.py").write_text("import gc\nlooked = gc.isenabled()\n")
+    (tmp_path / "broken_library.py").write_text("import nowhere_at_all\n")
+    frozen = gc.get_freeze_count()
+    imports.at_once("library")
+    assert not sys.modules["library"].looked
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > frozen
+    with pytest.raises(ModuleNotFoundError):
+        imports.at_once("broken_library")
+    assert gc.isenabled()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from finetune import hub, job
+from finetune.commands import imports
 from finetune.commands.parser import Parser
 from finetune.errors import UserError
 from finetune.run import Run
@@ -52,6 +53,7 @@ def main(words: Sequence[str]) -> int:
     missing = hub.missing({"dataset": wanted})
     if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable
+    imports.at_once("datasets", "finetune.training.trainer")
     evaluate(run, given.data, given.per_device_eval_batch_size, **reading)
     return 0
 

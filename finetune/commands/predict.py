@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from finetune import hub, job
+from finetune.commands import imports
 from finetune.commands.parser import Parser
 from finetune.directory import MANIFEST
 from finetune.errors import UserError
@@ -45,6 +46,7 @@ def main(words: Sequence[str]) -> int:
     run = Run.load(given.run)
     _refuse_without_model(run)
     hub.missing({})  # everything is in the run: the libraries shall not ask the network
+    imports.at_once("datasets", "finetune.predicting.task")
     if given.text is not None:
         _say_of_one_text(run, given)
     elif given.output is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune import catalog, hub, job
+from finetune.commands import imports
 from finetune.errors import UserError, suggestion
 from finetune.flags import Flags
 from finetune.recipe import Recipe
@@ -42,6 +43,7 @@ def main(words: Sequence[str]) -> int:
     recipe, *flags = words
     cls = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
+        imports.at_once("finetune.training.arguments")
         print(Flags(cls).help(), end="")
         return 0
 
@@ -50,8 +52,7 @@ def main(words: Sequence[str]) -> int:
     if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable  # before the flags are read: for that the libraries are imported
     if not missing:  # all at once: rank 0 waits for the others before it begins
-        import datasets  # noqa: F401
-        import transformers.trainer  # noqa: F401
+        imports.at_once("datasets", "finetune.training.trainer")
 
     def settled() -> Settings:
         settings = from_command_line(recipe, flags)

@@ -125,4 +125,5 @@ def _verified(package: str, file: str, sha256: str) -> Path:
 @functools.cache
 def _sha256(path: Path, modified: int) -> str:
     """Of a file that is asked for several times while it stays as it is."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,8 @@ from datasets import ClassLabel, DatasetDict
 from finetune.data.labels import class_names
 from finetune.errors import UserError, suggestion
 
+_AT_ONCE = 1000  # rows in memory
+
 
 def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -> None:
     """Refuse columns that are not there, and list those that are."""
@@ -69,7 +71,10 @@ def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None])
             if column == "label" and isinstance(rows.features["label"], ClassLabel):
                 valid_here = np.array(rows["label"][:]) >= 0
             else:
-                valid_here = np.array([is_valid(value) for value in rows[column]], dtype=bool)
+                found = rows.select_columns(column).iter(_AT_ONCE)
+                valid_here = np.array(
+                    [is_valid(value) for batch in found for value in batch[column]], dtype=bool
+                )
             if bad := np.flatnonzero(~valid_here).tolist():
                 first = ", ".join(str(index) for index in bad[:5])
                 sentence = (

@@ -49,10 +49,12 @@ def tokenize(
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of all that decides the tokens, but for the padding and truncation last used."""
-    parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.get_vocab()]
+    parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs]
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         parts.append({**backend, "padding": None, "truncation": None})
+    else:
+        parts.append(tokenizer.get_vocab())
     return str(Hasher.hash(json.dumps(parts, sort_keys=True, default=str)))
 
 
