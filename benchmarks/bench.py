@@ -9,6 +9,8 @@ Ways that are compared take turns, each in a process of its own, and the medians
 """
 
 import argparse
+import contextlib
+import io
 import json
 import operator
 import os
@@ -192,10 +194,11 @@ def of_prediction(rounds: int) -> list[Line]:
     import finetune
 
     directory = tempfile.mkdtemp()
-    run = finetune.train(
-        "yelp", embedded=True, max_steps=20, eval_strategy="no", baseline=False,
-        eval_samples=64, output_dir=directory, disable_tqdm=True,
-    )  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):  # the table is what is asked for
+        run = finetune.train(
+            "yelp", embedded=True, max_steps=20, eval_strategy="no", baseline=False,
+            eval_samples=64, output_dir=directory, disable_tqdm=True,
+        )  # fmt: skip
     assert run is not None
     lines: list[Line] = []
     texts = predict.reviews(128)
