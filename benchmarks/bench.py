@@ -167,16 +167,17 @@ def of_start(rounds: int) -> list[Line]:
 def of_target(_: int) -> list[Line]:
     """Seconds of training until the validation accuracy is reached, of three seeds each."""
     lines: list[Line] = []
-    rows = 3840
-    for way in ("stock", "ours"):
-        found = [training.until(way, TARGET, rows, seed) for seed in (1, 2, 3)]
-        reached = [seconds for seconds in found if seconds is not None]
+    ways = turns.take(
+        {way: (training.until, (way, TARGET, 3840)) for way in ("stock", "ours")}, rounds=3
+    )
+    for name, way in ways.items():
+        reached = [seconds for seconds in way.answers if seconds is not None]
         lines.append(
             {
                 "case": f"time to {TARGET:.0%} validation accuracy, rotten-tomatoes",
-                "way": way,
+                "way": name,
                 "s": statistics.mean(reached) if reached else float("nan"),
-                "of each seed": " ".join("never" if s is None else f"{s:.1f}" for s in found),
+                "of each seed": " ".join("never" if s is None else f"{s:.1f}" for s in way.answers),
             }
         )
     for line in lines:

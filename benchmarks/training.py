@@ -157,17 +157,18 @@ def prepared_by_ours(rows: int, max_length: int) -> Callable[[], int]:
     return turn
 
 
-def until(way: str, accuracy: float, rows: int, seed: int) -> float | None:
-    """Seconds of training until an evaluation, every ten steps, finds that accuracy.
+def until(way: str, accuracy: float, rows: int) -> Callable[[], float | None]:
+    """Trainings with one seed after the other; each returns its seconds until an evaluation, every
+    ten steps, finds that accuracy.
 
     Evaluations are not counted; None if an epoch ends before.
     """
+    import itertools
     import time
 
     from transformers import TrainerCallback
 
-    data, max_length = SHORT
-    recipe = recipe_of(data, max_length)
+    recipe, seeds = recipe_of(*SHORT), itertools.count(1)
     found: list[float] = []
 
     class Clock(TrainerCallback):
@@ -188,15 +189,20 @@ def until(way: str, accuracy: float, rows: int, seed: int) -> float | None:
                 found.append(self.seconds)
                 control.should_training_stop = True
 
-    if way == "stock":
-        trainer = _stock(recipe, rows, per_device_train_batch_size=32, seed=seed, **EPOCH)
-        trainer.compute_metrics = recipe.compute_metrics
-    else:
-        trainer = _ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH)
-    trainer.eval_dataset = drawn(recipe.prepared["validation"], VALIDATED)
-    trainer.add_callback(Clock())
-    trainer.train()
-    return found[0] if found else None
+    def turn() -> float | None:
+        found.clear()
+        seed = next(seeds)
+        if way == "stock":
+            trainer = _stock(recipe, rows, per_device_train_batch_size=32, seed=seed, **EPOCH)
+            trainer.compute_metrics = recipe.compute_metrics
+        else:
+            trainer = _ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH)
+        trainer.eval_dataset = drawn(recipe.prepared["validation"], VALIDATED)
+        trainer.add_callback(Clock())
+        trainer.train()
+        return found[0] if found else None
+
+    return turn
 
 
 def _stock(recipe: Any, rows: int, padded: bool = False, **arguments: Any) -> Any:

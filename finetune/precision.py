@@ -31,7 +31,8 @@ def automatic(device_type: str) -> str:
         ``fp32``, ``bf16`` or ``fp16``.
     """
     told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if told in ("bf16", "fp16"):  # "no" is also what its launcher says if nobody chose
+    # "no" is also what its launcher says if nobody chose; on a CPU it computes nothing in fp16
+    if told == "bf16" or (told == "fp16" and device_type != "cpu"):
         return told
     return "bf16" if native_bf16(device_type) else "fp32"
 

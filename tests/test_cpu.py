@@ -1,15 +1,23 @@
 """What is fast on a CPU says the same as what it replaces."""
 
+import copy
+import ctypes
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+)
 from transformers.activations import GELUActivation
 
 from finetune import catalog
@@ -265,6 +273,37 @@ def test_what_is_not_known_to_be_the_same_keeps_its_padding(
     assert seen == [180]
 
 
+def test_rows_that_begin_with_padding_keep_it() -> None:
+    """The head reads the state of their first token."""
+    model = small("bert")
+    attention.use(model)
+    assert unpadded.use(model)
+    seen = watched_layer(model)
+    mask = (torch.arange(90) >= torch.tensor([0, 88])[:, None]).long()
+    model(torch.full((2, 90), 7) * mask, attention_mask=mask)
+    assert seen == [180]
+
+
+def test_a_model_of_two_trainers_is_hooked_once() -> None:
+    model = small("bert")
+    attention.use(model)
+    assert unpadded.use(model)
+    before = model(**padded_pair()).logits
+    for again in (model, copy.deepcopy(model)):
+        assert unpadded.use(again)
+        assert_close(again(**padded_pair()).logits, before)
+
+
+class OfAUser(BertForSequenceClassification):
+    """It may ask for the states of each layer, and pool them."""
+
+
+def test_models_that_others_wrote_keep_their_padding() -> None:
+    model = OfAUser(small("bert").config)
+    attention.use(model)
+    assert not unpadded.use(model)
+
+
 def test_models_with_torchs_attention_keep_their_padding() -> None:
     assert not unpadded.use(small("bert"))
     assert not unpadded.use(torch.nn.Linear(2, 2))
@@ -296,6 +335,20 @@ def test_layers_that_are_not_only_called_are_not_packed() -> None:
 def test_thresholds_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
     assert not allocator.keep_large_blocks()
+
+
+def test_an_old_glibc_takes_a_lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+
+    def mallopt(name: int, size: int) -> int:
+        if name == allocator._MMAP_THRESHOLD and size > 2**25:
+            return 0
+        given[name] = size
+        return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    assert allocator.keep_large_blocks()
+    assert given == {allocator._MMAP_THRESHOLD: 2**25, allocator._TRIM_THRESHOLD: 2**30}
 
 
 # ---- casts ---------------------------------------------------------------------------------------
@@ -460,6 +513,11 @@ def test_every_dropout_of_a_model_is_replaced() -> None:
     )
     before = [each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)]
     names = list(model.state_dict())
+    hooked = model.dropout
+    hook = hooked.register_forward_hook(lambda module, inputs, output: output)
+    dropout.use(model)
+    assert model.dropout is hooked
+    hook.remove()
     dropout.use(model)
     after = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
     assert all(type(each) is dropout.Dropout for each in after)
@@ -489,6 +547,10 @@ def test_a_trainer_on_a_cpu_uses_them(
     assert {type(each) is dropout.Dropout for each in dropouts} == {replaced}
     dense = trainer.model.bert.encoder.layer[0].attention.output.dense
     assert (type(dense) is casts.Linear) == (attends == attention.NAME)
+    activation = trainer.model.bert.encoder.layer[0].intermediate.intermediate_act_fn
+    assert (gelu._remember in activation._forward_hooks.values()) == (attends == attention.NAME)
+    inputs = next(iter(trainer.get_train_dataloader()))["input_ids"]
+    assert inputs.shape[1] % 8 == 0
     assert trainer.model.config._attn_implementation == attends
     assert trainer.unpadded == replaced
 

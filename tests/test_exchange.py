@@ -1,5 +1,6 @@
 """Gradients that the processes of one machine exchange in memory."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from tests.conftest import ROOT
 from tests.jobs import TORCHRUN
 
 SCRIPT = """
-import contextlib, copy, pathlib, sys, torch
+import contextlib, copy, os, pathlib, sys, torch
 from transformers import BertConfig, BertForSequenceClassification
 from finetune import job
 from finetune.cpu import exchange
+from examples.regression import Regression
 
 class Texts(BertForSequenceClassification):
     def forward(self, ids):
@@ -38,9 +40,17 @@ def texts(kind):
     size = dict(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=64)
     return kind(BertConfig(vocab_size=500, **size)).eval(), torch.randint(500, (8, 5 * world, 9))
 
-exchange._DIRECTORY = pathlib.Path(sys.argv[1])
+shared = pathlib.Path(sys.argv[1])
 job.join(None, 60, use_cpu=True)
 rank, world = job.ranks().rank, job.ranks().world_size
+apart = shared / str(rank)  # machines with memory of their own
+apart.mkdir()
+os.chdir(apart)
+exchange._DIRECTORY = pathlib.Path("/proc/self/cwd")
+assert not exchange.use(torch.nn.parallel.DistributedDataParallel(linear()[0]))
+assert not list(apart.iterdir())
+apart.rmdir()
+exchange._DIRECTORY = shared
 tables, locate = [], exchange._Table.locate
 exchange._Table.locate = lambda table, *given: tables.append(table) or locate(table, *given)
 for make, alone_in_it, options in (
@@ -78,6 +88,10 @@ for make, alone_in_it, options in (
         alone.zero_grad()
     assert len(buckets) > 2 * 4  # several a step
     assert (tables[-1].alone if tables else None) == alone_in_it
+trainer = Regression().trainer(output_dir=sys.argv[2], max_steps=1, global_batch_size=6 * world)
+trainer.train()
+assert trainer.model_wrapped in exchange._exchanging
+assert trainer.model_wrapped.gradient_as_bucket_view
 job.leave()
 """
 
@@ -91,9 +105,15 @@ def test_every_process_has_the_average(processes: int, tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     shared = tmp_path / "shared"
     shared.mkdir()
-    words = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", script, shared]
+    words = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", script, shared, tmp_path]
     ended = subprocess.run(
-        list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        list(map(str, words)),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert not list(shared.iterdir())  # the memory goes with the last process

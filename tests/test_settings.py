@@ -375,6 +375,7 @@ def test_arguments_that_cannot_work(words: str, message: str) -> None:
         ("", True, "no", "bf16"),
         ("", False, "no", "fp32"),
         ("", False, "bf16", "bf16"),  # accelerate launch --mixed_precision bf16
+        ("", False, "fp16", "fp32"),  # the library would say fp16 and compute in fp32
         ("--precision fp32", True, "bf16", "fp32"),
         ("--precision bf16", False, "no", "bf16"),
         ("--bf16", False, "no", "bf16"),
@@ -413,6 +414,12 @@ def test_a_gpu_has_its_batches_made_ahead(
     assert draft.dataloader_num_workers == workers
     assert draft.accelerator_config == non_blocking
     assert draft.per_device_eval_batch_size == (32 if device == "cpu" else 128)
+
+
+@pytest.mark.parametrize("words", ["--precision fp16", "--fp16"])
+def test_fp16_is_refused_on_a_cpu(words: str) -> None:
+    with pytest.raises(UserError, match="on a CPU nothing computes in it"):
+        settle("--use_cpu", *words.split()).arguments()
 
 
 def test_arguments_that_contradict_each_other() -> None:

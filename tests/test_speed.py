@@ -114,7 +114,9 @@ def test_the_peak_is_at_least_that_of_one_product() -> None:
     began = time.perf_counter()
     torch.mm(one, one)
     measured = 2 * 1024**3 / (time.perf_counter() - began)
+    state = torch.get_rng_state()
     assert flops.peak(torch.device("cpu"), torch.float32) > 0.2 * measured
+    assert torch.equal(state, torch.get_rng_state())  # in the middle of a training, of a profile
 
 
 # ---- counted in every run ------------------------------------------------------------------------

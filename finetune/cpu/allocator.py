@@ -13,11 +13,13 @@ import os
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _LARGEST = 2**30  # bytes
+_LARGEST_ONCE = 2**25  # what glibc took as a threshold before 2.35, on 64 bits
 _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_large_blocks() -> bool:
-    """Keep freed blocks of up to 1 GiB in this process, unless the user set such a threshold.
+    """Keep freed blocks of up to 1 GiB in this process (32 MiB with an old glibc), unless the user
+    set such a threshold.
 
     Returns:
         Whether it could be done.
@@ -28,4 +30,5 @@ def keep_large_blocks() -> bool:
         return False
     if any(name in os.environ for name in _VARIABLES):
         return False
-    return all(mallopt(name, _LARGEST) == 1 for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
+    mapped = any(mallopt(_MMAP_THRESHOLD, size) for size in (_LARGEST, _LARGEST_ONCE))
+    return bool(mallopt(_TRIM_THRESHOLD, _LARGEST) and mapped)

@@ -29,22 +29,25 @@ class Dropout(torch.nn.Dropout):
 
 
 def use(model: torch.nn.Module) -> None:
-    """Replace every ``torch.nn.Dropout`` below ``model``."""
+    """Replace every ``torch.nn.Dropout`` below ``model`` that has no hook."""
     for module, name, layer in layers.of_type(model, torch.nn.Dropout):
         assert isinstance(layer, torch.nn.Dropout)
-        setattr(module, name, Dropout(layer.p).train(layer.training))
+        if not layers.hooked(layer):
+            setattr(module, name, Dropout(layer.p).train(layer.training))
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, probability: float) -> torch.Tensor:
         dropped = round(probability * _STEPS)
-        ctx.kept, ctx.scale = _kept(input, dropped), _STEPS / (_STEPS - dropped)
-        return _masked(input, ctx.kept, ctx.scale)
+        kept, ctx.scale = _kept(input, dropped), _STEPS / (_STEPS - dropped)
+        ctx.save_for_backward(kept)
+        return _masked(input, kept, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _masked(gradient, ctx.kept, ctx.scale), None
+        (kept,) = ctx.saved_tensors
+        return _masked(gradient, kept, ctx.scale), None
 
 
 def _masked(values: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:

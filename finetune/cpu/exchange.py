@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel
 
 from finetune import job
+from finetune.cpu import layers
 
 Timed = Callable[[], AbstractContextManager[None]]
 _DIRECTORY = Path("/dev/shm")  # of Linux: files that are memory
@@ -201,8 +201,7 @@ def _embedding(model: torch.nn.Module) -> torch.nn.Embedding | None:
 
     Only in models of ``transformers``: another may use the weight in some steps and not in others.
     """
-    of_library = type(model).__module__.startswith("transformers.")
-    if not isinstance(model, PreTrainedModel) or not of_library:
+    if not layers.of_library(model):
         return None
     try:
         found = model.get_input_embeddings()
@@ -225,11 +224,14 @@ def _common(dtype: torch.dtype, columns: int) -> torch.Tensor | None:
     path = job.gather(_file(dtype.itemsize * size) if job.ranks().rank == 0 else None)[0]
     if path is None:
         return None
-    memory = torch.from_file(path, shared=True, size=size, dtype=dtype)
-    job.gather(None)  # all have it
+    memory = None
+    # how many machines there are is not always told; from_file would make another file there
+    if all(job.gather(Path(path).exists())):
+        memory = torch.from_file(path, shared=True, size=size, dtype=dtype).view(shape)
+        job.gather(None)  # all have it
     if job.ranks().rank == 0:
         os.unlink(path)
-    return memory.view(shape)
+    return memory
 
 
 def _wait() -> None:

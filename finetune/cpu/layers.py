@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
+from transformers import PreTrainedModel
+
+
+def of_library(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Whether ``transformers`` wrote the whole of it: of its layers, and of what is done with them,
+    nothing is known in another, whatever it inherits.
+    """
+    ours = type(model).__module__.startswith("transformers.")
+    return ours and isinstance(model, PreTrainedModel)
 
 
 def of_type(
@@ -19,3 +29,8 @@ def of_type(
         for name, child in list(module.named_children()):
             if type(child) is kind:
                 yield module, name, child
+
+
+def hooked(layer: torch.nn.Module) -> bool:
+    """Whether something would be lost with the layer."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)

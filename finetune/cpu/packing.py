@@ -37,8 +37,7 @@ class PackedLinear(torch.nn.Module):
 def pack(model: torch.nn.Module) -> None:
     """Replace every plain linear layer of a model of ``transformers``.
 
-    Other models may read the weights of a layer and not call it, as torch's own transformer does,
-    and a hook would be lost.
+    Other models may read the weights of a layer and not call it, as torch's own transformer does.
     """
     if not isinstance(model, PreTrainedModel):
         return
@@ -46,6 +45,5 @@ def pack(model: torch.nn.Module) -> None:
         return
     for module, name, layer in layers.of_type(model, torch.nn.Linear):
         assert isinstance(layer, torch.nn.Linear)
-        hooked = layer._forward_hooks or layer._forward_pre_hooks
-        if layer.weight.dtype in (torch.float32, torch.bfloat16) and not hooked:
+        if layer.weight.dtype in (torch.float32, torch.bfloat16) and not layers.hooked(layer):
             setattr(module, name, PackedLinear(layer))

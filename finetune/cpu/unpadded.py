@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from finetune import pretrained
-from finetune.cpu import attention
+from finetune.cpu import attention, layers
 from finetune.data import batches
 
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
@@ -37,8 +37,11 @@ def use(model: torch.nn.Module) -> bool:
     Returns:
         Whether it is: the model is one of those, and attends by :mod:`finetune.cpu.attention`.
     """
-    if not isinstance(model, PreTrainedModel) or not attention.used_by(model):
+    if not layers.of_library(model) or not attention.used_by(model):
         return False
+    hooks = model._forward_pre_hooks.values()
+    if any(isinstance(getattr(hook, "__self__", None), _Hooks) for hook in hooks):
+        return True  # of another trainer
     config = model.config
     others = "is_decoder", "chunk_size_feed_forward", *pretrained.DROPOUTS["attention_dropout"]
     if config.model_type not in KNOWN or any(getattr(config, name, 0) for name in others):
@@ -57,12 +60,12 @@ def computed(lengths: np.ndarray, padded: int) -> int:
 
 class _Hooks:
     def __init__(self, model: PreTrainedModel) -> None:
-        (layers,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+        (stack,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
         self.inside = False
         self.layout: _Layout | None = None
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        layers[0].register_forward_pre_hook(self._enter)
-        layers[-1].register_forward_hook(self._leave)
+        stack[0].register_forward_pre_hook(self._enter)
+        stack[-1].register_forward_hook(self._leave)
         model.register_forward_hook(self._end)
 
     def _begin(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -112,11 +115,13 @@ class _Layout:
 
 
 def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
-    """None if little is padded, or if the mask says more than what is padding."""
+    """None if little is padded, if a row begins with padding, whose state a head may read, or if
+    the mask says more than what is padding.
+    """
     rows, _, _, tokens = mask.shape
     seen = mask[:, 0, 0]
     lengths = seen.sum(1).numpy()
-    if not lengths.all() or (every := computed(lengths, tokens)) == rows * tokens:
+    if not seen[:, 0].all() or (every := computed(lengths, tokens)) == rows * tokens:
         return None
     if not torch.equal(mask, seen[:, None, None].expand_as(mask)):
         return None

@@ -33,7 +33,10 @@ def speed(found: Mapping[str, Any]) -> str:
         text += f" or {found['tokens_per_second']:,.0f} tokens"
     text += " a second"
     if "share_of_peak" in found:
-        text += f", {found['share_of_peak']:.0%} of the peak of matrix products"
+        asked = found["model_flops_per_second"]
+        unit, size = ("TFLOP/s", 1e12) if asked >= 1e12 else ("GFLOP/s", 1e9)
+        text += f"; {asked / size:,.1f} {unit}, {found['share_of_peak']:.0%} of the peak of"
+        text += " matrix products"
     return text
 
 
