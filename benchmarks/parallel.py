@@ -137,7 +137,8 @@ def _trainer(
         load_best_model_at_end=False,
         logging_steps=10_000,
         disable_tqdm=True,
-        **{"num_threads": 1, "precision": "fp32", **training},
+        num_threads=1,
+        **training,
     )
     trainer.add_callback(Clock())
     return trainer, seconds
@@ -281,7 +282,8 @@ def lines(tokens: int, batch: int, steps: int, rounds: int, bf16: bool) -> None:
     """Print a line for each launch, and how many times the first one's rows a second it has."""
     import torch
 
-    worker = {"tokens": tokens, "batch": batch, "steps": steps, "training": {"bf16": bf16}}
+    training = {"precision": "bf16" if bf16 else "fp32"}
+    worker = {"tokens": tokens, "batch": batch, "steps": steps, "training": training}
     gpus = torch.cuda.device_count()
     if gpus:
         launches = {"one GPU": {"processes": 1, "devices": 1, **worker}}
