@@ -289,11 +289,11 @@ def test_garbage_is_not_looked_for_while_libraries_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "library.py").write_text("import gc\nlooked = gc.isenabled()\n")
+    (tmp_path / "a_library_to_import.py").write_text("import gc\nlooked = gc.isenabled()\n")
     (tmp_path / "broken_library.py").write_text("import nowhere_at_all\n")
     frozen = gc.get_freeze_count()
-    imports.at_once("library")
-    assert not sys.modules["library"].looked
+    imports.at_once("a_library_to_import")
+    assert not sys.modules["a_library_to_import"].looked
     assert gc.isenabled()
     assert gc.get_freeze_count() > frozen
     with pytest.raises(ModuleNotFoundError):

@@ -1,9 +1,11 @@
 """A run tested again: on its own rows, and on a file whose labels are matched by name."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 import finetune
 from finetune import Run, UserError, cli
@@ -26,6 +28,15 @@ def run(uneven_reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPath
         train_sampling_strategy="random",
         output_dir=str(tmp_path_factory.mktemp("evaluate") / "run"),
     )
+
+
+def test_a_run_in_fp16_is_evaluated_on_a_cpu(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    of_a_gpu = Run(Path(shutil.copytree(run.path, tmp_path / "run")))
+    of_a_gpu.update(arguments={**run.manifest["arguments"], "precision": "fp16"})
+    assert evaluate(of_a_gpu) == pytest.approx(run.metrics["test"], abs=1e-6)
 
 
 def test_its_own_rows_have_the_metrics_of_the_run(

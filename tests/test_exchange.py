@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.jobs import TORCHRUN
 
 SCRIPT = """
-import contextlib, copy, os, pathlib, sys, torch
+import contextlib, copy, gc, os, pathlib, sys, torch
 from transformers import BertConfig, BertForSequenceClassification
 from finetune import job
 from finetune.cpu import exchange
@@ -49,6 +49,7 @@ os.chdir(apart)
 exchange._DIRECTORY = pathlib.Path("/proc/self/cwd")
 assert not exchange.use(torch.nn.parallel.DistributedDataParallel(linear()[0]))
 assert not list(apart.iterdir())
+os.chdir(shared)
 apart.rmdir()
 exchange._DIRECTORY = shared
 tables, locate = [], exchange._Table.locate
@@ -92,6 +93,8 @@ trainer = Regression().trainer(output_dir=sys.argv[2], max_steps=1, global_batch
 trainer.train()
 assert trainer.model_wrapped in exchange._exchanging
 assert trainer.model_wrapped.gradient_as_bucket_view
+del trainer, wrapped  # before the group, whose threads they hold
+gc.collect()
 job.leave()
 """
 

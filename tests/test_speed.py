@@ -170,6 +170,13 @@ def test_a_model_that_cannot_be_asked_costs_no_run() -> None:
     assert wording.speed(found) == "2.0 rows or 128 tokens a second"
 
 
+@pytest.mark.parametrize(("flops", "shown"), [(2e11, "200.0 GFLOP/s"), (3.25e13, "32.5 TFLOP/s")])
+def test_flops_have_a_unit_of_their_size(flops: float, shown: str) -> None:
+    found = dict(rows_per_second=2, tokens_per_second=None, share_of_peak=0.125)
+    text = wording.speed({**found, "model_flops_per_second": flops})
+    assert text == f"2.0 rows a second; {shown}, 12% of the peak of matrix products"
+
+
 def test_a_phase_does_not_count_what_is_in_another() -> None:
     meter = Meter(torch.device("cpu"), torch.float32)
     with meter.during("evaluation"):  # before any step

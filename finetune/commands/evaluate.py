@@ -91,7 +91,7 @@ def evaluate(
         "output_dir": str(run.path),
         "per_device_eval_batch_size": per_device_eval_batch_size,
         "per_device_train_batch_size": 1,
-        "precision": run.manifest["arguments"].get("precision", "fp32"),
+        "precision": _precision(run),
     }
     draft = FinetuneArguments.check(with_defaults(recipe.defaults(), given))
     recipe = job.rank_zero_first(prepared)
@@ -105,6 +105,14 @@ def evaluate(
     if data is None:
         return _beside_the_run(run, output)
     return _with_intervals(data, run, recipe, output)
+
+
+def _precision(run: Run) -> str:
+    """That of the training, but for fp16 where nothing computes in it."""
+    import torch
+
+    recorded = str(run.manifest["arguments"].get("precision", "fp32"))
+    return "fp32" if recorded == "fp16" and not torch.accelerator.is_available() else recorded
 
 
 def _on_its_own(run: Run, recipe: Recipe) -> Recipe:

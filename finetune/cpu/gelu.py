@@ -22,7 +22,7 @@ def use(model: torch.nn.Module) -> None:
     """Let every GELU below ``model`` tell its output what it was computed from."""
     for _, _, layer in layers.of_type(model, GELUActivation):
         assert isinstance(layer, GELUActivation)
-        if layer.act is gelu:
+        if layer.act is gelu and _remember not in layer._forward_hooks.values():
             layer.register_forward_hook(_remember)
 
 

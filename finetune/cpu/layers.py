@@ -29,8 +29,3 @@ def of_type(
         for name, child in list(module.named_children()):
             if type(child) is kind:
                 yield module, name, child
-
-
-def hooked(layer: torch.nn.Module) -> bool:
-    """Whether something would be lost with the layer."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)

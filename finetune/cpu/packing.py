@@ -9,7 +9,6 @@ reached 460 so and 490 with weights packed. Results differ in the last bits only
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel
 
 from finetune.cpu import layers
 
@@ -37,13 +36,15 @@ class PackedLinear(torch.nn.Module):
 def pack(model: torch.nn.Module) -> None:
     """Replace every plain linear layer of a model of ``transformers``.
 
-    Other models may read the weights of a layer and not call it, as torch's own transformer does.
+    Other models may read the weights of a layer and not call it, as torch's own transformer does,
+    and a hook would be lost.
     """
-    if not isinstance(model, PreTrainedModel):
+    if not layers.of_library(model):
         return
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     for module, name, layer in layers.of_type(model, torch.nn.Linear):
         assert isinstance(layer, torch.nn.Linear)
-        if layer.weight.dtype in (torch.float32, torch.bfloat16) and not layers.hooked(layer):
+        hooked = layer._forward_hooks or layer._forward_pre_hooks
+        if layer.weight.dtype in (torch.float32, torch.bfloat16) and not hooked:
             setattr(module, name, PackedLinear(layer))

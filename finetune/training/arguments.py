@@ -223,9 +223,9 @@ class FinetuneArguments(TrainingArguments):
                 f"--precision {self.precision}: expected {', '.join(precision.CHOICES[:-1])} or "
                 f"{precision.CHOICES[-1]}{suggestion(self.precision, precision.CHOICES)}"
             )
-        fp16 = (self.fp16 or self.precision == "fp16") and not self.bf16
-        if fp16 and self._device_type == "cpu":
-            mistakes.append("--precision fp16: on a CPU nothing computes in it; bf16 or fp32")
+        fp16 = "--fp16" if self.fp16 else "--precision fp16" if self.precision == "fp16" else ""
+        if fp16 and not self.bf16 and self._device_type == "cpu":
+            mistakes.append(f"{fp16}: on a CPU nothing computes in it; expected bf16 or fp32")
         for flag in ("bf16", "fp16"):
             if getattr(self, flag) and self.precision not in ("auto", flag):
                 mistakes.append(
