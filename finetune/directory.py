@@ -12,6 +12,7 @@ from typing import Any
 from finetune.errors import UserError
 
 MANIFEST = "run.json"
+PROFILE = Path("profile", "profile.json")
 
 
 def make_way(directory: Path, checkpoint: str | None) -> str | None:

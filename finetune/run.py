@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.directory import MANIFEST, write_whole
+from finetune.directory import MANIFEST, PROFILE, write_whole
 from finetune.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
 
 METRICS, PREDICTIONS = "metrics.json", "predictions.parquet"
-PROFILE = Path("profile", "profile.json")
 
 
 @dataclass(frozen=True)

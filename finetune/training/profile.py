@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune import job
-from finetune.run import PROFILE
+from finetune.directory import PROFILE
 from finetune.training.speed import PREFIX, Mark, Meter
 
 TRACE = "trace.json"  # beside the table
