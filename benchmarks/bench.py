@@ -10,13 +10,13 @@ Ways that are compared take turns, each in a process of its own, and the medians
 
 import argparse
 import contextlib
-import io
 import json
 import operator
 import os
 import platform
 import socket
 import statistics
+import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -195,11 +195,10 @@ def of_prediction(rounds: int) -> list[Line]:
     import finetune
 
     directory = tempfile.mkdtemp()
-    with contextlib.redirect_stdout(io.StringIO()):  # the table is what is asked for
-        run = finetune.train(
-            "yelp", embedded=True, max_steps=20, eval_strategy="no", baseline=False,
-            eval_samples=64, output_dir=directory, disable_tqdm=True,
-        )  # fmt: skip
+    run = finetune.train(
+        "yelp", embedded=True, max_steps=20, eval_strategy="no", baseline=False,
+        eval_samples=64, output_dir=directory, disable_tqdm=True,
+    )  # fmt: skip
     assert run is not None
     lines: list[Line] = []
     texts = predict.reviews(128)
@@ -290,7 +289,8 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in found["machine"].items()), flush=True)
     for name, case in CASES.items():
         if given.case in (name, "all"):
-            found[name] = case(given.rounds)
+            with contextlib.redirect_stdout(sys.stderr):  # only tables are asked for
+                found[name] = case(given.rounds)
             show(found[name])
             Path(given.output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(f"\nall figures: {given.output}")

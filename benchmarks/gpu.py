@@ -94,7 +94,7 @@ def _rows(length: int, count: int) -> Any:
 
 def of_stock(model: str, length: int, batch: int) -> Callable[[], float]:
     """Steps of the library's trainer with default arguments and bf16."""
-    from training import QUIET, silent
+    from training import QUIET
     from transformers import (
         AutoModelForSequenceClassification,
         AutoTokenizer,
@@ -116,7 +116,6 @@ def of_stock(model: str, length: int, batch: int) -> Callable[[], float]:
         train_dataset=_rows(length, batch * STEPS),
         data_collator=DataCollatorWithPadding(tokenizer),
     )
-    silent(trainer)
     return lambda: float(trainer.train().training_loss)
 
 
@@ -155,7 +154,7 @@ def of_profile(model: str, length: int, batch: int) -> Callable[[], float]:
 
 def _ours(model: str, length: int, batch: int, steps: int, **more: Any) -> Any:
     from datasets import DatasetDict
-    from training import QUIET, silent
+    from training import QUIET
 
     from finetune import TextClassification
 
@@ -171,7 +170,7 @@ def _ours(model: str, length: int, batch: int, steps: int, **more: Any) -> Any:
             rows = _rows(length, batch * steps)
             return DatasetDict(train=rows, validation=rows)
 
-    trainer = Tokens(model=model).trainer(
+    return Tokens(model=model).trainer(
         output_dir=tempfile.mkdtemp(),
         global_batch_size=batch,
         max_steps=steps,
@@ -179,4 +178,3 @@ def _ours(model: str, length: int, batch: int, steps: int, **more: Any) -> Any:
         **QUIET,
         **more,
     )
-    return silent(trainer)

@@ -212,16 +212,14 @@ def _stock(recipe: Any, rows: int, padded: bool = False, **arguments: Any) -> An
     from finetune.data import embedded
 
     train = drawn(recipe.splits["train"], rows)
-    return silent(
-        stock.trainer(
-            str(embedded.model_directory()),
-            Dataset.from_dict({"text": train["text"][:], "label": train["label"][:]}),
-            recipe.max_length,
-            padded,
-            output_dir=tempfile.mkdtemp(),
-            **QUIET,
-            **arguments,
-        )
+    return stock.trainer(
+        str(embedded.model_directory()),
+        Dataset.from_dict({"text": train["text"][:], "label": train["label"][:]}),
+        recipe.max_length,
+        padded,
+        output_dir=tempfile.mkdtemp(),
+        **QUIET,
+        **arguments,
     )
 
 
@@ -238,15 +236,7 @@ def _ours(recipe: Any, rows: int, **training: Any) -> Any:
         found = recipe.parts()
         return {**found, "train_dataset": drawn(found["train_dataset"], rows)}
 
-    return silent(build_trainer(parts, arguments))
-
-
-def silent(trainer: Any) -> Any:
-    """It would print a line for each training, between those of the table."""
-    from transformers import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    return build_trainer(parts, arguments)
 
 
 def _accuracy(trainer: Any, recipe: Any) -> float:

@@ -7,6 +7,7 @@ a busy machine disturbs all of them alike. Only one way computes at a time.
 import multiprocessing
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ def take(ways: Mapping[str, Work | list[Work]], rounds: int, *, warm_up: int = 0
 
 
 def _serve(line: Any, make: Make, arguments: tuple[Any, ...]) -> None:
+    sys.stdout = sys.stderr  # a trainer prints a line for each training
     turn = make(*arguments)
     line.send(True)
     while line.recv():

@@ -292,6 +292,10 @@ def test_a_model_of_two_trainers_is_hooked_once() -> None:
     for again in (model, copy.deepcopy(model)):
         assert unpadded.use(again)
         assert_close(again(**padded_pair()).logits, before)
+    for _ in range(2):
+        gelu.use(model)
+    activation = model.bert.encoder.layer[0].intermediate.intermediate_act_fn
+    assert list(activation._forward_hooks.values()) == [gelu._remember]
 
 
 class OfAUser(BertForSequenceClassification):
