@@ -2,8 +2,6 @@
 
 import copy
 import ctypes
-import gc
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +16,9 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
 )
-from transformers.activations import GELUActivation
 
 from finetune import catalog
-from finetune.cpu import allocator, attention, casts, dropout, gelu, packing, unpadded
+from finetune.cpu import allocator, attention, dropout, packing, unpadded
 
 Shape = tuple[int, int, int, int]
 
@@ -292,10 +289,6 @@ def test_a_model_of_two_trainers_is_hooked_once() -> None:
     for again in (model, copy.deepcopy(model)):
         assert unpadded.use(again)
         assert_close(again(**padded_pair()).logits, before)
-    for _ in range(2):
-        gelu.use(model)
-    activation = model.bert.encoder.layer[0].intermediate.intermediate_act_fn
-    assert list(activation._forward_hooks.values()) == [gelu._remember]
 
 
 class OfAUser(BertForSequenceClassification):
@@ -353,127 +346,6 @@ def test_an_old_glibc_takes_a_lower_threshold(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
     assert allocator.keep_large_blocks()
     assert given == {allocator._MMAP_THRESHOLD: 2**25, allocator._TRIM_THRESHOLD: 2**30}
-
-
-# ---- casts ---------------------------------------------------------------------------------------
-
-
-def query_key_value() -> torch.nn.ModuleList:
-    torch.manual_seed(0)
-    return torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
-
-
-def test_layers_of_one_input_share_its_cast() -> None:
-    found, kept = [], []
-    for shared in (True, False):
-        layers, leaf = query_key_value(), drawn(5, 16).requires_grad_()
-        if shared:
-            casts.share(layers)
-        input, saved = leaf * 1, []
-
-        def save(each: torch.Tensor, saved: list[torch.Tensor] = saved) -> torch.Tensor:
-            saved.append(each)
-            return each
-
-        watch = torch.autograd.graph.saved_tensors_hooks(save, lambda each: each)
-        with torch.autocast("cpu", dtype=torch.bfloat16), watch:
-            output = sum(layer(input) for layer in layers)
-        output.float().square().sum().backward()
-        found.append([output, leaf.grad, layers[1].weight.grad])
-        kept.append({each.data_ptr() for each in saved if each.shape == input.shape})
-    assert_close(*found, rtol=2e-2, atol=2e-2)
-    assert torch.equal(found[0][0], found[1][0])
-    assert (len(kept[0]), len(kept[1])) == (1, 3)
-
-
-def test_no_cast_outlives_its_step(uneven_reviews: Path, tiny_model: str, tmp_path: Path) -> None:
-    recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
-    trainer = recipe.trainer(
-        output_dir=str(tmp_path), max_steps=1, precision="bf16", eval_strategy="no", use_cpu=True
-    )
-    trainer.train()
-    parameters = [weakref.ref(each) for each in trainer.model.parameters()]
-    del trainer
-    gc.collect()
-    assert not any(each() is not None for each in parameters)
-
-
-def test_a_cast_is_not_taken_for_another_input() -> None:
-    layers, input = query_key_value(), drawn(5, 16)
-    casts.share(layers)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        with torch.no_grad():
-            without = layers[0](input)
-        with_gradient = layers[0](input)
-        assert with_gradient.requires_grad
-        assert torch.equal(without, with_gradient)
-        input += 1
-        assert not torch.equal(layers[0](input), without)
-        with torch.inference_mode():
-            layers[0](drawn(5, 16))
-    exact = layers[0](input)
-    assert exact.dtype == torch.float32
-    assert_close(exact, input @ layers[0].weight.T + layers[0].bias)
-
-
-# ---- gelu ----------------------------------------------------------------------------------------
-
-
-def between() -> torch.nn.Sequential:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(16, 64), GELUActivation(), torch.nn.Linear(64, 16))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_what_a_gelu_gives_is_not_kept(frozen: bool) -> None:
-    """Gradients are the same to the last bit."""
-    found, kept = [], []
-    for once in (True, False):
-        layers, leaf = between(), drawn(2, 5, 16).requires_grad_()
-        layers[2].requires_grad_(not frozen)
-        if once:
-            gelu.use(layers)
-            casts.share(layers)
-        saved: set[int] = set()
-
-        def save(each: torch.Tensor, saved: set[int] = saved) -> torch.Tensor:
-            if each.numel() == 2 * 5 * 64:
-                saved.add(each.data_ptr())
-            return each
-
-        watch = torch.autograd.graph.saved_tensors_hooks(save, lambda each: each)
-        with torch.autocast("cpu", dtype=torch.bfloat16), watch:
-            output = layers(leaf)
-        output.float().square().sum().backward()
-        found.append([output, leaf.grad, *(each.grad for each in layers.parameters())])
-        kept.append(len(saved))
-    assert kept == [1, 1 if frozen else 2]
-    for mine, theirs in zip(*found, strict=True):
-        assert (mine is None and theirs is None) or torch.equal(mine, theirs)
-
-
-def test_what_was_changed_after_a_gelu_is_kept() -> None:
-    found = []
-    for once in (True, False):
-        layers, leaf = between(), drawn(2, 5, 16).requires_grad_()
-        if once:
-            gelu.use(layers)
-            casts.share(layers)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            output = layers[2](layers[1](layers[0](leaf)).mul_(2))
-        output.float().square().sum().backward()
-        found.append([output, leaf.grad, layers[2].weight.grad])
-    assert_close(*found, rtol=0, atol=0)
-
-
-def test_without_low_precision_or_gradients_a_gelu_is_torchs() -> None:
-    layers, input = between(), drawn(2, 5, 16)
-    expected = layers(input)
-    gelu.use(layers)
-    casts.share(layers)
-    assert torch.equal(layers(input), expected)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_close(layers(input).float(), expected, rtol=2e-2, atol=2e-2)
 
 
 # ---- dropout -------------------------------------------------------------------------------------
@@ -546,10 +418,6 @@ def test_a_trainer_on_a_cpu_uses_them(
     trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, **training)
     dropouts = [each for each in trainer.model.modules() if isinstance(each, torch.nn.Dropout)]
     assert {type(each) is dropout.Dropout for each in dropouts} == {replaced}
-    dense = trainer.model.bert.encoder.layer[0].attention.output.dense
-    assert (type(dense) is casts.Linear) == (attends == attention.NAME)
-    activation = trainer.model.bert.encoder.layer[0].intermediate.intermediate_act_fn
-    assert (gelu._remember in activation._forward_hooks.values()) == (attends == attention.NAME)
     inputs = next(iter(trainer.get_train_dataloader()))["input_ids"]
     assert inputs.shape[1] % 8 == 0
     assert trainer.model.config._attn_implementation == attends

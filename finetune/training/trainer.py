@@ -29,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune import precision
-from finetune.cpu import allocator, attention, casts, dropout, exchange, gelu, unpadded
+from finetune.cpu import allocator, attention, dropout, exchange, unpadded
 from finetune.data import batches
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
@@ -86,9 +86,6 @@ class Trainer(transformers.Trainer):
         if isinstance(self.model, PreTrainedModel):
             dropout.use(self.model)
             attention.use(self.model, only_if_unpadded=not self.args.bf16)
-            if self.args.bf16:
-                gelu.use(self.model)
-                casts.share(self.model)
             again = self.args.activation_checkpointing or self.model.is_activation_checkpointing
             self.unpadded = not again and unpadded.use(self.model)
 
@@ -173,11 +170,8 @@ class Trainer(transformers.Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Both passes over a micro-batch, timed."""
-        try:
-            with self.meter.during("backward"):
-                loss = super().training_step(*args, **kwargs)
-        finally:
-            casts.forget()
+        with self.meter.during("backward"):
+            loss = super().training_step(*args, **kwargs)
         self.meter.optimizer_begins()
         return loss
 
