@@ -236,7 +236,7 @@ def _ours(recipe: Any, rows: int, **training: Any) -> Any:
         found = recipe.parts()
         return {**found, "train_dataset": drawn(found["train_dataset"], rows)}
 
-    return build_trainer(parts, arguments)
+    return build_trainer(parts, arguments, recipe.adapt)
 
 
 def _accuracy(trainer: Any, recipe: Any) -> float:

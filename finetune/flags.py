@@ -35,6 +35,7 @@ USED = (
     *("run_name", "push_to_hub", "hub_model_id", "dataloader_num_workers", "torch_compile"),
     *(
         "num_threads",
+        "cpu_kernels",
         "ddp_backend",
         "ddp_timeout",
         "save_on_each_node",

@@ -5,7 +5,7 @@ its help written once. The methods are the steps, in the order in which a run ta
 can be replaced::
 
     load -> split -> prepare -> build_model, data_collator, loss, compute_metrics -> parts ->
-    trainer
+    adapt -> trainer
 
 A text recipe is mostly fields::
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedTokenizerBase
 
     from finetune.scoring import Scoring
+    from finetune.training.arguments import FinetuneArguments
     from finetune.training.trainer import Trainer
 
 
@@ -311,6 +312,35 @@ class Recipe:
             "compute_loss_func": GlobalLoss(self.loss),
         }
 
+    def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
+        """Return ``model`` made ready for a training with ``arguments``, changed in place or not.
+
+        This is where a model is operated on before it is trained: freeze parameters, add adapters,
+        replace layers. By default it gets the kernels of :mod:`finetune.cpu` where it trains on a
+        CPU, unless ``--cpu_kernels off`` or ``--torch_compile`` says otherwise; call
+        ``super().adapt(model, arguments)`` last to keep them::
+
+            def adapt(self, model, arguments):
+                model.base_model.requires_grad_(False)
+                return super().adapt(model, arguments)
+
+        :meth:`trainer` and the command line call it, after the seed is set; :meth:`parts` does not,
+        so that a plain ``transformers.Trainer`` over the parts gets the model as it was built. An
+        evaluation of a run calls it with what :meth:`load_model` returned: a recipe that adds
+        parameters here says there how they are loaded, and does not add them twice.
+
+        Args:
+            model: From :meth:`build_model` or :meth:`load_model`.
+            arguments: Of the training, resolved: device, precision and batch are known.
+        """
+        from finetune.cpu import kernels
+
+        ours = arguments.cpu_kernels == "auto" and not arguments.torch_compile
+        if arguments.device.type == "cpu" and ours:
+            recomputes = bool(arguments.activation_checkpointing)
+            kernels.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
+        return model
+
     def trainer(self, **training_arguments: Any) -> Trainer:
         """A ``transformers.Trainer``, ours where it must be, ready to ``train()``.
 
@@ -331,7 +361,7 @@ class Recipe:
         anew = arguments.resume_from_checkpoint is None and (directory / MANIFEST).exists()
         if anew and job.ranks().rank == 0:
             clear_way(directory)  # the checkpoints of a run are not for another to rotate
-        return build_trainer(self.parts, arguments)
+        return build_trainer(self.parts, arguments, self.adapt)
 
 
 class TextClassification(Recipe):

@@ -421,7 +421,8 @@ def test_a_trainer_on_a_cpu_uses_them(
     inputs = next(iter(trainer.get_train_dataloader()))["input_ids"]
     assert inputs.shape[1] % 8 == 0
     assert trainer.model.config._attn_implementation == attends
-    assert trainer.unpadded == replaced
+    assert unpadded.used_by(trainer.model) == replaced
+    assert (trainer.meter.computed is unpadded.computed) == replaced
 
 
 def test_a_trainer_that_computes_layers_again_says_nothing_of_padding(
@@ -429,5 +430,5 @@ def test_a_trainer_that_computes_layers_again_says_nothing_of_padding(
 ) -> None:
     recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
     trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, activation_checkpointing=True)
-    assert not trainer.unpadded
+    assert not unpadded.used_by(trainer.model)
     assert trainer.meter.computed is None

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune import hub, job
+from finetune import cpu, hub, job
 from finetune.commands import imports
 from finetune.commands.parser import Parser
 from finetune.errors import UserError
@@ -44,6 +44,13 @@ def main(words: Sequence[str]) -> int:
         help="drop rows of FILE without a text or a label",
     )
     parser.add_argument("--per_device_eval_batch_size", type=int, default=32, metavar="N")
+    parser.add_argument(
+        "--cpu_kernels",
+        "--cpu-kernels",
+        choices=cpu.CHOICES,
+        help="kernels of this toolkit on a CPU, or of the libraries only (default: as the run was "
+        "trained)",
+    )
     given = parser.parse_args(words)
     run = Run.load(given.run)
     reading = {name: value for name in _READING if (value := getattr(given, name)) is not None}
@@ -54,12 +61,16 @@ def main(words: Sequence[str]) -> int:
     if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable
     imports.at_once("datasets", "finetune.training.trainer")
-    evaluate(run, given.data, given.per_device_eval_batch_size, **reading)
+    evaluate(run, given.data, given.per_device_eval_batch_size, given.cpu_kernels, **reading)
     return 0
 
 
 def evaluate(
-    run: Run, data: str | None = None, per_device_eval_batch_size: int = 32, **reading: Any
+    run: Run,
+    data: str | None = None,
+    per_device_eval_batch_size: int = 32,
+    cpu_kernels: str | None = None,
+    **reading: Any,
 ) -> dict[str, Any]:
     """The metrics of the test set, computed anew, or those of other data; every rank calls it.
 
@@ -67,6 +78,7 @@ def evaluate(
         run: A finished run.
         data: A file, a directory or a data set on the Hub; the test rows of the run if None.
         per_device_eval_batch_size: Rows of a batch on one device.
+        cpu_kernels: ``auto`` or ``off``; as the run was trained if None.
         **reading: Options of the recipe that say how to read ``data``, like ``text_column``.
 
     Returns:
@@ -92,13 +104,14 @@ def evaluate(
         "per_device_eval_batch_size": per_device_eval_batch_size,
         "per_device_train_batch_size": 1,
         "precision": _precision(run),
+        "cpu_kernels": cpu_kernels or run.manifest["arguments"].get("cpu_kernels", "auto"),
     }
     draft = FinetuneArguments.check(with_defaults(recipe.defaults(), given))
     recipe = job.rank_zero_first(prepared)
     job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
     arguments = training_arguments(recipe.defaults(), given)
     trainer = build_trainer(
-        lambda: recipe.parts(recipe.load_model(run.path, run.labels)), arguments
+        lambda: recipe.parts(recipe.load_model(run.path, run.labels)), arguments, recipe.adapt
     )
     output = trainer.predict(recipe.prepared["test"])
     job.leave()

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from finetune import hub, job
+from finetune import cpu, hub, job
 from finetune.commands import imports
 from finetune.commands.parser import Parser
 from finetune.directory import MANIFEST
@@ -96,6 +96,13 @@ def _parser() -> Parser:
         "in it, fp32 for all else)",
     )
     parser.add_argument(
+        "--cpu_kernels",
+        "--cpu-kernels",
+        choices=cpu.CHOICES,
+        help="kernels of this toolkit on a CPU, or of the libraries only (default: as the run was "
+        "trained)",
+    )
+    parser.add_argument(
         "--batch_tokens",
         "--batch-tokens",
         type=int,
@@ -165,7 +172,7 @@ def _say_of_one_text(run: Run, given: argparse.Namespace) -> None:
     console.quiet()
     refuse_half_characters(given.text, "--text")
     task = Task.of(run, Input("--text", ".txt", ("text",), None), given)
-    predictor = Predictor(run, task.precision, given.batch_tokens)
+    predictor = Predictor(run, task.precision, given.batch_tokens, task.cpu_kernels, count=1)
     if not predictor.reads_text:
         raise UserError(f"--text: {run.path} does not read text")
     logits = predictor.texts([given.text])
@@ -190,7 +197,7 @@ def _to_screen(run: Run, given: argparse.Namespace) -> None:
 
     console.quiet()
     task = Task.of(run, Input.open(given.input), given)
-    predictor = Predictor(run, task.precision, given.batch_tokens)
+    predictor = Predictor(run, task.precision, given.batch_tokens, task.cpu_kernels)
     suffix, progress = formats.of_screen(task.input.kind), Progress(task.input)
     with _utf8_lines() as screen:
         formats.write_header(screen, suffix, task.columns)
@@ -270,7 +277,9 @@ def _share_of_this_rank(task: Task, parts: Parts, batch_tokens: int | None) -> t
     for chunk, here in task.chunks(wanted, progress):
         count += 1
         if here:
-            predictor = predictor or Predictor(task.run, task.precision, batch_tokens)
+            predictor = predictor or Predictor(
+                task.run, task.precision, batch_tokens, task.cpu_kernels
+            )
             added = task.predict(predictor, chunk, progress.advance)
             parts.write(task.input.columns, chunk, added)
             done += len(chunk)

@@ -13,6 +13,8 @@ from datasets import Dataset
 
 from finetune import job, pretrained, provenance
 from finetune.commands import console
+from finetune.cpu import exchange
+from finetune.cpu import kernels as cpu
 from finetune.data import sources
 from finetune.results import wording
 from finetune.run import Run
@@ -38,8 +40,8 @@ def start(
     facts["model"] = _model(settings, trainer.model if trainer else None)
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
-    if trainer and trainer.unpadded:
-        facts["padding"] = "none in the layers, where the tokens of all rows follow each other"
+    if arguments.device.type == "cpu" and (kernels := _cpu_kernels(arguments, trainer)):
+        facts["cpu kernels"] = kernels
     facts["precision"] = _precision(arguments)
     if arguments.torch_compile:
         facts["compiled"] = _compiled(arguments)
@@ -186,6 +188,19 @@ def _batch_sizes(arguments: FinetuneArguments) -> str:
         f"{unit}{'es' if unit == 'process' and devices > 1 else 's' * (devices > 1)} = "
         f"{arguments.global_batch_size} rows a step{_ORDER[arguments.train_sampling_strategy]}"
     )
+
+
+def _cpu_kernels(arguments: FinetuneArguments, trainer: Trainer | None) -> str:
+    """Return the kernels that are on, and how to switch them off; nothing if they are not known."""
+    if arguments.cpu_kernels == "off":
+        return "off"
+    if trainer is None:
+        return ""
+    assert trainer.model is not None
+    names = cpu.names(trainer.model)
+    if exchange.expected(trainer.model):
+        names.append("gradient averaging in shared memory")
+    return f"{', '.join(names)}; --cpu_kernels off for the library's own" if names else ""
 
 
 def _precision(arguments: FinetuneArguments) -> str:

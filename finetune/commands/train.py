@@ -137,7 +137,7 @@ def train(settings: Settings) -> Run | None:
             screen.batch(recipe.data_collator(), recipe.prepared["train"], arguments)
             job.leave()
             return None
-        trainer = build_trainer(recipe.parts, arguments)
+        trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
         job.gather(None)  # every rank has read its model, which may lie in the directory
         if leads:
             screen.start(settings, arguments, trainer)

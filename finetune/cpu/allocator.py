@@ -14,6 +14,7 @@ import os
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _LARGEST = 2**30  # bytes
 _LARGEST_ONCE = 2**25  # what glibc took as a threshold before 2.35, on 64 bits
+_kept = False  # of this process: it cannot be asked
 _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -24,6 +25,7 @@ def keep_large_blocks() -> bool:
     Returns:
         Whether it could be done.
     """
+    global _kept
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # Windows; macOS
@@ -31,4 +33,10 @@ def keep_large_blocks() -> bool:
     if any(name in os.environ for name in _VARIABLES):
         return False
     mapped = any(mallopt(_MMAP_THRESHOLD, size) for size in (_LARGEST, _LARGEST_ONCE))
-    return bool(mallopt(_TRIM_THRESHOLD, _LARGEST) and mapped)
+    _kept = bool(mallopt(_TRIM_THRESHOLD, _LARGEST) and mapped)
+    return _kept
+
+
+def keeps_large_blocks() -> bool:
+    """Return whether this process has been told to, and does."""
+    return _kept

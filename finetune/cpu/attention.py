@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from finetune import pretrained
+
 #: What models call them.
 NAME, IF_UNPADDED = "finetune_few_sequences", "finetune_few_sequences_if_unpadded"
 #: Of a mask: the groups of sequences, where these follow each other in one.
@@ -27,7 +29,17 @@ GROUPS = "finetune_groups"
 _WEIGHTS_AT_ONCE = 2 * 256 * 256  # of a head
 _LEAST = 1e-20  # of a sum of exponentials
 _BIAS = "finetune_bias"  # of a mask
-_OTHER_TASKS = ("position_bias", "softcap", "cache")
+#: Sequences of a batch, and its tokens with padding, from which on it is taken; sequences that
+#: follow each other without padding always take it: torch's kernel would mix them.
+LEAST_SEQUENCES, LEAST_TOKENS = 1, 1
+#: What it multiplies.
+DTYPES = (torch.float32, torch.bfloat16)
+#: What layers and attention are handed that changes nothing in them: places of tokens are in the
+#: hidden states by then.
+WITHOUT_EFFECT = frozenset(
+    {"position_ids", "use_cache", "return_dict", "output_hidden_states", "num_items_in_batch"}
+)
+_IN_THE_MASK = frozenset({"sliding_window"})  # where there is one
 
 
 def use(model: torch.nn.Module, only_if_unpadded: bool = False) -> None:
@@ -48,6 +60,12 @@ def used_by(model: torch.nn.Module) -> bool:
     """Whether it attends by :func:`forward` now."""
     ours = NAME, IF_UNPADDED
     return isinstance(model, PreTrainedModel) and model.config._attn_implementation in ours
+
+
+def drops_weights(model: PreTrainedModel) -> bool:
+    """Return whether attention weights are dropped in training, which only torch's kernel does."""
+    names = pretrained.DROPOUTS["attention_dropout"]
+    return any(getattr(model.config, name, 0) for name in names)
 
 
 @contextlib.contextmanager
@@ -76,7 +94,7 @@ def forward(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as ``transformers`` asks for it; what is not plain is left to torch's kernel.
+    """Attention as ``transformers`` asks for it; what is not known is left to torch's kernel.
 
     Args:
         module: The layer.
@@ -93,14 +111,13 @@ def forward(
         Shape ``(sequences, tokens, heads, size)``.
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    plain = (
+    known = (
         not (causal or dropout)
-        and query.shape == key.shape == value.shape
-        and query.dtype == key.dtype == value.dtype
-        and (attention_mask is None or attention_mask.dtype == torch.bool)
-        and all(others.get(name) is None for name in _OTHER_TASKS)
+        and _knows(query, key, value)
+        and _knows_mask(attention_mask, query)
+        and nothing_else(others, () if attention_mask is None else _IN_THE_MASK)
     )
-    if not plain:
+    if not known:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
         )
@@ -113,6 +130,60 @@ def forward(
         query, key, value, groups, scaling
     )
     return found, None
+
+
+def worth(sequences: int, tokens: int) -> bool:
+    """Return whether it pays for a batch.
+
+    Args:
+        sequences: Of the batch.
+        tokens: Of each, with padding.
+    """
+    return sequences >= LEAST_SEQUENCES and sequences * tokens >= LEAST_TOKENS
+
+
+def nothing_else(named: Mapping[str, Any], allowed: Collection[str] = ()) -> bool:
+    """Return whether keyword arguments ask for nothing that changes a result.
+
+    Args:
+        named: Of a layer, or of its attention.
+        allowed: Names that are taken care of.
+    """
+    return all(
+        each is None or each is False or name in WITHOUT_EFFECT or name in allowed
+        for name, each in named.items()
+    )
+
+
+def recorded() -> bool:
+    """Return whether torch records the operators for another use, with the shapes of this one."""
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return tracing or torch.compiler.is_compiling()
+
+
+def _knows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    return (
+        query.ndim == 4
+        and query.numel() > 0
+        and query.shape == key.shape == value.shape
+        and query.dtype == key.dtype == value.dtype
+        and query.dtype in DTYPES
+        and query.device.type == "cpu"
+        and not recorded()
+    )
+
+
+def _knows_mask(mask: torch.Tensor | None, query: torch.Tensor) -> bool:
+    """Return whether a mask is one of truth for each sequence, the same for all heads, and the
+    batch large enough.
+    """
+    if hasattr(mask, GROUPS):
+        return True
+    sequences, _, tokens, _ = query.shape
+    plain = mask is None or (
+        mask.dtype == torch.bool and mask.shape == (sequences, 1, tokens, tokens)
+    )
+    return plain and worth(sequences, tokens)
 
 
 def _forward_if_unpadded(

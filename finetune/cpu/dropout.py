@@ -14,6 +14,9 @@ import torch
 
 from finetune.cpu import layers
 
+#: Elements of a tensor from which on it is taken.
+LEAST_ELEMENTS = 1
+_DTYPES = (torch.float32, torch.bfloat16)
 _STEPS = 2**16  # of the probability
 
 
@@ -21,17 +24,36 @@ class Dropout(torch.nn.Dropout):
     """``torch.nn.Dropout``, its probability rounded to 1/65,536."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Any shape."""
-        if not self.training or self.p in (0.0, 1.0):
+        """Drop elements of a tensor of any shape; by torch where :func:`_knows` says no."""
+        if not self.training or self.inplace or not _knows(input, self.p):
             return super().forward(input)
         found: torch.Tensor = _Dropout.apply(input, self.p)  # type: ignore[no-untyped-call]
         return found
 
 
 def use(model: torch.nn.Module) -> None:
-    """Let every ``torch.nn.Dropout`` below ``model`` be one; hooks stay."""
+    """Let every ``torch.nn.Dropout`` below ``model`` be one, but for those in place; hooks stay."""
     for _, _, layer in layers.of_type(model, torch.nn.Dropout):
-        layer.__class__ = Dropout
+        assert isinstance(layer, torch.nn.Dropout)
+        if not layer.inplace:
+            layer.__class__ = Dropout
+
+
+def used_by(model: torch.nn.Module) -> bool:
+    """Return whether a layer of ``model`` is one and drops anything."""
+    return any(type(each) is Dropout and each.p > 0 for each in model.modules())
+
+
+def _knows(input: torch.Tensor, probability: float) -> bool:
+    return (
+        input.device.type == "cpu"
+        and input.dtype in _DTYPES
+        and input.layout == torch.strided
+        and not input.is_nested
+        and 0 < round(probability * _STEPS) < _STEPS
+        and input.numel() >= LEAST_ELEMENTS
+        and not torch.compiler.is_compiling()
+    )
 
 
 class _Dropout(torch.autograd.Function):

@@ -6,6 +6,7 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 
 import math
 import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -85,16 +86,35 @@ def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
     """
     if model in _exchanging:
         return True
-    learned = [each for each in model.parameters() if each.requires_grad]
-    alike = all(each.dtype == torch.float32 for each in learned)
-    if job.machines() > 1 or not alike or not _DIRECTORY.is_dir():
+    if not _knows(model):
         return False
-    memory = _common(sum(each.numel() for each in learned))
+    memory = _common(_gradients(model))
     if memory is None:
         return False
     model.register_comm_hook(_Shared(memory, timed), _Shared.take)
     _exchanging.add(model)
     return True
+
+
+def expected(model: torch.nn.Module) -> bool:
+    """Return whether the processes of this job are going to exchange the gradients of ``model`` so;
+    any of them can be asked.
+    """
+    if job.ranks().world_size < 2 or not _knows(model):
+        return False
+    size = torch.float32.itemsize * job.ranks().world_size * _gradients(model)
+    return shutil.disk_usage(_DIRECTORY).free >= size
+
+
+def _knows(model: torch.nn.Module) -> bool:
+    learned = [each for each in model.parameters() if each.requires_grad]
+    alike = all(each.dtype == torch.float32 and each.device.type == "cpu" for each in learned)
+    sparse = any(getattr(each, "sparse", False) for each in model.modules())  # of embeddings
+    return job.machines() == 1 and alike and not sparse and _DIRECTORY.is_dir()
+
+
+def _gradients(model: torch.nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters() if each.requires_grad)
 
 
 def _common(columns: int) -> torch.Tensor | None:

@@ -12,39 +12,76 @@ import torch
 
 from finetune.cpu import layers
 
+#: What packed weights are faster in.
+DTYPES = (torch.float32, torch.bfloat16)
+#: Rows of a prediction from which on weights are packed, where their number is known.
+LEAST_ROWS = 1
+
 
 class PackedLinear(torch.nn.Module):
     """``torch.nn.Linear``, for inference.
 
     Args:
         linear: With weights on the CPU, which are copied.
+
+    Attributes:
+        weight: As ``linear`` had it, unpacked whenever it is asked for: some models read it.
+        bias: Shape ``(outputs,)``, or None.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shape ``(..., inputs)`` to ``(..., outputs)``."""
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            input, self.weight, self.bias, "none", [], ""
+            input, self._packed, self.bias, "none", [], ""
         )
         return output
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """Shape ``(outputs, inputs)``."""
+        unpacked: torch.Tensor = self._packed.to_dense()
+        return unpacked
 
-def pack(model: torch.nn.Module) -> None:
+
+def pack(model: torch.nn.Module, rows: int | None = None) -> None:
     """Replace every plain linear layer of a model of ``transformers``.
 
-    Other models may read the weights of a layer and not call it, as torch's own transformer does,
-    and a hook would be lost.
+    Other models may hand the weights of a layer to torch's own kernels and not call it, as torch's
+    own transformer does, and a hook would be lost.
+
+    Args:
+        model: To be used under ``torch.inference_mode()`` only.
+        rows: How many it will predict in all, if that is known.
     """
-    if not layers.of_library(model):
+    if not layers.of_library(model) or not worth(rows):
         return
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     for module, name, layer in layers.of_type(model, torch.nn.Linear):
         assert isinstance(layer, torch.nn.Linear)
-        hooked = layer._forward_hooks or layer._forward_pre_hooks
-        if layer.weight.dtype in (torch.float32, torch.bfloat16) and not hooked:
+        if _knows(layer):
             setattr(module, name, PackedLinear(layer))
+
+
+def worth(rows: int | None) -> bool:
+    """Return whether packing pays for so many rows; None for an unknown number."""
+    return rows is None or rows >= LEAST_ROWS
+
+
+def _knows(layer: torch.nn.Linear) -> bool:
+    weight, bias = layer.weight, layer.bias
+    return (
+        weight.dtype in DTYPES
+        and (weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        and weight.device.type == "cpu"
+        and weight.layout == torch.strided
+        and (bias is None or bias.dtype == weight.dtype)
+        and not layer._forward_hooks
+        and not layer._forward_pre_hooks
+    )

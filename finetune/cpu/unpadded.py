@@ -16,38 +16,74 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from finetune import pretrained
-from finetune.cpu import attention, layers
+from finetune.cpu import attention, dropout, layers
 from finetune.data import batches
 
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the places of the tokens.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
+#: Rows of a batch from which on it is taken, and the share of the tokens with padding that may be
+#: left at most.
+LEAST_ROWS, MOST_TOKENS = 1, 0.95
 _SHARED = 64  # tokens of a sequence that rows share
 # Matrix products are of few shapes: oneDNN keeps half a megabyte of each.
 _SHORT, _LONG = 32, 64  # what sequences are a multiple of
 _MULTIPLE = 64  # what all tokens are a multiple of, at least
-_WORTH = 0.95  # of the tokens with padding
+#: What a head reads the state of the first token for; others may read those of padding.
+_HEAD = "ForSequenceClassification"
+#: Where modules come from that compute for one token at a time, besides those of the library.
+_TOKEN_BY_TOKEN = (
+    "transformers.",
+    "torch.nn.modules.activation",
+    "torch.nn.modules.container",
+    "torch.nn.modules.dropout",
+    "torch.nn.modules.linear",
+    "torch.nn.modules.normalization",
+    dropout.__name__,
+)
+
+
+def knows(model: torch.nn.Module) -> bool:
+    """Return whether the layers of ``model`` are known to compute the same without padding.
+
+    It is a classifier of the library of one of the :data:`KNOWN` types, an encoder with one list
+    of layers, in which nobody has replaced a module, dropped attention weights or hung a hook that
+    would see the states of all rows as one sequence.
+    """
+    if not layers.of_library(model):
+        return False
+    config = model.config
+    return (
+        config.model_type in KNOWN
+        and type(model).__name__.endswith(_HEAD)
+        and not any(getattr(config, name, 0) for name in ("is_decoder", "chunk_size_feed_forward"))
+        and not attention.drops_weights(model)
+        and _stack(model) is not None
+    )
 
 
 def use(model: torch.nn.Module) -> bool:
     """Let the layers of ``model`` see no padding, if that is known to be the same.
 
     Returns:
-        Whether it is: the model is one of those, and attends by :mod:`finetune.cpu.attention`.
+        Whether it is: see :func:`knows`; and it attends by :mod:`finetune.cpu.attention`.
     """
-    if not layers.of_library(model) or not attention.used_by(model):
-        return False
-    hooks = model._forward_pre_hooks.values()
-    if any(isinstance(getattr(hook, "__self__", None), _Hooks) for hook in hooks):
+    if used_by(model):
         return True  # of another trainer
-    config = model.config
-    others = "is_decoder", "chunk_size_feed_forward", *pretrained.DROPOUTS["attention_dropout"]
-    if config.model_type not in KNOWN or any(getattr(config, name, 0) for name in others):
+    if not attention.used_by(model) or not knows(model):
         return False
+    assert isinstance(model, PreTrainedModel)
     _Hooks(model)
     return True
+
+
+def used_by(model: torch.nn.Module) -> bool:
+    """Return whether the layers of ``model`` see no padding now."""
+    hooks = model._forward_pre_hooks.values()
+    ours = any(isinstance(getattr(hook, "__self__", None), _Hooks) for hook in hooks)
+    return ours and attention.used_by(model)
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
@@ -55,18 +91,53 @@ def computed(lengths: np.ndarray, padded: int) -> int:
     tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
     multiple = max(_MULTIPLE, 2 ** (tokens.bit_length() - 5))
     found = _whole(tokens, multiple)
-    return found if found < _WORTH * cells else cells
+    return found if worth(len(lengths), found, cells) else cells
+
+
+def worth(rows: int, tokens: int, cells: int) -> bool:
+    """Return whether it pays for a batch.
+
+    Args:
+        rows: Of the batch.
+        tokens: That would be computed.
+        cells: That are computed with padding.
+    """
+    return rows >= LEAST_ROWS and tokens < MOST_TOKENS * cells
+
+
+def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
+    """Return the list of layers, if there is one only and every module in it is known."""
+    stacks = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
+    if len(stacks) != 1 or not len(stacks[0]):
+        return None
+    layers_only = all(isinstance(each, GradientCheckpointingLayer) for each in stacks[0])
+    return stacks[0] if layers_only and all(map(_is_known, stacks[0].modules())) else None
+
+
+def _is_known(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    mixes = isinstance(module, torch.nn.MultiheadAttention)
+    if mixes or not kind.__module__.startswith(_TOKEN_BY_TOKEN):
+        return False
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    # of an attention: what the configuration says may have been changed in the model since
+    if getattr(module, "is_causal", None) is None:
+        return True
+    dropped = module.dropout
+    return not module.is_causal and isinstance(dropped, torch.nn.Dropout) and not dropped.p
 
 
 class _Hooks:
     def __init__(self, model: PreTrainedModel) -> None:
-        (stack,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+        stack = _stack(model)
+        assert stack is not None
         self.inside = False
         self.layout: _Layout | None = None
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        stack[0].register_forward_pre_hook(self._enter)
+        stack[0].register_forward_pre_hook(self._enter, with_kwargs=True)
         stack[-1].register_forward_hook(self._leave)
-        model.register_forward_hook(self._end)
+        model.register_forward_hook(self._end, always_call=True)
 
     def _begin(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         wanted = (
@@ -78,25 +149,53 @@ class _Hooks:
     def _end(self, model: Any, given: tuple[Any, ...], found: Any) -> None:
         self.inside = False
 
-    def _enter(self, layer: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        hidden, mask, *others = given
+    def _enter(
+        self, layer: Any, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.layout = None
-        if not self.inside or mask is None or layer.gradient_checkpointing:
+        if not self.inside or layer.gradient_checkpointing or not _is_known_call(given, named):
             return None
+        hidden, mask, *others = given
         self.layout = _layout(mask, hidden)
         if self.layout is None:
             return None
         setattr(mask, attention.GROUPS, self.layout.groups)
-        return (hidden.flatten(0, 1)[None, self.layout.source], mask, *others)
+        return (hidden.flatten(0, 1)[None, self.layout.source], mask, *others), named
 
     def _leave(self, layer: Any, given: tuple[Any, ...], found: torch.Tensor) -> torch.Tensor:
         layout, self.layout = self.layout, None
         if layout is None:
             return found
-        rows, _, _, tokens = given[1].shape
+        rows, tokens = layout.shape
         padded = found.new_zeros(rows * tokens, found.shape[-1])
         padded = padded.index_copy(0, layout.padded, found[0, : len(layout.padded)])
         return padded.view(rows, tokens, -1)
+
+
+def _is_known_call(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Return whether a layer is handed hidden states and a mask of them by their places, in a
+    dtype that the attention multiplies, and nothing else that depends on the places of the tokens.
+    """
+    if len(given) < 2 or any(each is not None for each in given[2:]):
+        return False
+    hidden, mask = given[:2]
+    return (
+        isinstance(hidden, torch.Tensor)
+        and isinstance(mask, torch.Tensor)
+        and hidden.ndim == 3
+        and hidden.device.type == "cpu"
+        and _dtype_of_products(hidden) in attention.DTYPES
+        and mask.dtype == torch.bool
+        and mask.shape == (len(hidden), 1, hidden.shape[1], hidden.shape[1])
+        and attention.nothing_else(named)
+        and not attention.recorded()
+    )
+
+
+def _dtype_of_products(hidden: torch.Tensor) -> torch.dtype:
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return hidden.dtype
 
 
 @dataclass(frozen=True)
@@ -104,11 +203,13 @@ class _Layout:
     """Where the tokens of a batch are.
 
     Attributes:
+        shape: Rows of the batch, and tokens of each with padding.
         padded: Of each token of the rows, its place in the padded batch.
         source: The same of all tokens that are computed: some more, in no group.
         groups: Of the attention.
     """
 
+    shape: tuple[int, int]
     padded: torch.Tensor
     source: torch.Tensor
     groups: list[attention.Group]
@@ -125,9 +226,7 @@ def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
         return None
     if not torch.equal(mask, seen[:, None, None].expand_as(mask)):
         return None
-    dtype = hidden.dtype
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    dtype = _dtype_of_products(hidden)
     sequences = _sequences(lengths)
     groups, first = [], 0
     for mine in _alike(sequences, lengths):
@@ -136,7 +235,7 @@ def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
     places = np.split(np.flatnonzero(seen.numpy()), np.cumsum(lengths)[:-1])
     padded = np.concatenate([places[row] for sequence in sequences for row in sequence])
     source = np.concatenate([padded, np.repeat(padded[:1], every - len(padded))])
-    return _Layout(torch.from_numpy(padded), torch.from_numpy(source), groups)
+    return _Layout((rows, tokens), torch.from_numpy(padded), torch.from_numpy(source), groups)
 
 
 def _group(

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from finetune import job, precision, threads
-from finetune.cpu import allocator, attention
-from finetune.cpu.packing import pack
+from finetune.cpu import kernels
 from finetune.data.batches import cut, split
 from finetune.errors import UserError
 from finetune.recipe import TextClassification
@@ -58,10 +57,17 @@ class Predictor:
         run: With a model.
         precision: ``fp32`` or ``bf16``; None for :func:`default_precision`.
         batch_tokens: Of a batch, padding included; None for what suits the device.
+        cpu_kernels: ``auto`` or ``off``; None for what the run was trained with.
+        count: How many rows will be predicted in all, if that is known.
     """
 
     def __init__(
-        self, run: Run, precision: str | None = None, batch_tokens: int | None = None
+        self,
+        run: Run,
+        precision: str | None = None,
+        batch_tokens: int | None = None,
+        cpu_kernels: str | None = None,
+        count: int | None = None,
     ) -> None:
         self.recipe = run.recipe()
         self.labels = run.labels
@@ -70,18 +76,14 @@ class Predictor:
         on_cpu = self.device.type == "cpu"
         self.batch_tokens = batch_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
         self._workers = threads.use(None) if on_cpu else 1
-        if on_cpu:
-            allocator.keep_large_blocks()
         model = self.recipe.load_model(run.path, self.labels).eval()
         inputs = inspect.signature(model.forward).parameters
         arguments = run.manifest.get("arguments", {})
         self._kept = {*inputs, *_LABELS} if arguments.get("remove_unused_columns", True) else None
         if self.precision == "bf16":
             model.to(torch.bfloat16)
-            if on_cpu:
-                attention.use(model)
-        if on_cpu:
-            pack(model)
+        if on_cpu and (cpu_kernels or arguments.get("cpu_kernels", "auto")) == "auto":
+            kernels.for_inference(model, bf16=self.precision == "bf16", rows=count)
         self._model = model.to(self.device)
         self._collate = self.recipe.data_collator()
 

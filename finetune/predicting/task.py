@@ -33,6 +33,7 @@ class Task:
         column: Of the input, which the model sees; the files themselves if it is a folder.
         answers: Makes the added columns.
         precision: Of the computation.
+        cpu_kernels: ``auto`` or ``off``, on a CPU.
         rows: Counted as chunks pass by.
         missing: Rows among them without a value.
     """
@@ -42,6 +43,7 @@ class Task:
     column: str
     answers: Answers
     precision: str
+    cpu_kernels: str
     rows: int = field(default=0, init=False)
     missing: int = field(default=0, init=False)
 
@@ -66,7 +68,9 @@ class Task:
             input.columns, run.labels, given.all_probabilities, float(temperature or 1.0)
         )
         column = _column(run, input, given.text_column)
-        return cls(run, input, column, answers, given.precision or engine.default_precision(run))
+        precision = given.precision or engine.default_precision(run)
+        trained = run.manifest.get("arguments", {}).get("cpu_kernels", "auto")
+        return cls(run, input, column, answers, precision, given.cpu_kernels or trained)
 
     @property
     def columns(self) -> list[str]:
@@ -98,6 +102,7 @@ class Task:
             "the columns added": self.answers.names,
             "the temperature": self.answers.temperature,
             "--precision": self.precision,
+            "--cpu_kernels": self.cpu_kernels,
             "the rows of a part": CHUNK_ROWS,
         }
 

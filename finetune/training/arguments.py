@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
-from finetune import job, precision, threads
+from finetune import cpu, job, precision, threads
 from finetune.errors import UserError, suggestion
 
 #: The verbs of the command line say these, or the launcher does.
@@ -75,6 +75,14 @@ class FinetuneArguments(TrainingArguments):
         metadata={
             "help": "of the matrix products: auto, fp32, bf16 or fp16 (auto: bf16 where the device "
             "multiplies in it); --bf16 and --fp16 win"
+        },
+    )
+    cpu_kernels: str = field(
+        default="auto",
+        metadata={
+            "help": "on a CPU: auto for the kernels of this toolkit where they know the model, off "
+            "for those of the libraries only (attention, dropout, padding, memory allocation, "
+            "gradient averaging); no effect elsewhere"
         },
     )
     profile: int | None = field(
@@ -222,6 +230,11 @@ class FinetuneArguments(TrainingArguments):
             mistakes.append(
                 f"--precision {self.precision}: expected {', '.join(precision.CHOICES[:-1])} or "
                 f"{precision.CHOICES[-1]}{suggestion(self.precision, precision.CHOICES)}"
+            )
+        if self.cpu_kernels not in cpu.CHOICES:
+            mistakes.append(
+                f"--cpu_kernels {self.cpu_kernels}: expected {' or '.join(cpu.CHOICES)}"
+                f"{suggestion(self.cpu_kernels, cpu.CHOICES)}"
             )
         fp16 = "--fp16" if self.fp16 else "--precision fp16" if self.precision == "fp16" else ""
         if fp16 and not self.bf16 and self._device_type == "cpu":

@@ -29,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune import precision
-from finetune.cpu import allocator, attention, dropout, exchange, unpadded
+from finetune.cpu import exchange, unpadded
 from finetune.data import batches
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
@@ -54,7 +54,6 @@ class Trainer(transformers.Trainer):
     args: FinetuneArguments
     compute_loss_func: GlobalLoss
     train_dataset: datasets.Dataset
-    unpadded = False  # whether the layers of the model see no padding
     loss_is_scaled_for_ga = True
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
@@ -64,11 +63,10 @@ class Trainer(transformers.Trainer):
         )
         if self.args.torch_compile:
             self._pad_to_few_lengths()
-        elif self.args.device.type == "cpu":
-            self._speed_up()
         self.add_callback(KeepEpochs(self.args.save_every))
         dtype = precision.dtype(bf16=self.args.bf16, fp16=self.args.fp16)
-        computed = unpadded.computed if self.unpadded else None
+        assert self.model is not None
+        computed = unpadded.computed if unpadded.used_by(self.model) else None
         self.meter = Meter(self.args.device, dtype, computed)
         self.add_callback(self.meter)
         self.profile: Profile | None = None
@@ -79,15 +77,6 @@ class Trainer(transformers.Trainer):
             self._shard_embeddings_once()
         if self.args.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
-
-    def _speed_up(self) -> None:
-        """What is slow in torch on a CPU; results differ by rounding and by the dropout drawn."""
-        allocator.keep_large_blocks()
-        if isinstance(self.model, PreTrainedModel):
-            dropout.use(self.model)
-            attention.use(self.model, only_if_unpadded=not self.args.bf16)
-            again = self.args.activation_checkpointing or self.model.is_activation_checkpointing
-            self.unpadded = not again and unpadded.use(self.model)
 
     def _pad_to_few_lengths(self) -> None:
         """A quarter, a half, three quarters of the longest row, or all of it.
@@ -113,8 +102,9 @@ class Trainer(transformers.Trainer):
 
     def _prepare_for_training(self, *args: Any) -> Any:
         prepared = super()._prepare_for_training(*args)  # type: ignore[no-untyped-call]
-        wrapped, on_cpu = self.model_wrapped, self.args.device.type == "cpu"
-        if on_cpu and isinstance(wrapped, DistributedDataParallel):
+        wrapped = self.model_wrapped
+        ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
+        if ours and isinstance(wrapped, DistributedDataParallel):
             exchange.use(wrapped, lambda: self.meter.during("communication"))
         return prepared
 
@@ -352,15 +342,23 @@ def _taken(arrays: Any, places: np.ndarray) -> Any:
     return tree_map(lambda each: None if each is None else each[places], arrays)
 
 
-def build_trainer(parts: Callable[[], dict[str, Any]], arguments: FinetuneArguments) -> Trainer:
-    """A trainer of the parts of a recipe, seeded before the head of the model is initialised.
+def build_trainer(
+    parts: Callable[[], dict[str, Any]],
+    arguments: FinetuneArguments,
+    adapt: Callable[[torch.nn.Module, FinetuneArguments], torch.nn.Module],
+) -> Trainer:
+    """Return a trainer of the parts of a recipe, seeded before the head of the model is
+    initialised.
 
     Args:
         parts: Builds the keyword arguments of ``transformers.Trainer``, the model among them.
         arguments: What ``args`` will be.
+        adapt: The :meth:`~finetune.recipe.Recipe.adapt` of the recipe, for the model.
     """
     set_seed(arguments.seed)
-    trainer = Trainer(args=arguments, **parts())
+    found = parts()
+    found["model"] = adapt(found["model"], arguments)
+    trainer = Trainer(args=arguments, **found)
     # from here on the ranks draw different dropout masks: they see different rows
     set_seed(arguments.seed + arguments.process_index)
     return trainer

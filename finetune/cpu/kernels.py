@@ -1,0 +1,63 @@
+"""The kernels of this folder that a model is trained or used with on a CPU.
+
+Each kernel decides by itself what it knows, and leaves everything else to torch and to
+``transformers``; from which size on it pays is a constant on top of its module. What is switched
+on here is switched off by ``--cpu_kernels off``, and with it
+:mod:`finetune.cpu.exchange`, which the trainer sets up once DDP has wrapped the model.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from finetune.cpu import allocator, attention, dropout, packing, unpadded
+
+
+def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> None:
+    """Let ``model`` train and be evaluated with every kernel that knows it; in place.
+
+    Results differ from the library's by rounding and by the dropout masks that are drawn.
+
+    Args:
+        model: On the CPU. Of a model that is not of ``transformers`` only the memory is kept.
+        bf16: Whether matrix products are computed in bf16; in fp32 torch's attention is faster
+            than ours wherever there is padding.
+        recomputes: Whether activations are computed again in the backward pass, which may hand the
+            layers a mask that does not know where the sequences lie.
+    """
+    allocator.keep_large_blocks()
+    if not isinstance(model, PreTrainedModel):
+        return
+    dropout.use(model)
+    recomputes = recomputes or model.is_activation_checkpointing
+    packs = not recomputes and unpadded.knows(model)
+    if packs or (bf16 and not attention.drops_weights(model)):
+        attention.use(model, only_if_unpadded=not bf16)
+    if packs:
+        unpadded.use(model)
+
+
+def for_inference(model: torch.nn.Module, *, bf16: bool, rows: int | None = None) -> None:
+    """Let ``model`` predict with every kernel that knows it; in place, and for good.
+
+    Args:
+        model: On the CPU, in the dtype that it will be used in.
+        bf16: Whether that is bf16.
+        rows: How many it will predict in all, if that is known.
+    """
+    allocator.keep_large_blocks()
+    if bf16:
+        attention.use(model)
+    packing.pack(model, rows)
+
+
+def names(model: torch.nn.Module) -> list[str]:
+    """Return the names of the kernels that ``model`` is trained with, as a user reads them."""
+    on = {
+        "attention": attention.used_by(model),
+        "dropout": dropout.used_by(model),
+        "padding-free encoder layers (sequences packed)": unpadded.used_by(model),
+        "allocator": allocator.keeps_large_blocks(),
+    }
+    return [name for name, is_on in on.items() if is_on]
