@@ -19,6 +19,7 @@ from transformers import (
 
 from finetune import catalog
 from finetune.cpu import allocator, attention, dropout, packing, unpadded
+from tests.models import drawn, padded_pair, small, watched_layer
 
 Shape = tuple[int, int, int, int]
 
@@ -35,10 +36,6 @@ def both(layer: Layer, *tensors: torch.Tensor, mask: torch.Tensor | None = None)
         *tensors, attn_mask=mask, is_causal=causal, enable_gqa=tensors[0].shape != tensors[1].shape
     )
     assert_close(mine, theirs.transpose(1, 2), rtol=1e-5, atol=1e-5)
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.fixture
@@ -156,27 +153,6 @@ def test_a_model_that_uses_it_says_the_same(tmp_path: Path) -> None:
     assert AutoConfig.from_pretrained(tmp_path)._attn_implementation != attention.NAME
 
 
-def small(kind: str, **settings: Any) -> Any:
-    """A classifier of two layers, without dropout."""
-    config = AutoConfig.for_model(kind, vocab_size=60, num_labels=3, pad_token_id=0)
-    sizes = dict(hidden_size=32, dim=32, embedding_size=32, intermediate_size=40, hidden_dim=40)
-    counts = dict(num_hidden_layers=2, n_layers=2, num_attention_heads=4, n_heads=4)
-    names = "hidden_dropout_prob attention_probs_dropout_prob dropout attention_dropout"
-    for name, value in (sizes | counts | dict.fromkeys(names.split(), 0.0) | settings).items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    torch.manual_seed(0)
-    return AutoModelForSequenceClassification.from_config(config)
-
-
-def watched_layer(model: torch.nn.Module) -> list[int]:
-    """The tokens that the first layer will have seen, each time."""
-    seen: list[int] = []
-    (layers,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
-    layers[0].register_forward_hook(lambda _, given, __: seen.append(given[0][..., 0].numel()))
-    return seen
-
-
 LENGTHS = {
     "one has a sequence of its own": [150, 3, 17, 64, 1, 65, 39, 149, 8],
     "all share": [30, 20, 14, 7, 1, 33, 29, 8, 9],
@@ -206,11 +182,6 @@ def test_layers_without_padding_say_the_same(kind: str, lengths: list[int]) -> N
     assert seen == [unpadded.computed(np.array(lengths), tokens)]
     assert sum(lengths) < seen[0] < min(sum(lengths) + 65, rows * tokens)
     assert_close(*found, rtol=1e-5, atol=1e-7)
-
-
-def padded_pair() -> dict[str, torch.Tensor]:
-    mask = (torch.arange(90) < torch.tensor([90, 2])[:, None]).long()
-    return dict(input_ids=torch.full((2, 90), 7) * mask, attention_mask=mask)
 
 
 def test_hidden_states_that_are_asked_for_have_their_padding() -> None:
@@ -252,7 +223,7 @@ def test_recomputed_layers_keep_their_padding() -> None:
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        ("mpnet", {}),
+        ("ernie", {}),
         ("bert", dict(attention_probs_dropout_prob=0.1)),
         ("distilbert", dict(attention_dropout=0.1)),
         ("bert", dict(is_decoder=True)),

@@ -64,6 +64,11 @@ trainer = Regression().trainer(output_dir=sys.argv[2], max_steps=1, global_batch
 trainer.train()
 assert trainer.model_wrapped in exchange._exchanging
 assert trainer.model_wrapped.gradient_as_bucket_view
+assert exchange.expected(trainer.model)
+off = dict(max_steps=1, global_batch_size=6 * world, cpu_kernels="off")
+trainer = Regression().trainer(output_dir=sys.argv[2], **off)
+trainer.train()
+assert trainer.model_wrapped not in exchange._exchanging
 del trainer, wrapped  # before the group, whose threads they hold
 gc.collect()
 job.leave()

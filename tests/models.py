@@ -1,0 +1,36 @@
+"""Small models and tensors, to try what replaces parts of a model."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def small(kind: str, **settings: Any) -> Any:
+    """A classifier of two layers, without dropout."""
+    config = AutoConfig.for_model(kind, vocab_size=60, num_labels=3, pad_token_id=0)
+    sizes = dict(hidden_size=32, dim=32, embedding_size=32, intermediate_size=40, hidden_dim=40)
+    counts = dict(num_hidden_layers=2, n_layers=2, num_attention_heads=4, n_heads=4)
+    names = "hidden_dropout_prob attention_probs_dropout_prob dropout attention_dropout"
+    for name, value in (sizes | counts | dict.fromkeys(names.split(), 0.0) | settings).items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    torch.manual_seed(0)
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def watched_layer(model: torch.nn.Module) -> list[int]:
+    """The tokens that the first layer will have seen, each time."""
+    seen: list[int] = []
+    (layers,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+    layers[0].register_forward_hook(lambda _, given, __: seen.append(given[0][..., 0].numel()))
+    return seen
+
+
+def padded_pair() -> dict[str, torch.Tensor]:
+    mask = (torch.arange(90) < torch.tensor([90, 2])[:, None]).long()
+    return dict(input_ids=torch.full((2, 90), 7) * mask, attention_mask=mask)
