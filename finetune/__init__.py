@@ -4,6 +4,7 @@
     run = finetune.train("yelp", embedded=True)                 # the whole path, in this process
     run = finetune.launch("yelp", num_processes=2, embedded=True)   # the same, in worker processes
     run.metrics["test"]
+    finetune.predict(run, ["a warm and funny film"])            # a frame out
 
 The names are imported when they are first used: ``import finetune`` costs nothing.
 """
@@ -17,20 +18,51 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from finetune.errors import UserError
-    from finetune.launcher import launch, train
+    from finetune.pipeline.compare import Comparison, compare
+    from finetune.pipeline.evaluate import Evaluation, evaluate
+    from finetune.pipeline.launch import launch
+    from finetune.pipeline.predict import FilePrediction, predict, predict_file
+    from finetune.pipeline.report import Report, report
+    from finetune.pipeline.train import train
     from finetune.recipe import Recipe, TextClassification, option
     from finetune.run import Run
 
 _HOME = {
+    "Comparison": "finetune.pipeline.compare",
+    "Evaluation": "finetune.pipeline.evaluate",
+    "FilePrediction": "finetune.pipeline.predict",
     "Recipe": "finetune.recipe",
+    "Report": "finetune.pipeline.report",
     "Run": "finetune.run",
     "TextClassification": "finetune.recipe",
     "UserError": "finetune.errors",
-    "launch": "finetune.launcher",
+    "compare": "finetune.pipeline.compare",
+    "evaluate": "finetune.pipeline.evaluate",
+    "launch": "finetune.pipeline.launch",
     "option": "finetune.recipe",
-    "train": "finetune.launcher",
+    "predict": "finetune.pipeline.predict",
+    "predict_file": "finetune.pipeline.predict",
+    "report": "finetune.pipeline.report",
+    "train": "finetune.pipeline.train",
 }
-__all__ = ["Recipe", "Run", "TextClassification", "UserError", "launch", "option", "train"]
+__all__ = [
+    "Comparison",
+    "Evaluation",
+    "FilePrediction",
+    "Recipe",
+    "Report",
+    "Run",
+    "TextClassification",
+    "UserError",
+    "compare",
+    "evaluate",
+    "launch",
+    "option",
+    "predict",
+    "predict_file",
+    "report",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,21 +29,32 @@ def names_repository(name: str | None) -> bool:
 
 
 def missing(wanted: Mapping[str, Any]) -> list[str]:
-    """What is on the Hub and not in the cache. If that is nothing, the process goes offline.
-
-    Must be called before ``huggingface_hub`` is imported: it reads ``HF_HUB_OFFLINE`` once.
+    """Return what is on the Hub and not in the cache, for people.
 
     Args:
-        wanted: ``dataset`` and ``model`` as the options name them.
+        wanted: ``dataset`` and ``model`` as the options name them, and ``dataset_revision`` and
+            ``model_revision`` where they are pinned.
     """
-    found = [
-        f"the {_KINDS[kind]} '{name}'"
-        for kind, name in wanted.items()
-        if names_repository(name) and not _is_cached(kind, name)
+    return [
+        f"the {_KINDS[kind]} '{name}'" + (f" at revision '{revision}'" if revision else "")
+        for kind in _KINDS
+        for name, revision in [(wanted.get(kind), wanted.get(f"{kind}_revision"))]
+        if name and names_repository(name) and not _is_cached(kind, name, revision)
     ]
-    if not found:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    return found
+
+
+def wanted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those options of a recipe that say where data and model come from."""
+    names = (name for kind in _KINDS for name in (kind, f"{kind}_revision"))
+    return {name: options[name] for name in names if options.get(name) is not None}
+
+
+def go_offline() -> None:
+    """Keep the libraries of this process from asking the Hub, unless the user said otherwise.
+
+    Call it before ``huggingface_hub`` is imported, which reads the variable once.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def unreachable(what: Sequence[str]) -> UserError | None:
@@ -63,7 +74,6 @@ def unreachable(what: Sequence[str]) -> UserError | None:
         return None
     else:
         reason = f"{endpoint()} does not answer"
-        os.environ["HF_HUB_OFFLINE"] = "1"  # nothing else shall wait for it
     return UserError(
         f"{' and '.join(what)} could not be had: {reason}. Three ways on:\n"
         "  --embedded                          data and model from installed packages\n"
@@ -72,19 +82,33 @@ def unreachable(what: Sequence[str]) -> UserError | None:
     )
 
 
-def _is_cached(kind: str, name: str) -> bool:
+def _is_cached(kind: str, name: str, revision: str | None = None) -> bool:
     if kind == "model":
-        snapshots = caches()["hub"] / f"models--{name.replace('/', '--')}" / "snapshots"
-        weights = [*snapshots.glob("*/*.safetensors"), *snapshots.glob("*/pytorch_model*.bin")]
+        repository = caches()["hub"] / f"models--{name.replace('/', '--')}"
+        commit = _commit(repository, revision) if revision else "*"
+        snapshots = repository / "snapshots"
+        weights = [
+            path
+            for pattern in ("*.safetensors", "pytorch_model*.bin")
+            for path in snapshots.glob(f"{commit}/{pattern}")
+        ]
         return bool(weights) and any(
             (path.parent / "config.json").exists() and any(path.parent.glob("tokenizer*.json"))
             for path in weights
         )
     wanted = _spelled_alike(name.replace("/", "___"))
+    # a directory is named by the commit; which one a branch means, only the Hub knows
     return any(
-        _spelled_alike(path.name) == wanted and any(path.glob("*/*/*/dataset_info.json"))
+        _spelled_alike(path.name) == wanted
+        and any(path.glob(f"*/*/{revision or '*'}/dataset_info.json"))
         for path in caches()["datasets"].glob("*")
     )
+
+
+def _commit(repository: Path, revision: str) -> str:
+    """The commit that a revision was when it was fetched."""
+    reference = repository / "refs" / revision
+    return reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
 
 
 def _spelled_alike(name: str) -> str:

@@ -45,25 +45,43 @@ class Ranks:
     local_world_size: int = 1
 
 
+#: What torchrun calls a rank, and what Open MPI calls it.
+_OPEN_MPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+
+
 def ranks() -> Ranks:
-    """From the environment that ``torchrun``, ``accelerate launch`` or an MPI sets."""
-    if "RANK" not in os.environ and "OMPI_COMM_WORLD_SIZE" in os.environ:
-        for ours, theirs in (
-            ("RANK", "RANK"),
-            ("WORLD_SIZE", "SIZE"),
-            ("LOCAL_RANK", "LOCAL_RANK"),
-            ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
-        ):
-            os.environ[ours] = os.environ[f"OMPI_COMM_WORLD_{theirs}"]
+    """Return the ranks as ``torchrun``, ``accelerate launch`` or an MPI set them."""
+    if _under_open_mpi():
+        told = {name: os.environ[theirs] for name, theirs in _OPEN_MPI.items()}
+    else:
+        told = {name: os.environ[name] for name in _OPEN_MPI if name in os.environ}
+    world_size = int(told.get("WORLD_SIZE", 1))
+    return Ranks(
+        rank=int(told.get("RANK", 0)),
+        local_rank=int(told.get("LOCAL_RANK", 0)),
+        world_size=world_size,
+        local_world_size=int(told.get("LOCAL_WORLD_SIZE", world_size)),
+    )
+
+
+def export_ranks() -> None:
+    """Under an MPI, set the variables of ``torchrun``, which torch and accelerate read.
+
+    Called once where a job starts; :func:`ranks` sets nothing.
+    """
+    if _under_open_mpi():
+        os.environ |= {name: os.environ[theirs] for name, theirs in _OPEN_MPI.items()}
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    return Ranks(
-        rank=int(os.environ.get("RANK", 0)),
-        local_rank=int(os.environ.get("LOCAL_RANK", 0)),
-        world_size=world_size,
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-    )
+
+
+def _under_open_mpi() -> bool:
+    return "RANK" not in os.environ and "OMPI_COMM_WORLD_SIZE" in os.environ
 
 
 def machines() -> int:
@@ -74,7 +92,7 @@ def machines() -> int:
 
 def under_launcher() -> bool:
     """Whether ``torchrun``, ``accelerate launch`` or an MPI started this process."""
-    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ or _under_open_mpi()
 
 
 def launcher() -> list[str]:
@@ -86,6 +104,14 @@ def launcher() -> list[str]:
         address = f"--master_addr={os.environ['MASTER_ADDR']}"
         words[1:1] = [f"--nnodes={machines()}", "--node_rank=N", address]
     return words
+
+
+def device_type(use_cpu: bool) -> str:
+    """Return the type of the device that this process trains on, like ``cpu`` or ``cuda``."""
+    import torch
+
+    device = None if use_cpu else torch.accelerator.current_accelerator()
+    return "cpu" if device is None else device.type
 
 
 def devices_in_training(use_cpu: bool) -> int:
@@ -109,6 +135,7 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
         UserError: if the machines were started with different numbers of processes.
         RuntimeError: if another process failed meanwhile.
     """
+    export_ranks()
     me = ranks()
     if me.world_size == 1:
         return prepare()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -28,15 +29,21 @@ DROPOUTS = {
 }
 
 
-def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``model``.
+def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of ``model``.
+
+    Args:
+        model: A name on the Hub, a local directory, or ``embedded:minilm``.
+        revision: Commit, tag or branch on the Hub; the newest if None.
 
     Raises:
         UserError: if there is none to be had under this name.
     """
     source = _source(model)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, **_pinned(model, revision)
+        )
     except (OSError, ValueError) as error:
         raise _not_loaded(model, error) from error
     return tokenizer
@@ -45,6 +52,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 def load_classifier(
     model: str,
     labels: Sequence[str],
+    revision: str | None = None,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
 ) -> PreTrainedModel:
@@ -54,6 +62,7 @@ def load_classifier(
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
         labels: The names of the classes; they go into the configuration, so that ``pipeline()``
             says them.
+        revision: Commit, tag or branch on the Hub; the newest if None.
         hidden_dropout: Probability, or None for the model's own.
         attention_dropout: Probability, or None for the model's own.
 
@@ -64,6 +73,7 @@ def load_classifier(
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             source,
+            **_pinned(model, revision),
             num_labels=len(labels),
             id2label=dict(enumerate(labels)),
             label2id={name: index for index, name in enumerate(labels)},
@@ -71,7 +81,11 @@ def load_classifier(
         _set_dropout(config, "hidden_dropout", hidden_dropout)
         _set_dropout(config, "attention_dropout", attention_dropout)
         classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+            source,
+            **_pinned(model, revision),
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError) as error:
         raise _not_loaded(model, error) from error
@@ -80,6 +94,27 @@ def load_classifier(
     # leave every LayerNorm out of the best model and of a resumed run.
     classifier._weight_conversions = None  # type: ignore[assignment]
     return classifier
+
+
+def commit(model: str, revision: str | None = None) -> str | None:
+    """Return the commit of a model on the Hub as it lies in the cache; None if it is not there."""
+    if not hub.names_repository(model):
+        return None
+    found = try_to_load_from_cache(model, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def _pinned(model: str, revision: str | None) -> dict[str, str]:
+    """The keyword that pins a revision, where one is given.
+
+    Raises:
+        UserError: if the model is not from the Hub, and so has no revision.
+    """
+    if revision is None:
+        return {}
+    if not hub.names_repository(model):
+        raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
+    return {"revision": revision}
 
 
 def describe(model: str) -> str:

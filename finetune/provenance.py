@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from finetune import job
 from finetune.data import sources
 from finetune.data.splits import fingerprint
+from finetune.training import checks
+from finetune.training.manifest import Data, Launch, Manifest, Process
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -24,41 +26,44 @@ if TYPE_CHECKING:
 
     from finetune.recipe import Recipe
     from finetune.settings import Settings
-    from finetune.training.arguments import FinetuneArguments
+    from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
 
 
-def facts(settings: Settings, arguments: FinetuneArguments) -> dict[str, Any]:
-    """What is known when training starts."""
+def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
+    """Return what is known when training starts."""
     recipe = settings.recipe
-    return {
-        "recipe": settings.name,
-        "command": settings.command,
-        "options": _options(recipe),
-        "embedded_overrides": settings.overrides,
-        "arguments": arguments.to_sanitized_dict(),
-        "labels": recipe.labels,
-        "ordered_labels": recipe.ordered_labels,
-        "scoring": recipe.known_scoring,
-        "data": {
-            "source": sources.describe(recipe.dataset),
-            "rows": {name: len(rows) for name, rows in recipe.splits.items()},
-            "fingerprint": fingerprint(recipe.splits, recipe.input_column),
-            "notes": recipe.notes,
-        },
-        "launch": {
-            "parallel_mode": parallel_mode(arguments),
-            "world_size": arguments.world_size,
-            "machines": job.machines(),
-            "n_gpu": arguments.n_gpu,
-            "device": str(arguments.device),
-            "precision": precision(arguments),
-        },
-        "versions": versions(),
-        "git_revision": git_revision(),
-        "process": {"host": platform.node(), "pid": os.getpid()},
-    }
+    return Manifest(
+        status="running",
+        recipe=settings.name,
+        command=settings.command,
+        options=_options(recipe),
+        embedded_overrides=settings.overrides,
+        arguments=arguments.to_sanitized_dict(),
+        labels=recipe.labels,
+        ordered_labels=recipe.ordered_labels,
+        scoring=recipe.known_scoring,
+        data=Data(
+            source=sources.describe(recipe.dataset),
+            rows={name: len(rows) for name, rows in recipe.splits.items()},
+            fingerprint=fingerprint(recipe.splits, recipe.input_column),
+            notes=recipe.notes,
+            revision=sources.revision(recipe.splits["train"]),
+        ),
+        launch=Launch(
+            parallel_mode=parallel_mode(arguments),
+            world_size=arguments.world_size,
+            machines=job.machines(),
+            n_gpu=arguments.n_gpu,
+            device=str(arguments.device),
+            precision=precision(arguments),
+        ),
+        versions=versions(),
+        git_revision=git_revision(),
+        process=Process(host=platform.node(), pid=os.getpid()),
+        model_revision=recipe.base_revision(),
+    )
 
 
 def versions() -> dict[str, str]:
@@ -93,7 +98,10 @@ def outcome(
     steps_before: int,
     speed: dict[str, Any],
 ) -> dict[str, Any]:
-    """What is known when training has ended; loss, seconds and speed are those since it started."""
+    """Return the fields of the manifest that are known when training has ended.
+
+    Loss, seconds and speed are those since it was started or resumed.
+    """
     return {
         "steps": trained.global_step,
         "steps_before": steps_before,
@@ -132,7 +140,7 @@ def parallel_mode(arguments: FinetuneArguments) -> str:
     """``one device``, ``DataParallel``, ``DistributedDataParallel`` or
     ``FullyShardedDataParallel``.
     """
-    if arguments.shards:
+    if checks.shards(arguments):
         return "FullyShardedDataParallel"
     if job.ranks().world_size > 1:
         return "DistributedDataParallel"
@@ -146,7 +154,7 @@ def precision(arguments: FinetuneArguments) -> str:
     return "tf32" if found == "fp32" and arguments.tf32 else found
 
 
-def steps(arguments: FinetuneArguments, rows: Dataset) -> int:
+def steps(arguments: FinetuneArguments | ArgumentValues, rows: Dataset) -> int:
     """Optimizer steps of the training over these prepared rows.
 
     Raises:

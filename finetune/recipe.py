@@ -38,6 +38,7 @@ from typing import (
 )
 
 from finetune.errors import UserError
+from finetune.training.batch import BATCH_SIZES
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +48,6 @@ if TYPE_CHECKING:
     from finetune.scoring import Scoring
     from finetune.training.arguments import FinetuneArguments
     from finetune.training.trainer import Trainer
-
-
-#: Training arguments of which one is enough: the last that is named puts the others aside.
-BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
 
 
 def option(default: Any, help: str) -> Any:
@@ -95,6 +92,9 @@ class Recipe:
     ordered_labels: ClassVar[bool] = False
 
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
+    dataset_revision: str | None = option(
+        None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
+    )
     train_samples: int | None = option(None, "train on this many rows, drawn by class")
     eval_samples: int | None = option(None, "cap validation and test at this many rows each")
     split_seed: int = option(42, "seed of the splits and of the rows drawn (not of the training)")
@@ -200,6 +200,10 @@ class Recipe:
         model = self.build_model(labels)
         load_model(model, Path(directory) / "model.safetensors")
         return model
+
+    def base_revision(self) -> str | None:
+        """The commit on the Hub of the model that is trained further; None if there is none."""
+        return None
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         """What makes a batch of rows, ``labels`` among its keys."""
@@ -346,28 +350,28 @@ class Recipe:
 
         Args:
             **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more,
-                over the defaults of the recipe. ``output_dir`` defaults to ``runs/<recipe>``.
+                over the defaults of the recipe. ``output_dir`` defaults to ``runs/<recipe>``;
+                nothing is written or moved there before ``train()`` is called.
 
         Raises:
             UserError: if an argument is unknown, or if the data cannot be trained on.
         """
-        from finetune import job
-        from finetune.directory import MANIFEST, clear_way
         from finetune.training.defaults import training_arguments as build
         from finetune.training.trainer import build_trainer
 
         arguments = build(self.defaults(), training_arguments)
-        directory = Path(arguments.output_dir or "")
-        anew = arguments.resume_from_checkpoint is None and (directory / MANIFEST).exists()
-        if anew and job.ranks().rank == 0:
-            clear_way(directory)  # the checkpoints of a run are not for another to rotate
-        return build_trainer(self.parts, arguments, self.adapt)
+        trainer = build_trainer(self.parts, arguments, self.adapt)
+        trainer.moves_runs_aside = True
+        return trainer
 
 
 class TextClassification(Recipe):
     """Sentences or documents with one label each, on an encoder from ``transformers``."""
 
     model: str = option("", "name of a model on the Hub, or a local directory")
+    model_revision: str | None = option(
+        None, "commit, tag or branch of the model on the Hub (unset: the newest)"
+    )
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")
     drop_invalid: bool = option(False, "drop rows without a text or a label, do not refuse them")
@@ -398,7 +402,7 @@ class TextClassification(Recipe):
         """The source as it is, with an ``id`` added: the number of the row in its split."""
         from finetune.data import sources
 
-        return sources.read(self.dataset)
+        return sources.read(self.dataset, self.dataset_revision)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """``dataset`` brought to the columns ``id``, ``text`` and ``label``, missing values
@@ -436,7 +440,7 @@ class TextClassification(Recipe):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from finetune.pretrained import load_tokenizer
 
-        return load_tokenizer(self.model)
+        return load_tokenizer(self.model, self.model_revision)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.pretrained import load_classifier
@@ -444,9 +448,15 @@ class TextClassification(Recipe):
         return load_classifier(
             self.model,
             labels,
+            revision=self.model_revision,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
         )
+
+    def base_revision(self) -> str | None:
+        from finetune.pretrained import commit
+
+        return commit(self.model, self.model_revision)
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.pretrained import load_classifier

@@ -13,14 +13,14 @@ runs/yelp/
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.directory import MANIFEST, PROFILE, write_whole
 from finetune.errors import UserError
+from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from finetune.recipe import Recipe
 
-METRICS, PREDICTIONS = "metrics.json", "predictions.parquet"
+PREDICTIONS = "predictions.parquet"
+PROFILE = Path("profile", "profile.json")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Run:
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
-        """The run in ``path``.
+        """Return the run in ``path``.
 
         Raises:
             UserError: if there is none.
@@ -55,53 +56,63 @@ class Run:
         return cls(directory)
 
     @property
-    def manifest(self) -> dict[str, Any]:
-        """``run.json``."""
-        return dict(json.loads((self.path / MANIFEST).read_text(encoding="utf-8")))
+    def manifest(self) -> Manifest:
+        """``run.json``.
+
+        Raises:
+            UserError: if it cannot be read.
+        """
+        return Manifest.read(self.path)
 
     @property
-    def metrics(self) -> dict[str, dict[str, Any]]:
-        """``metrics.json``: of validation, of test, and of the baselines on the same test rows."""
+    def metrics(self) -> Metrics:
+        """``metrics.json``: of validation, of test, and of the baselines on the same test rows.
+
+        Raises:
+            UserError: if it is not there, or cannot be read.
+        """
         if not (self.path / METRICS).exists():
-            raise UserError(
-                f"{self.path} has no {METRICS}: its status is '{self.manifest['status']}'"
-            )
-        return dict(json.loads((self.path / METRICS).read_text(encoding="utf-8")))
+            raise UserError(f"{self.path} has no {METRICS}: its status is '{self.manifest.status}'")
+        return Metrics.read(self.path)
 
     @property
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> Statistics:
         """What ``metrics.json`` says of the test rows beyond the metrics of the recipe.
 
         Raises:
             UserError: if it says nothing: the run did not finish, or is of an older release.
         """
-        metrics = self.metrics
-        if "statistics" not in metrics:
+        statistics = self.metrics.statistics
+        if statistics is None:
             raise UserError(
                 f"{self.path} has no statistics in its {METRICS} (status "
-                f"'{self.manifest['status']}'): train it again"
+                f"'{self.manifest.status}'): train it again"
             )
-        return metrics["statistics"]
+        return statistics
 
     @property
     def headline(self) -> list[str]:
         """The metrics of the recipe that are numbers, in its order."""
-        known = self.statistics["metrics"]
-        return [name for name in self.metrics["test"] if name in known]
+        known = self.statistics.metrics
+        return [name for name in self.metrics.test if name in known]
 
     @property
     def labels(self) -> list[str]:
         """The names of the classes, in the order of their numbers."""
-        return list(self.manifest["labels"])
+        return list(self.manifest.labels)
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """The test rows with what the model said of them."""
+        """The test rows with what the model predicted.
+
+        Raises:
+            UserError: if there are none.
+        """
         import pandas as pd
 
         if not (self.path / PREDICTIONS).exists():
             raise UserError(
-                f"{self.path} has no {PREDICTIONS}: its status is '{self.manifest['status']}'"
+                f"{self.path} has no {PREDICTIONS}: its status is '{self.manifest.status}'"
             )
         return pd.read_parquet(self.path / PREDICTIONS)
 
@@ -112,30 +123,19 @@ class Run:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
     def recipe(self) -> Recipe:
-        """The recipe of the run, with the options it had; its model and tokenizer are the run's."""
+        """Return the recipe with the options it had; model and tokenizer are those of the run."""
         from finetune import catalog
 
         manifest = self.manifest
-        options = manifest["options"]
+        options = dict(manifest.options)
         if "model" in options:
-            options["model"] = str(self.path)
-        return catalog.find(manifest["recipe"])(**options)
+            options |= {"model": str(self.path), "model_revision": None}
+        return catalog.find(manifest.recipe)(**options)
 
     def model(self) -> torch.nn.Module:
-        """The model of the run, in evaluation mode."""
+        """Return the model of the run, in evaluation mode."""
         return self.recipe().load_model(self.path, self.labels).eval()
 
-    def update(self, **facts: Any) -> None:
-        """Add facts to ``run.json``."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        path = self.path / MANIFEST
-        known = self.manifest if path.exists() else {}
-        write_whole(path, _json({**known, **facts}))
-
-    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Write ``metrics.json``."""
-        write_whole(self.path / METRICS, _json(metrics))
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2, default=str) + "\n"
+    def update(self, **changes: Any) -> None:
+        """Change fields of ``run.json``."""
+        dataclasses.replace(self.manifest, **changes).write(self.path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,11 @@ from finetune.flags import CHOICES, Flags, refuse_clashes
 from finetune.recipe import Recipe
 
 if TYPE_CHECKING:
-    from finetune.training.arguments import FinetuneArguments
+    from finetune.training.arguments import ArgumentValues, FinetuneArguments
+
+
+#: Options that say where data and model come from.
+_SOURCES = ("dataset", "dataset_revision", "model", "model_revision")
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,21 @@ class Settings:
         """The directory of the run."""
         return Path(self.training["output_dir"])
 
-    def draft(self) -> FinetuneArguments:
-        """The training arguments as far as they are known without touching the device."""
-        from finetune.training.arguments import FinetuneArguments
-        from finetune.training.defaults import with_defaults
+    @functools.cached_property
+    def values(self) -> ArgumentValues:
+        """The training arguments as values, checked without touching the device.
 
-        return FinetuneArguments.check(with_defaults(self.recipe.defaults(), self.training))
+        Raises:
+            UserError: if they contradict each other.
+        """
+        from finetune.training.defaults import argument_values
 
+        return argument_values(self.recipe.defaults(), self.training)
+
+    @functools.cached_property
     def arguments(self) -> FinetuneArguments:
         """The training arguments; in a job of several processes this needs the process group."""
-        from finetune.training.defaults import training_arguments
-
-        return training_arguments(self.recipe.defaults(), self.training)
+        return self.values.build()
 
 
 def from_command_line(recipe: str, flags: Sequence[str]) -> Settings:
@@ -122,8 +130,8 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
     light = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("embedded", "push_to_hub"):
         light.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
-    for name in ("dataset", "model", "config"):
-        light.add_argument(f"--{name}")
+    for name in (*_SOURCES, "config"):
+        light.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     try:
         typed = {
             name: value
@@ -139,7 +147,7 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
     embedded = _is_true(given.get("embedded"))
     defaults = {each.name: each.default for each in dataclasses.fields(cls)}
     merged = {**defaults, **(cls.embedded if embedded else {}), **given}
-    return {name: merged.get(name) for name in ("dataset", "model")}
+    return {name: merged.get(name) for name in _SOURCES}
 
 
 def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming: str) -> Settings:

@@ -37,7 +37,7 @@ class Mnist(Recipe):
     def load(self) -> "DatasetDict":
         from finetune.data import sources
 
-        return sources.read(self.dataset)
+        return sources.read(self.dataset, self.dataset_revision)
 
     def prepare(self, dataset: "DatasetDict") -> "DatasetDict":
         return dataset  # pictures are decoded as they are collated

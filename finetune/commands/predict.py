@@ -19,34 +19,34 @@ import contextlib
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO
 
 from finetune import cpu, hub, job
-from finetune.commands import imports
+from finetune.commands import console, imports
 from finetune.commands.parser import Parser
-from finetune.directory import MANIFEST
 from finetune.errors import UserError
-from finetune.run import PREDICTIONS, Run
-
-if TYPE_CHECKING:
-    from finetune.predicting.parts import Parts
-    from finetune.predicting.task import Task
+from finetune.recipe import TextClassification
+from finetune.run import Run
 
 _SHOWN_CLASSES = 5
-_LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
+_OPTIONS = (
+    *("text_column", "all_probabilities", "calibrated", "precision", "batch_tokens"),
+    "cpu_kernels",
+)
 
 
 def main(words: Sequence[str]) -> int:
     """``finetune predict RUN INPUT [flags]``."""
+    from finetune.pipeline.predict import refuse_without_model
+
     given = _parser().parse_args(words)
     _refuse_contradictions(given)
     run = Run.load(given.run)
-    _refuse_without_model(run)
-    hub.missing({})  # everything is in the run: the libraries shall not ask the network
+    refuse_without_model(run)
+    hub.go_offline()  # everything is in the run: the libraries shall not ask the network
     imports.at_once("datasets", "finetune.predicting.task")
+    console.quiet()
     if given.text is not None:
         _say_of_one_text(run, given)
     elif given.output is None:
@@ -114,7 +114,7 @@ def _parser() -> Parser:
 
 def _refuse_contradictions(given: argparse.Namespace) -> None:
     """What can be said before anything is read, all at once."""
-    from finetune.predicting import SUFFIXES
+    from finetune.pipeline.predict import refuse_output
 
     mistakes, several = [], job.ranks().world_size > 1
     if (given.input is None) == (given.text is None):
@@ -124,20 +124,13 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
         mistakes += [f"{flag}: not with --text" for flag, value in for_a_file.items() if value]
     if given.resume and given.output is None:
         mistakes.append("--resume: it goes on with an --output")
-    if given.output is not None and Path(given.output).suffix not in SUFFIXES:
-        mistakes.append(
-            f"--output {given.output}: expected a file that ends in {', '.join(SUFFIXES)}"
-        )
-    if given.output is not None and Path(given.output).is_dir():
-        mistakes.append(f"--output {given.output} is a directory: name a file in it")
-    if given.output is not None and _is_of_a_run(Path(given.output)):
-        mistakes.append(
-            f"--output {given.output} is what a run says of its test rows: name another file"
-        )
+    if given.output is not None:
+        try:
+            refuse_output(given.input or "", given.output)
+        except UserError as error:
+            mistakes += error.mistakes
     if given.input == "":
         mistakes.append("INPUT is empty: expected a file, a folder of pictures, or -")
-    if given.output and given.input and Path(given.output).resolve() == Path(given.input).resolve():
-        mistakes.append(f"--output {given.output} is the input: name another file")
     if given.resume and given.input == "-":
         mistakes.append("--resume: the standard input cannot be read again, write it to a file")
     if several and (given.output is None or given.input == "-"):
@@ -151,36 +144,24 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
         raise UserError(*mistakes)
 
 
-def _is_of_a_run(output: Path) -> bool:
-    return output.name == PREDICTIONS and (output.parent / MANIFEST).exists()
-
-
-def _refuse_without_model(run: Run) -> None:
-    if not any(run.path.glob("*.safetensors")):
-        raise UserError(
-            f"{run.path} holds no model: the status of the run is '{run.manifest.get('status')}'"
-        )
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(given, name) for name in _OPTIONS}
 
 
 def _say_of_one_text(run: Run, given: argparse.Namespace) -> None:
-    from finetune.commands import console
-    from finetune.predicting.engine import Predictor
-    from finetune.predicting.inputs import Input
+    from finetune.pipeline.predict import predict
     from finetune.predicting.readers import refuse_half_characters
-    from finetune.predicting.task import Task
 
-    console.quiet()
     refuse_half_characters(given.text, "--text")
-    task = Task.of(run, Input("--text", ".txt", ("text",), None), given)
-    predictor = Predictor(run, task.precision, given.batch_tokens, task.cpu_kernels, count=1)
-    if not predictor.reads_text:
+    options = {**_options(given), "all_probabilities": bool(run.labels)}
+    if not isinstance(run.recipe(), TextClassification):
         raise UserError(f"--text: {run.path} does not read text")
-    logits = predictor.texts([given.text])
+    row = predict(run, [given.text], **options).iloc[0]
     if not run.labels:
-        print(f"{logits[0, 0]:.6g}")
+        print(f"{row['prediction']:.6g}")
         return
-    probabilities = task.answers.probabilities(logits)[0]
-    first, *others = sorted(zip(run.labels, probabilities, strict=True), key=lambda pair: -pair[1])
+    each = {label: row[f"probability of {label}"] for label in run.labels}
+    first, *others = sorted(each.items(), key=lambda pair: -pair[1])
     shown = others if given.all_probabilities else others[: _SHOWN_CLASSES - 1]
     rest = ", ".join(f"{label} {probability:.4f}" for label, probability in shown)
     print(f"{first[0]}  {first[1]:.4f}" + (f"  ({rest})" if rest else ""))
@@ -188,24 +169,19 @@ def _say_of_one_text(run: Run, given: argparse.Namespace) -> None:
 
 def _to_screen(run: Run, given: argparse.Namespace) -> None:
     """Lines as they are predicted; all other words go to standard error."""
-    from finetune.commands import console
+    from finetune.commands.bar import Bar
+    from finetune.pipeline.predict import stream
     from finetune.predicting import formats
-    from finetune.predicting.engine import Predictor
     from finetune.predicting.inputs import Input
-    from finetune.predicting.progress import Progress
-    from finetune.predicting.task import Task
+    from finetune.predicting.task import Options, Task
 
-    console.quiet()
-    task = Task.of(run, Input.open(given.input), given)
-    predictor = Predictor(run, task.precision, given.batch_tokens, task.cpu_kernels)
-    suffix, progress = formats.of_screen(task.input.kind), Progress(task.input)
-    with _utf8_lines() as screen:
+    task = Task.of(run, Input.open(given.input), Options.of(_options(given)))
+    suffix = formats.of_screen(task.input.kind)
+    with _utf8_lines() as screen, Bar() as bar:
         formats.write_header(screen, suffix, task.columns)
-        for chunk, _ in task.chunks(lambda number: True, progress):
-            added = task.predict(predictor, chunk, progress.advance)
+        for chunk, added in stream(task, bar):
             formats.write_rows(screen, suffix, task.input.columns, chunk, added)
             screen.flush()
-    progress.close()
     for note in task.notes:
         print(note, file=sys.stderr)
 
@@ -218,76 +194,29 @@ def _utf8_lines() -> Iterator[TextIO]:
 
 
 def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
-    """Each process takes every so manieth chunk; rank 0 joins what they wrote."""
-    from finetune.commands import console
-    from finetune.predicting.inputs import Input
-    from finetune.predicting.parts import Parts
-    from finetune.predicting.task import Task
-
-    console.quiet()
-    me, parts = job.ranks(), Parts(Path(given.output).expanduser())
-
-    def prepared() -> Task:
-        task = Task.of(run, Input.open(given.input), given)
-        if me.rank == 0:
-            parts.begin(task.facts(), given.resume)
-        return task
+    from finetune.commands.bar import Bar
+    from finetune.pipeline.predict import predict_file
 
     try:
-        task = job.rank_zero_first(prepared)
-        job.join(None, _LONGEST_WAIT, use_cpu=_on_cpu())
-        started = time.perf_counter()
-        with parts.after_a_mistake() if me.rank == 0 else contextlib.nullcontext():
-            done, count = _share_of_this_rank(task, parts, given.batch_tokens)
-            everyone = job.gather(done)
-            job.leave()  # all at once, as after a training: rank 0 alone has more to do
-            seconds = time.perf_counter() - started
-            if me.rank == 0:
-                parts.finish(count, task.columns)
+        with Bar() as bar:
+            found = predict_file(
+                run,
+                given.input,
+                given.output,
+                resume=given.resume,
+                progress=bar,
+                **_options(given),
+            )
     except KeyboardInterrupt:
         again = [*words, *([] if given.resume else ["--resume"])]
         command = [*job.launcher(), "-m", "finetune", "predict", *again]
         console.say(f"\ninterrupted; to go on: {shlex.join(command)}")
         raise
-    before = task.rows - sum(everyone)
+    before = found.rows_before
     console.say(
-        f"{task.rows:,} rows in {parts.output}"
+        f"{found.rows:,} rows in {found.output}"
         + (f" ({before:,} of them were done before)" if before else "")
-        + f"; {sum(everyone) / seconds:.1f} rows a second in {task.precision}"
+        + f"; {found.samples_per_second:.1f} rows a second in {found.precision}"
     )
-    for note in task.notes:
+    for note in found.notes:
         console.say(note)
-
-
-def _share_of_this_rank(task: Task, parts: Parts, batch_tokens: int | None) -> tuple[int, int]:
-    """Predict the chunks of this process that are not done yet.
-
-    Returns:
-        Rows predicted here, and chunks of the whole input.
-    """
-    from finetune.predicting.engine import Predictor
-    from finetune.predicting.progress import Progress
-
-    me, predictor, progress = job.ranks(), None, Progress(task.input)
-    done = count = 0
-
-    def wanted(number: int) -> bool:
-        return number % me.world_size == me.rank and not parts.has(number)
-
-    for chunk, here in task.chunks(wanted, progress):
-        count += 1
-        if here:
-            predictor = predictor or Predictor(
-                task.run, task.precision, batch_tokens, task.cpu_kernels
-            )
-            added = task.predict(predictor, chunk, progress.advance)
-            parts.write(task.input.columns, chunk, added)
-            done += len(chunk)
-    progress.close()
-    return done, count
-
-
-def _on_cpu() -> bool:
-    import torch
-
-    return not torch.accelerator.is_available()

@@ -17,9 +17,8 @@ def main(words: Sequence[str]) -> int:
     given = parser.parse_args(words)
 
     from finetune.commands import console
-    from finetune.results import card, page
-    from finetune.run import Run
+    from finetune.pipeline.report import report
 
-    run = Run.load(given.run)
-    console.say(f"the report is {page.write(run)}, the model card {card.write(run)}")
+    written = report(given.run)
+    console.say(f"the report is {written.page}, the model card {written.card}")
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,37 +16,70 @@ from finetune.commands import console
 from finetune.cpu import exchange
 from finetune.cpu import kernels as cpu
 from finetune.data import sources
+from finetune.pipeline.events import (
+    Collated,
+    Event,
+    Finished,
+    Interrupted,
+    Logged,
+    MovedAside,
+    Noted,
+    Started,
+)
 from finetune.results import wording
 from finetune.run import Run
 from finetune.settings import Settings
 from finetune.training.arguments import FinetuneArguments
 
-if TYPE_CHECKING:
-    from finetune.training.trainer import Trainer
-
 _ORDER = {"random": "", "sequential": " in their order", "group_by_length": " of like length"}
 
 
-def start(
-    settings: Settings,
-    arguments: FinetuneArguments,
-    trainer: Trainer | None,
-) -> None:
+class Screen:
+    """Prints the events of a training."""
+
+    def __init__(self) -> None:
+        self._has_bar = False  # then the library writes what is logged above it
+
+    def __call__(self, event: Event) -> None:
+        """Print one event."""
+        match event:
+            case Started():
+                self._has_bar = not event.arguments.disable_tqdm
+                _start(event)
+            case Collated():
+                _batch(event)
+            case MovedAside():
+                console.say(f"{event}\n")
+            case Logged() if not self._has_bar:
+                console.say(str({name: _logged(value) for name, value in event.values.items()}))
+            case Finished():
+                _end(event.run)
+                if event.profiled:
+                    _profile(event.run)
+            case Interrupted():
+                console.say(f"\n{event}")
+            case Noted():
+                console.say(str(event))
+
+
+def _start(event: Started) -> None:
     """One block: recipe, data, model, device, batch, precision, steps."""
+    settings, arguments, model = event.settings, event.arguments, event.model
     recipe, splits = settings.recipe, settings.recipe.splits
     facts: dict[str, str | list[str]] = {"data": _data(settings)}
     facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
     facts["classes" if recipe.labels else "label"] = _balance(splits["train"], recipe.labels)
-    facts["model"] = _model(settings, trainer.model if trainer else None)
+    facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
-    if arguments.device.type == "cpu" and (kernels := _cpu_kernels(arguments, trainer)):
+    if arguments.device.type == "cpu" and (kernels := _cpu_kernels(arguments, model)):
         facts["cpu kernels"] = kernels
     facts["precision"] = _precision(arguments)
     if arguments.torch_compile:
         facts["compiled"] = _compiled(arguments)
-    steps = provenance.steps(arguments, recipe.prepared["train"])
-    facts["steps"] = f"{steps:,} ({_length(arguments)}), learning rate {arguments.learning_rate:g}"
+    facts["steps"] = (
+        f"{event.steps:,} ({_length(arguments)}), learning rate {arguments.learning_rate:g}"
+    )
     if settings.overrides:
         facts["embedded"] = "overrides: " + ", ".join(
             f"{name}={value}" for name, value in settings.overrides.items()
@@ -57,50 +90,45 @@ def start(
     console.say()
 
 
-def batch(
-    collator: Callable[[list[Any]], Any], rows: Dataset, arguments: FinetuneArguments
-) -> None:
+def _batch(event: Collated) -> None:
     """The shapes of one collated micro-batch."""
-    size = arguments.per_device_train_batch_size
-    rows = rows.select_columns([name for name in rows.column_names if name != "length"])
-    collated = collator([rows[index] for index in range(min(size or 1, len(rows)))])
     console.block(
         "one collated batch",
-        {name: f"{tuple(value.shape)} {value.dtype}" for name, value in collated.items()},
+        {name: f"{tuple(value.shape)} {value.dtype}" for name, value in event.batch.items()},
     )
     console.say("\ndry run: nothing was trained, nothing was written")
 
 
-def end(run: Run) -> None:
+def _end(run: Run) -> None:
     """One table: the test metrics beside the baselines; then time, speed and the directory."""
     metrics, manifest = run.metrics, run.manifest
     found, columns = run.statistics, run.headline
-    console.say(f"\ntest set, {found['rows']:,} rows, with intervals of 95%")
-    lines = [["fine-tuned", *console.with_intervals(found["metrics"], columns)]]
-    for baseline, scores in metrics["baseline"].items():
+    console.say(f"\ntest set, {found.rows:,} rows, with intervals of 95%")
+    lines = [["fine-tuned", *console.with_intervals(found.metrics, columns)]]
+    for baseline, scores in metrics.baseline.items():
         lines.append(
             [baseline, *(cell for name in columns for cell in (f"{scores[name]:.4f}", ""))]
         )
         lines.append(
             [
                 "  fine-tuned has more",
-                *console.with_intervals(found["beyond"][baseline], columns, "+"),
+                *console.with_intervals(found.beyond[baseline], columns, "+"),
             ]
         )
     console.table(["", *(cell for name in columns for cell in (name, ""))], lines)
     for sentence in wording.unbeaten(found, columns[0]) if columns else ():
         console.say(f"\n{sentence}")
-    before = manifest["steps_before"]
+    before = manifest.steps_before
     resumed = f" (after {before:,} before it was resumed)" if before else ""
     console.say(
-        f"\ntrained {manifest['steps'] - manifest['steps_before']:,} steps{resumed} "
-        f"in {_duration(manifest['train_seconds'])}; test loss {metrics['test']['loss']:.4f}"
+        f"\ntrained {(manifest.steps or 0) - before:,} steps{resumed} "
+        f"in {_duration(manifest.train_seconds or 0.0)}; test loss {metrics.test['loss']:.4f}"
     )
-    console.say(f"speed of the steps: {wording.speed(manifest['speed'])}")
+    console.say(f"speed of the steps: {wording.speed(manifest.speed)}")
     console.say(f"the run is in {run.path}, to look at: {run.path}/report.html")
 
 
-def profile(run: Run) -> None:
+def _profile(run: Run) -> None:
     """Where the time of the profiled steps went."""
     found = run.profile
     assert found is not None
@@ -190,15 +218,14 @@ def _batch_sizes(arguments: FinetuneArguments) -> str:
     )
 
 
-def _cpu_kernels(arguments: FinetuneArguments, trainer: Trainer | None) -> str:
+def _cpu_kernels(arguments: FinetuneArguments, model: torch.nn.Module | None) -> str:
     """Return the kernels that are on, and how to switch them off; nothing if they are not known."""
     if arguments.cpu_kernels == "off":
         return "off"
-    if trainer is None:
+    if model is None:
         return ""
-    assert trainer.model is not None
-    names = cpu.names(trainer.model)
-    if exchange.expected(trainer.model):
+    names = cpu.names(model)
+    if exchange.expected(model):
         names.append("gradient averaging in shared memory")
     return f"{', '.join(names)}; --cpu_kernels off for the library's own" if names else ""
 
@@ -227,3 +254,7 @@ def _length(arguments: FinetuneArguments) -> str:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def _logged(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value

@@ -8,6 +8,7 @@ split.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,26 +34,32 @@ from finetune.errors import UserError, suggestion
 READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".parquet": "parquet"}
 # What the csv and the parquet reader say of a file with columns and no rows.
 _SIGNS_OF_NO_ROWS = ("corresponds to no data", "BatchSize must be greater than 0, got 0")
+#: In the address of a file on the Hub, the commit that it was fetched from.
+_COMMIT = re.compile(r"@([0-9a-f]{40})/")
+_IS_COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
 assert tuple(READERS) == hub.FILES
 
 
-def read(dataset: str) -> DatasetDict:
+def read(dataset: str, revision: str | None = None) -> DatasetDict:
     """The splits of a source, with every column it has.
 
     Args:
         dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files,
             or the name of a data set on the Hub.
+        revision: Commit, tag or branch on the Hub; the newest if None.
 
     Raises:
         UserError: if there is nothing to read, or if it cannot be read.
     """
     if not dataset:
         raise UserError("--dataset: this recipe names no data set of its own, give one")
+    if revision is not None and not hub.names_repository(dataset):
+        raise UserError(f"--dataset_revision {revision}: {dataset} is not from the Hub")
     if dataset.startswith(embedded.PREFIX):
         splits = embedded.read(dataset)
     elif hub.names_repository(dataset):
-        splits = _read_hub(dataset)
+        splits = _read_hub(dataset, revision)
     else:
         splits = _read_files(_files(Path(dataset).expanduser()))
     return DatasetDict({name: _numbered(split) for name, split in splits.items()})
@@ -150,11 +157,19 @@ def _with_numbers(rows: Dataset) -> Dataset:
     return rows
 
 
-def _read_hub(name: str) -> dict[str, Any]:
+def revision(rows: Dataset) -> str | None:
+    """Return the commit on the Hub that rows were read from; None if they are not from there."""
+    found = {
+        match[1] for url in rows.info.download_checksums or () if (match := _COMMIT.search(url))
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
     from datasets.exceptions import DatasetNotFoundError
 
     try:
-        loaded = load_dataset(name)
+        loaded = load_dataset(name, revision=wanted)
     except ValueError as error:  # a configuration has to be chosen, says the library
         raise UserError(f"data set '{name}' cannot be read as it is: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
@@ -163,6 +178,12 @@ def _read_hub(name: str) -> dict[str, Any]:
         ) from error
     if "train" not in loaded:
         raise UserError(f"data set '{name}' has no train split (it has: {', '.join(loaded)})")
+    # offline, the library takes what it finds in the cache, of whatever revision
+    found = revision(loaded["train"])
+    if wanted and _IS_COMMIT.fullmatch(wanted) and found not in (None, wanted):
+        raise UserError(
+            f"--dataset_revision {wanted}: the cache holds '{name}' at {found}; let the Hub be asked"
+        )
     return {split: loaded[split] for split in SPLITS if split in loaded}
 
 

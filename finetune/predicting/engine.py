@@ -78,7 +78,7 @@ class Predictor:
         self._workers = threads.use(None) if on_cpu else 1
         model = self.recipe.load_model(run.path, self.labels).eval()
         inputs = inspect.signature(model.forward).parameters
-        arguments = run.manifest.get("arguments", {})
+        arguments = run.manifest.arguments
         self._kept = {*inputs, *_LABELS} if arguments.get("remove_unused_columns", True) else None
         if self.precision == "bf16":
             model.to(torch.bfloat16)

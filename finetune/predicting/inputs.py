@@ -69,6 +69,11 @@ class Input:
     columns: Sequence[str]
     total: int | None
 
+    @property
+    def counted(self) -> bool:
+        """Whether :attr:`total` is a number of rows."""
+        return self.kind in (".parquet", "folder", "frame")
+
     @classmethod
     def open(cls, name: str) -> Input:
         """What ``name`` names, with the first chunk read.

@@ -1,49 +1,41 @@
-"""A bar on standard error that follows rank 0 through the input, where somebody watches."""
+"""How far a prediction is, in the units of its input."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+import threading
+from collections.abc import Callable
 
-from tqdm import tqdm
+from finetune.predicting.inputs import Chunk
 
-from finetune import job
-from finetune.predicting.inputs import Chunk, Input
+#: Takes the position in the input and the rows that are done.
+Tell = Callable[[float, int], object]
 
 
-class Progress:
-    """Moves smoothly: a chunk of long texts takes a minute.
+class Position:
+    """Moves smoothly, as a chunk of long texts takes a minute; several threads may move it.
 
     Args:
-        input: Measured in bytes where its rows are not known before they are read.
+        tell: Is told the position after each batch.
     """
 
-    def __init__(self, input: Input) -> None:
-        counted = input.kind in (".parquet", "folder")
-        self._bar: Any = tqdm(
-            total=input.total,
-            unit=" rows" if counted else "B",
-            unit_scale=True,
-            disable=job.ranks().rank != 0 or not sys.stderr.isatty(),
-            dynamic_ncols=True,
-        )
-        self._step = 0.0
-        self._rows = 0
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._lock = tell, threading.Lock()
+        self._position, self._step = 0.0, 0.0
+        self._rows = self._before = 0
 
     def begin(self, chunk: Chunk) -> None:
         """The next rows are those of this chunk."""
-        self._step = (chunk.end - self._bar.n) / len(chunk)
+        self._step, self._before = (chunk.end - self._position) / len(chunk), self._rows
 
     def advance(self, rows: int) -> None:
         """So many more are done."""
-        self._bar.update(rows * self._step)
+        with self._lock:
+            self._position += rows * self._step
+            self._rows += rows
+            self._tell(self._position, self._rows)
 
     def end(self, chunk: Chunk) -> None:
-        """All of the chunk are done, here or elsewhere."""
-        self._rows += len(chunk)
-        self._bar.set_postfix_str(f"{self._rows:,} rows", refresh=False)
-        self._bar.update(chunk.end - self._bar.n)
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
+        """All of the chunk are done, here or by another process."""
+        with self._lock:
+            self._position, self._rows = float(chunk.end), self._before + len(chunk)
+            self._tell(self._position, self._rows)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune import cpu
 from finetune.errors import UserError, suggestion
 from finetune.predicting import engine
 from finetune.predicting.answers import Answers
@@ -20,7 +20,53 @@ from finetune.run import Run
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from finetune.predicting.progress import Progress
+    from finetune.predicting.progress import Position
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to predict; the defaults are those of the command line.
+
+    Attributes:
+        text_column: Column of the text; that of the run, or ``text``, if None.
+        all_probabilities: Whether to add the probability of every class.
+        calibrated: Whether to divide logits by the temperature of the run.
+        precision: ``fp32`` or ``bf16``; what suits run and device if None.
+        batch_tokens: Tokens of a batch, padding included; what suits the device if None.
+        cpu_kernels: ``auto`` or ``off``, on a CPU; as the run was trained if None.
+    """
+
+    text_column: str | None = None
+    all_probabilities: bool = False
+    calibrated: bool = False
+    precision: str | None = None
+    batch_tokens: int | None = None
+    cpu_kernels: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Options:
+        """Return the options of these names.
+
+        Raises:
+            UserError: if one is unknown or has a value that it cannot have.
+        """
+        known = [each.name for each in fields(cls)]
+        mistakes = [
+            f"unknown option '{name}'{suggestion(name, known)} (there are: {', '.join(known)})"
+            for name in options
+            if name not in known
+        ]
+        if options.get("precision") not in (None, "fp32", "bf16"):
+            mistakes.append(f"--precision {options['precision']}: expected fp32 or bf16")
+        if options.get("cpu_kernels") not in (None, *cpu.CHOICES):
+            mistakes.append(
+                f"--cpu_kernels {options['cpu_kernels']}: expected {' or '.join(cpu.CHOICES)}"
+            )
+        if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
+            mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
+        if mistakes:
+            raise UserError(*mistakes)
+        return cls(**options)
 
 
 @dataclass
@@ -34,6 +80,7 @@ class Task:
         answers: Makes the added columns.
         precision: Of the computation.
         cpu_kernels: ``auto`` or ``off``, on a CPU.
+        options: As they were given.
         rows: Counted as chunks pass by.
         missing: Rows among them without a value.
     """
@@ -44,12 +91,13 @@ class Task:
     answers: Answers
     precision: str
     cpu_kernels: str
+    options: Options
     rows: int = field(default=0, init=False)
     missing: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, run: Run, input: Input, given: Namespace) -> Task:
-        """As the flags say.
+    def of(cls, run: Run, input: Input, options: Options) -> Task:
+        """Return the task that these options make of an input.
 
         Raises:
             UserError: if the run or the input has not what they ask for.
@@ -57,20 +105,21 @@ class Task:
         mistakes = [
             f"--{flag}: there are no classes, {run.path} predicts a number"
             for flag in ("all_probabilities", "calibrated")
-            if getattr(given, flag) and not run.labels
+            if getattr(options, flag) and not run.labels
         ]
-        temperature = run.manifest.get("temperature") if given.calibrated else 1.0
+        temperature = run.manifest.temperature if options.calibrated else 1.0
         if temperature is None and run.labels:
             mistakes.append(f"--calibrated: {run.path} has no temperature in its run.json")
         if mistakes:
             raise UserError(*mistakes)
         answers = Answers.beside(
-            input.columns, run.labels, given.all_probabilities, float(temperature or 1.0)
+            input.columns, run.labels, options.all_probabilities, float(temperature or 1.0)
         )
-        column = _column(run, input, given.text_column)
-        precision = given.precision or engine.default_precision(run)
-        trained = run.manifest.get("arguments", {}).get("cpu_kernels", "auto")
-        return cls(run, input, column, answers, precision, given.cpu_kernels or trained)
+        column = _column(run, input, options.text_column)
+        precision = options.precision or engine.default_precision(run)
+        trained = run.manifest.arguments.get("cpu_kernels", "auto")
+        kernels = options.cpu_kernels or trained
+        return cls(run, input, column, answers, precision, kernels, options)
 
     @property
     def columns(self) -> list[str]:
@@ -135,15 +184,19 @@ class Task:
         return self.answers.columns(logits, present, len(chunk))
 
     def chunks(
-        self, wanted: Callable[[int], bool], progress: Progress
+        self, wanted: Callable[[int], bool], progress: Position
     ) -> Iterator[tuple[Chunk, bool]]:
         """Every chunk, and whether it is wanted; the rows are counted either way."""
         for chunk in self.input.chunks():
             progress.begin(chunk)
             yield chunk, wanted(chunk.number)
-            self.rows += len(chunk)
-            self.missing += sum(value is None for value in self._values(chunk))
+            self.passed(chunk)
             progress.end(chunk)
+
+    def passed(self, chunk: Chunk) -> None:
+        """Count the rows of a chunk that is done."""
+        self.rows += len(chunk)
+        self.missing += sum(value is None for value in self._values(chunk))
 
     def _values(self, chunk: Chunk) -> list[Any]:
         return chunk.values(self.column)

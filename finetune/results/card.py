@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
 from finetune import hub
-from finetune.directory import write_whole
+from finetune.files import write_whole
 from finetune.results import wording
 from finetune.run import Run
+from finetune.training.manifest import Manifest, Metrics
 
 CARD = "README.md"
 _EMBEDDED_BASE = "sentence-transformers/all-MiniLM-L6-v2"
@@ -29,18 +29,18 @@ def write(run: Run) -> Path:
 def of(run: Run) -> ModelCard:
     """The card, of facts in ``run.json`` and ``metrics.json`` alone."""
     manifest, metrics = run.manifest, run.metrics
-    data = _metadata(manifest, {name: metrics["test"][name] for name in run.headline})
+    data = _metadata(manifest, {name: metrics.test[name] for name in run.headline})
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(run, manifest, metrics)}")
 
 
-def _metadata(manifest: Mapping[str, Any], scores: Mapping[str, float]) -> ModelCardData:
-    source = manifest["options"]["dataset"]
+def _metadata(manifest: Manifest, scores: Mapping[str, float]) -> ModelCardData:
+    source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
-    is_text = "max_length" in manifest["options"]
-    task = "text-classification" if is_text and manifest["labels"] else _other_task(manifest)
+    is_text = "max_length" in manifest.options
+    task = "text-classification" if is_text and manifest.labels else _other_task(manifest)
     base, licence = _base(manifest)
     return ModelCardData(
-        model_name=Path(manifest["recipe"]).stem,
+        model_name=Path(manifest.recipe).stem,
         library_name="transformers" if is_text else "pytorch",
         pipeline_tag=task if is_text else None,
         base_model=base,
@@ -63,19 +63,19 @@ def _metadata(manifest: Mapping[str, Any], scores: Mapping[str, float]) -> Model
     )
 
 
-def _source(manifest: Mapping[str, Any]) -> str:
+def _source(manifest: Manifest) -> str:
     """Where the data came from; of a local path its name, not where it lies."""
-    path = Path(str(manifest["options"]["dataset"] or "-"))
-    return path.name if path.is_absolute() else str(manifest["data"]["source"])
+    path = Path(str(manifest.options["dataset"] or "-"))
+    return path.name if path.is_absolute() else str(manifest.data.source)
 
 
-def _other_task(manifest: Mapping[str, Any]) -> str:
-    return "image-classification" if manifest["labels"] else "tabular-regression"
+def _other_task(manifest: Manifest) -> str:
+    return "image-classification" if manifest.labels else "tabular-regression"
 
 
-def _base(manifest: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _base(manifest: Manifest) -> tuple[str | None, str | None]:
     """The model on the Hub that was trained further, and its licence where it is known."""
-    name = manifest["options"].get("model")
+    name = manifest.options.get("model")
     if name == "embedded:minilm":
         return _EMBEDDED_BASE, "apache-2.0"
     if not name:
@@ -102,26 +102,26 @@ def _card_on_hub(name: str) -> ModelCardData | None:
     return None
 
 
-def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    statistics, data = metrics["statistics"], manifest["data"]
+def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
+    statistics, data = run.statistics, manifest.data
     headline = run.headline
     lines = [
-        f"# {Path(manifest['recipe']).stem}",
+        f"# {Path(manifest.recipe).stem}",
         "",
         wording.verdict(statistics, headline),
         "",
-        f"On {statistics['rows']:,} test rows, with intervals of 95%:",
+        f"On {statistics.rows:,} test rows, with intervals of 95%:",
         "",
         "| | " + " | ".join(wording.name(name) for name in headline) + " |",
         "| --- |" + " --- |" * len(headline),
         "| fine-tuned | "
         + " | ".join(
             f"{each['value']:.4f} ({each['low']:.3f} to {each['high']:.3f})"
-            for each in (statistics["metrics"][name] for name in headline)
+            for each in (statistics.metrics[name] for name in headline)
         )
         + " |",
     ]
-    for baseline, scores in metrics["baseline"].items():
+    for baseline, scores in metrics.baseline.items():
         lines.append(
             f"| {baseline} | " + " | ".join(f"{scores[name]:.4f}" for name in headline) + " |"
         )
@@ -130,9 +130,9 @@ def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         "## Data",
         "",
         f"{_source(manifest)}: "
-        + ", ".join(f"{rows:,} {name}" for name, rows in data["rows"].items())
-        + f" rows (fingerprint `{data['fingerprint']}`).",
-        *(f"{note[0].upper()}{note[1:]}." for note in data["notes"]),
+        + ", ".join(f"{rows:,} {name}" for name, rows in data.rows.items())
+        + f" rows (fingerprint `{data.fingerprint}`).",
+        *(f"{note[0].upper()}{note[1:]}." for note in data.notes),
         "",
         "## Use",
         "",
@@ -140,11 +140,11 @@ def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         "",
         "## Training",
         "",
-        f"    {manifest['command']}",
+        f"    {manifest.command}",
         "",
-        f"{manifest['steps']:,} steps in {manifest['train_seconds']:,.0f} s "
-        f"({manifest['launch']['parallel_mode']}, {manifest['launch']['precision']}); "
-        + ", ".join(f"{name} {each}" for name, each in manifest["versions"].items())
+        f"{manifest.steps:,} steps in {manifest.train_seconds:,.0f} s "
+        f"({manifest.launch.parallel_mode}, {manifest.launch.precision}); "
+        + ", ".join(f"{name} {each}" for name, each in manifest.versions.items())
         + ".",
         "",
         "## Limits",
@@ -153,13 +153,13 @@ def _text(run: Run, manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         "texts of another kind, nor of another training. Known mistakes, slices and calibration "
         "are in `report.html`.",
     ]
-    if _base(manifest)[1] is None and manifest["options"].get("model"):
+    if _base(manifest)[1] is None and manifest.options.get("model"):
         lines.append("The licence of the base model holds; it is not known here.")
     return "\n".join(lines) + "\n"
 
 
-def _use(run: Run, manifest: Mapping[str, Any]) -> list[str]:
-    if "max_length" not in manifest["options"]:
+def _use(run: Run, manifest: Manifest) -> list[str]:
+    if "max_length" not in manifest.options:
         return [
             "```python",
             "from finetune import Run",

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from finetune.directory import write_whole
+from finetune.files import write_whole
 from finetune.results import wording
 
 _LONGEST_TEXT = 1200

@@ -16,6 +16,7 @@ from finetune.results import curves, html, plots, rows, wording
 from finetune.results.figure import Plot
 from finetune.results.predicted import Predicted
 from finetune.run import Run
+from finetune.training.manifest import Manifest, Statistics
 
 PAGE, PLOTS = "report.html", "plots"
 _MISTAKES, _SLICES = 20, 10
@@ -44,13 +45,13 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     predicted = Predicted.of_table(table, names) if names else None
     figures = _figures(manifest, statistics, table, predicted)
     content = {
-        "title": f"{manifest['recipe']}: {manifest['data']['source']}",
+        "title": f"{manifest.recipe}: {manifest.data.source}",
         "verdict": wording.verdict(statistics, headline),
-        "warnings": manifest["data"]["notes"],
-        "rows": statistics["rows"],
+        "warnings": manifest.data.notes,
+        "rows": statistics.rows,
         "metrics": headline,
-        "statistics": {"classes": None, **statistics},
-        "baseline": metrics["baseline"],
+        "statistics": statistics,
+        "baseline": metrics.baseline,
         "others": _others(statistics, headline),
         "manifest": manifest,
         "facts": _facts(manifest),
@@ -79,14 +80,14 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
 
 
 def _figures(
-    manifest: Mapping[str, Any],
-    statistics: Mapping[str, Any],
+    manifest: Manifest,
+    statistics: Statistics,
     table: pd.DataFrame,
     predicted: Predicted | None,
 ) -> dict[str, Plot]:
-    history = manifest["history"]
+    history = manifest.history
     found: dict[str, Plot | None] = {
-        "learning_curves": curves.learning_curves(history, manifest["best_step"]),
+        "learning_curves": curves.learning_curves(history, manifest.best_step),
         "speed": curves.speed(history),
     }
     if predicted is None:
@@ -95,15 +96,15 @@ def _figures(
         )
     else:
         found |= {
-            "confusion": plots.confusion(statistics["confusion"], predicted.names),
-            "classes": plots.classes(statistics["classes"]),
-            "reliability": plots.reliability(statistics["calibration"]),
-            "coverage": plots.coverage(statistics["coverage"]),
+            "confusion": plots.confusion(statistics.confusion or [], predicted.names),
+            "classes": plots.classes(statistics.classes or {}),
+            "reliability": plots.reliability(statistics.calibration or {}),
+            "coverage": plots.coverage(statistics.coverage or []),
         }
         if "tokens" in table:
             right: np.ndarray = predicted.classes == predicted.labels
             found["length"] = plots.lengths(
-                table["tokens"].to_numpy(), right, manifest["options"].get("max_length")
+                table["tokens"].to_numpy(), right, manifest.options.get("max_length")
             )
     return {name: plot for name, plot in found.items() if plot is not None}
 
@@ -127,7 +128,7 @@ def _by_section(figures: Mapping[str, Plot]) -> dict[str, list[dict[str, str]]]:
 
 
 def _sections(content: Mapping[str, Any]) -> list[str]:
-    classified = bool(content["statistics"]["classes"])
+    classified = bool(content["statistics"].classes)
     there = {
         "Scores": True,
         "Training": True,
@@ -141,21 +142,21 @@ def _sections(content: Mapping[str, Any]) -> list[str]:
     return [name for name, is_there in there.items() if is_there]
 
 
-def _others(statistics: Mapping[str, Any], headline: list[str]) -> dict[str, Any]:
+def _others(statistics: Statistics, headline: list[str]) -> dict[str, Any]:
     found = {
         wording.name(name): each
-        for name, each in statistics["metrics"].items()
+        for name, each in statistics.metrics.items()
         if name not in headline
     }
-    for k, each in statistics.get("top_k", {}).items():
+    for k, each in (statistics.top_k or {}).items():
         found[f"true class among the {k} most probable"] = each
-    for name, each in statistics.get("ordered", {}).items():
+    for name, each in (statistics.ordered or {}).items():
         found[wording.name(name)] = each
     return found
 
 
-def _of_calibration(statistics: Mapping[str, Any]) -> str:
-    found = statistics.get("calibration")
+def _of_calibration(statistics: Statistics) -> str:
+    found = statistics.calibration
     if found is None:
         return ""
     error, low, high = (found["interval"][name] for name in ("value", "low", "high"))
@@ -196,32 +197,31 @@ def _rows(
     return found
 
 
-def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
-    launch, data = manifest["launch"], manifest["data"]
-    processes = f"{launch['world_size']} process{'es' * (launch['world_size'] > 1)}"
-    seconds, speed = manifest["train_seconds"], manifest.get("speed")
+def _facts(manifest: Manifest) -> dict[str, str]:
+    launch, data = manifest.launch, manifest.data
+    processes = f"{launch.world_size} process{'es' * (launch.world_size > 1)}"
+    seconds, speed = manifest.train_seconds, manifest.speed
     return {
-        "data": f"{data['source']}, fingerprint {data['fingerprint']}",
-        "rows": ", ".join(f"{count:,} {name}" for name, count in data["rows"].items()),
-        "training": f"{manifest['steps']:,} steps in {seconds:,.1f} s",
+        "data": f"{data.source}, fingerprint {data.fingerprint}",
+        "rows": ", ".join(f"{count:,} {name}" for name, count in data.rows.items()),
+        "training": f"{manifest.steps:,} steps in {seconds:,.1f} s",
         **({"speed": wording.speed(speed)} if speed else {}),
-        "launch": f"{launch['parallel_mode']}, {processes}, {launch['device']}, "
-        f"{launch['precision']}",
-        "versions": ", ".join(f"{name} {each}" for name, each in manifest["versions"].items()),
-        "revision": str(manifest["git_revision"] or "not from a checkout"),
+        "launch": f"{launch.parallel_mode}, {processes}, {launch.device}, {launch.precision}",
+        "versions": ", ".join(f"{name} {each}" for name, each in manifest.versions.items()),
+        "revision": str(manifest.git_revision or "not from a checkout"),
     }
 
 
-def _options(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _options(manifest: Manifest) -> dict[str, str]:
     shown = (
         *("global_batch_size", "max_tokens_per_batch", "learning_rate", "num_train_epochs"),
         *("max_steps", "seed", "optim", "lr_scheduler_type", "weight_decay", "warmup_steps"),
         "max_grad_norm",
     )
-    arguments = manifest["arguments"]
+    arguments = manifest.arguments
     chosen = {
         name: str(arguments[name])
         for name in shown
         if str(arguments.get(name)) != "None"  # what is not set is written so
     }
-    return {**{name: str(value) for name, value in manifest["options"].items()}, **chosen}
+    return {**{name: str(value) for name, value in manifest.options.items()}, **chosen}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from finetune.training.manifest import Statistics
+
 _WORDS = {
     "f1": "F1",
     "mse": "MSE",
@@ -56,7 +58,7 @@ def name(metric: str) -> str:
     return _WORDS.get(metric, metric.replace("_", " "))
 
 
-def verdict(statistics: Mapping[str, Any], headline: Sequence[str]) -> str:
+def verdict(statistics: Statistics, headline: Sequence[str]) -> str:
     """In words: the first scores, and whether the model beats what it has to.
 
     Args:
@@ -66,23 +68,23 @@ def verdict(statistics: Mapping[str, Any], headline: Sequence[str]) -> str:
     said = ", ".join(
         f"{name(each)} {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
         for each in headline
-        for found in [statistics["metrics"][each]]
+        for found in [statistics.metrics[each]]
     )
     if not headline:
         return "The recipe computes no metric that is a number."
     judged = [
         against(baseline, scores[headline[0]], headline[0])
-        for baseline, scores in statistics["beyond"].items()
+        for baseline, scores in statistics.beyond.items()
         if headline[0] in scores
     ]
     return " ".join([f"{said[0].upper()}{said[1:]}.", *judged])
 
 
-def unbeaten(statistics: Mapping[str, Any], metric: str) -> list[str]:
+def unbeaten(statistics: Statistics, metric: str) -> list[str]:
     """A sentence for each baseline that fine-tuning does not beat."""
     return [
         against(baseline, scores[metric], metric)
-        for baseline, scores in statistics["beyond"].items()
+        for baseline, scores in statistics.beyond.items()
         if metric in scores and _sign(scores[metric], metric) in (0, -1)
     ]
 

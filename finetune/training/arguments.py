@@ -4,20 +4,21 @@ hand.
 
 from __future__ import annotations
 
-import math
-import os
+import contextlib
 import sys
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations.integration_utils import get_available_reporting_integrations
 from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
-from finetune import cpu, job, precision, threads
-from finetune.errors import UserError, suggestion
+from finetune import job, precision, threads
+from finetune.errors import UserError
+from finetune.training import checks
+from finetune.training.batch import resolve_batch
 
 #: The verbs of the command line say these, or the launcher does.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
@@ -118,199 +119,88 @@ class FinetuneArguments(TrainingArguments):
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = job.ranks().rank != 0 or not watched
-        self._refuse()
-        self._resolve_batch()
+        checks.refuse(self)
+        resolve_batch(self)
         self._resolve_precision()
         self._resolve_loading()
         threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
-    @classmethod
-    def check(cls, given: Mapping[str, Any]) -> FinetuneArguments:
-        """A draft with the batch resolved, without the device that construction touches.
-
-        Construction joins the process group where there is one; this can be called on rank 0 alone.
-
-        Args:
-            given: Fields by name; the others have their defaults.
-
-        Raises:
-            UserError: what is wrong with them, as far as ours go.
-        """
-        draft = object.__new__(cls)
-        for each in fields(cls):
-            default = each.default if each.default is not MISSING else None
-            setattr(draft, each.name, given.get(each.name, default))
-        draft.use_cpu = draft.use_cpu or not torch.accelerator.is_available()
-        draft._refuse()
-        draft._resolve_batch()
-        return draft
-
-    def _refuse(self) -> None:
-        mistakes = []
-        if self.dataloader_drop_last:
-            mistakes.append(
-                "--dataloader_drop_last would drop evaluation rows too; in training an incomplete "
-                "last step is always left out"
-            )
-        if self.train_sampling_strategy == "batch_rebalance":
-            mistakes.append(
-                "--train_sampling_strategy batch_rebalance: the steps would depend on the number "
-                "of processes; expected random, sequential or group_by_length"
-            )
-        if self.auto_find_batch_size:
-            mistakes.append(
-                "--auto_find_batch_size would change the global batch in the middle; raise "
-                "--gradient_accumulation_steps instead"
-            )
-        if not self.average_tokens_across_devices:
-            mistakes.append(
-                "--average_tokens_across_devices false: the loss would depend on the number of "
-                "processes; leave it out"
-            )
-        installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-        wanted = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
-        for name in sorted(set(wanted) - {"none", "all", *installed}):
-            mistakes.append(
-                f"--report_to {name}: not installed (there are: none, "
-                f"{', '.join(installed) or 'no others'})"
-            )
-        here = job.ranks().local_world_size
-        if (
-            job.ranks().world_size > 1
-            and not self.use_cpu
-            and here > (there := torch.accelerator.device_count())
-        ):
-            mistakes.append(
-                f"{here} processes on a machine with {there} GPU{'s' * (there > 1)}: each needs "
-                f"one of its own; --nproc_per_node={there}, or --use_cpu"
-            )
-        if self.shards and self.use_cpu:
-            named = "--fsdp" if self.fsdp else "FSDP in the accelerate config"
-            mistakes.append(
-                f"{named}: the library shards on accelerators only, and would run DDP on this "
-                "CPU; leave it out"
-            )
-        if self.shards and self.save_on_each_node:
-            mistakes.append(
-                "--save_on_each_node: FSDP gathers the whole model on rank 0 only; name an "
-                "--output_dir that the machines share instead"
-            )
-        if not self.num_train_epochs > 0 and not self.max_steps > 0:
-            mistakes.append(f"--num_train_epochs {self.num_train_epochs}: expected more than 0")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate >= 0):
-            mistakes.append(f"--learning_rate {self.learning_rate}: expected 0 or more")
-        if (
-            self.save_every > 1
-            and str(getattr(self.save_strategy, "value", self.save_strategy)) != "epoch"
-        ):
-            mistakes.append("--save_every counts epochs: it needs --save_strategy epoch")
-        if self.save_every < 1:
-            mistakes.append(f"--save_every {self.save_every}: expected 1 or more epochs")
-        for name in (
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "global_batch_size",
-            "max_tokens_per_batch",
-        ):
-            value, unit = getattr(self, name), "tokens" if "tokens" in name else "rows"
-            if value is not None and value < 1:
-                mistakes.append(f"--{name} {value}: expected 1 or more {unit}")
-        if self.max_tokens_per_batch and self._compiles:
-            mistakes.append(
-                "--max_tokens_per_batch with --torch_compile: every step would have another shape, "
-                "and be compiled; give a number of rows"
-            )
-        if self.max_tokens_per_batch and self.train_sampling_strategy != "group_by_length":
-            mistakes.append(
-                "--max_tokens_per_batch makes steps of rows of like length: it needs "
-                "--train_sampling_strategy group_by_length, and rows with a length"
-            )
-        if self.precision not in precision.CHOICES:
-            mistakes.append(
-                f"--precision {self.precision}: expected {', '.join(precision.CHOICES[:-1])} or "
-                f"{precision.CHOICES[-1]}{suggestion(self.precision, precision.CHOICES)}"
-            )
-        if self.cpu_kernels not in cpu.CHOICES:
-            mistakes.append(
-                f"--cpu_kernels {self.cpu_kernels}: expected {' or '.join(cpu.CHOICES)}"
-                f"{suggestion(self.cpu_kernels, cpu.CHOICES)}"
-            )
-        fp16 = "--fp16" if self.fp16 else "--precision fp16" if self.precision == "fp16" else ""
-        if fp16 and not self.bf16 and self._device_type == "cpu":
-            mistakes.append(f"{fp16}: on a CPU nothing computes in it; expected bf16 or fp32")
-        for flag in ("bf16", "fp16"):
-            if getattr(self, flag) and self.precision not in ("auto", flag):
-                mistakes.append(
-                    f"--precision {self.precision} and --{flag} contradict each other: give one"
-                )
-        if self.num_threads is not None and self.num_threads < 1:
-            mistakes.append(f"--num_threads {self.num_threads}: expected 1 or more")
-        if self.profile is not None and self.profile < 1:
-            mistakes.append(f"--profile {self.profile}: expected 1 or more steps")
-        if self.gradient_accumulation_steps < 1:
-            mistakes.append(
-                f"--gradient_accumulation_steps {self.gradient_accumulation_steps}: "
-                "expected 1 or more"
-            )
-        if mistakes:
-            raise UserError(*mistakes)
-
     @property
-    def shards(self) -> bool:
-        """Whether FSDP was asked for, here or in the accelerate config."""
-        return bool(self.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    def should_save(self) -> bool:
+        """Whether this process writes; no process does while a trainer is built."""
+        return bool(super().should_save) and not self.__dict__.get("_held_back", False)
 
-    @property
-    def _compiles(self) -> bool:
-        """Whether the library will, before it has looked at its own arguments."""
-        named = self.torch_compile_backend or self.torch_compile_mode
-        return self.torch_compile or named is not None
+    @contextlib.contextmanager
+    def nothing_written(self) -> Iterator[None]:
+        """Keep ``Trainer.__init__`` from making the output directory."""
+        self.__dict__["_held_back"] = True
+        try:
+            yield
+        finally:
+            del self.__dict__["_held_back"]
 
     def _resolve_precision(self) -> None:
         if self.bf16 or self.fp16:
             return
         wanted = self.precision
         if wanted == "auto":
-            wanted = precision.automatic(self._device_type)
-            if self.tf32 is None and self._device_type == "cuda" and is_torch_tf32_available():
+            wanted = precision.automatic(job.device_type(self.use_cpu))
+            if (
+                self.tf32 is None
+                and job.device_type(self.use_cpu) == "cuda"
+                and is_torch_tf32_available()
+            ):
                 self.tf32 = True
         self.bf16, self.fp16 = wanted == "bf16", wanted == "fp16"
 
     def _resolve_loading(self) -> None:
         """Batches are collated and copied while the GPU computes."""
-        on_gpu = self._device_type == "cuda"
+        on_gpu = job.device_type(self.use_cpu) == "cuda"
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = 2 if on_gpu else 0
         if on_gpu and self.dataloader_pin_memory and self.accelerator_config is None:
             self.accelerator_config = {"non_blocking": True}
 
-    @property
-    def _device_type(self) -> str:
-        device = None if self.use_cpu else torch.accelerator.current_accelerator()
-        return "cpu" if device is None else device.type
 
-    def _resolve_batch(self) -> None:
-        if self.per_device_eval_batch_size is None:
-            self.per_device_eval_batch_size = 32 if self._device_type == "cpu" else 128
-        if self.max_tokens_per_batch is not None:
-            self.per_device_train_batch_size = 8  # the library's; it divides no data
-            self.global_batch_size = None
-            return
-        devices = job.devices_in_training(self.use_cpu)
-        shares = devices * self.gradient_accumulation_steps
-        if self.per_device_train_batch_size is None:
-            if self.global_batch_size is None:
-                self.global_batch_size = 8 * shares  # the library's 8 rows a device
-            self.per_device_train_batch_size, rest = divmod(self.global_batch_size, shares)
-            if rest or not self.per_device_train_batch_size:
-                below = self.global_batch_size // shares * shares
-                nearest = f"{below} or {below + shares}" if below else f"{shares}"
-                raise UserError(
-                    f"a global batch of {self.global_batch_size} rows does not divide into "
-                    f"{devices} devices x "
-                    f"{self.gradient_accumulation_steps} accumulation steps; the nearest "
-                    f"that does: --global_batch_size {nearest}"
-                )
-        else:
-            self.global_batch_size = self.per_device_train_batch_size * shares
+class ArgumentValues(SimpleNamespace):
+    """Training arguments as values, complete, checked and with the batch divided.
+
+    Nothing is built, so no device is touched and no process group is joined.
+    """
+
+    def build(self) -> FinetuneArguments:
+        """Return the training arguments; in a job of several processes the group must exist.
+
+        Raises:
+            UserError: in the library's words, if they contradict each other.
+        """
+        try:
+            return FinetuneArguments(**vars(self))
+        except (ValueError, ImportError) as error:
+            raise UserError(str(error)) from error
+
+
+def resolved(given: Mapping[str, Any]) -> ArgumentValues:
+    """Return the values of all training arguments.
+
+    Args:
+        given: Fields by name; the others have their defaults.
+
+    Raises:
+        UserError: what is wrong with them, as far as the toolkit's own rules go.
+    """
+    values = ArgumentValues(
+        **{each.name: _default(each) for each in fields(FinetuneArguments) if each.init}
+    )
+    vars(values).update(given)
+    values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
+    checks.refuse(values)
+    resolve_batch(values)
+    return values
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if field.default is MISSING else field.default

@@ -8,12 +8,25 @@ from dataclasses import fields
 from typing import Any
 
 from finetune.errors import UserError, suggestion
-from finetune.recipe import BATCH_SIZES
-from finetune.training.arguments import REFUSED, FinetuneArguments
+from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
+from finetune.training.batch import BATCH_SIZES
 
 
 def training_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> FinetuneArguments:
-    """The training arguments. This touches the device: call it in the worker.
+    """Return the training arguments. This touches the device: call it in the worker.
+
+    Args:
+        defaults: Of a recipe.
+        given: By the user, over them.
+
+    Raises:
+        UserError: if one is unknown, or if they contradict each other.
+    """
+    return argument_values(defaults, given).build()
+
+
+def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> ArgumentValues:
+    """Return the values of the training arguments, checked, without touching the device.
 
     Args:
         defaults: Of a recipe.
@@ -32,10 +45,7 @@ def training_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) ->
         raise UserError(*unknown)
     given = dict(given)
     keep_secret(given)
-    try:
-        return FinetuneArguments(**with_defaults(defaults, given))
-    except (ValueError, ImportError) as error:  # the library's words about what contradicts what
-        raise UserError(str(error)) from error
+    return resolved(with_defaults(defaults, given))
 
 
 def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

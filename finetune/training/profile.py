@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune import job
-from finetune.directory import PROFILE
 from finetune.training.speed import PREFIX, Mark, Meter
 
-TRACE = "trace.json"  # beside the table
+DIRECTORY = "profile"
+TABLE, TRACE = "profile.json", "trace.json"
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 #: Steps that are not profiled: memory is allocated in them, kernels are chosen.
 BEFORE = 2
@@ -109,7 +109,7 @@ class Profile(TrainerCallback):
         speed = self.meter.summary(self.model, self.devices, self._since)
         if job.ranks().rank:
             return
-        table = output_dir / PROFILE
+        table = output_dir / DIRECTORY / TABLE
         table.parent.mkdir(parents=True, exist_ok=True)
         found.export_chrome_trace(str(table.with_name(TRACE)))
         events = list(found.events() or ())  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ from torch.utils.data import Sampler
 from finetune import job
 from finetune.data import batches
 from finetune.errors import UserError
-from finetune.training.arguments import FinetuneArguments
+from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 _BATCHES_SORTED_TOGETHER = 50
 
@@ -85,7 +85,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     @classmethod
     def of(
-        cls, arguments: FinetuneArguments, dataset: datasets.Dataset, rank: int = 0
+        cls, arguments: FinetuneArguments | ArgumentValues, dataset: datasets.Dataset, rank: int = 0
     ) -> GlobalBatchSampler:
         """The steps that these arguments make of these rows.
 
@@ -183,7 +183,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         )
 
 
-def refuse_too_few(arguments: FinetuneArguments, rows: int) -> None:
+def refuse_too_few(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:
     """What can be told before the rows have a length.
 
     Raises:

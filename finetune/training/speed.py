@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -245,6 +245,31 @@ class Meter(TrainerCallback):
             "peak_flops_per_second": peak,
             "share_of_peak": asked / peak,
         }
+
+
+class Logs(TrainerCallback):
+    """Hands what the trainer logs to a function.
+
+    Args:
+        take: Is given the state and the values, on rank 0.
+    """
+
+    def __init__(self, take: Callable[[TrainerState, Mapping[str, Any]], object]) -> None:
+        self.take = take
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Hand over a copy."""
+        if state.is_world_process_zero:
+            values = dict(logs or {})
+            values.pop("total_flos", None)
+            self.take(state, values)
 
 
 def _entered(phase: str) -> record_function:

@@ -7,6 +7,7 @@ about ``transformers.Trainer`` holds here.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -34,7 +35,9 @@ from finetune.data import batches
 from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.checkpoint import KeepEpochs
+from finetune.training.directory import clear_way
 from finetune.training.loss import GlobalLoss
+from finetune.training.manifest import MANIFEST
 from finetune.training.parallel import DataParallel
 from finetune.training.profile import Profile
 from finetune.training.sampler import GlobalBatchSampler
@@ -49,7 +52,13 @@ class Trainer(transformers.Trainer):
     Args:
         compute_loss_func: A :class:`~finetune.training.loss.GlobalLoss`.
         **parts: The other keyword arguments of ``transformers.Trainer``.
+
+    Attributes:
+        moves_runs_aside: Whether ``train()`` moves a run that lies in the output directory aside
+            when it begins a new one; the logger ``finetune`` warns of what was moved.
     """
+
+    moves_runs_aside = False
 
     args: FinetuneArguments
     compute_loss_func: GlobalLoss
@@ -58,9 +67,10 @@ class Trainer(transformers.Trainer):
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
         smoothing = parts["args"].label_smoothing_factor
-        super().__init__(
-            compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
-        )
+        with parts["args"].nothing_written():
+            super().__init__(
+                compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
+            )
         if self.args.torch_compile:
             self._pad_to_few_lengths()
         self.add_callback(KeepEpochs(self.args.save_every))
@@ -125,10 +135,24 @@ class Trainer(transformers.Trainer):
         loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """The library's."""
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train as the library does; see :attr:`moves_runs_aside`."""
+        if self.moves_runs_aside and not (
+            resume_from_checkpoint or self.args.resume_from_checkpoint
+        ):
+            self._move_run_aside()
         with self._quiet_workers():
-            return super().train(*args, **kwargs)
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _move_run_aside(self) -> None:
+        """Keep the checkpoints of a run in the output directory from being rotated by another."""
+        directory = Path(self.args.output_dir or "")
+        if not self.args.should_save or not (directory / MANIFEST).exists():
+            return
+        if moved := clear_way(directory):
+            logging.getLogger("finetune").warning(moved)
 
     @contextlib.contextmanager
     def _quiet_workers(self) -> Iterator[None]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 from finetune.errors import UserError
-
-MANIFEST = "run.json"
-PROFILE = Path("profile", "profile.json")
+from finetune.training.manifest import MANIFEST, Manifest
 
 
 def make_way(directory: Path, checkpoint: str | None) -> str | None:
@@ -47,22 +43,15 @@ def clear_way(directory: Path) -> str | None:
     number = 1
     while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
         number += 1
-    manifest = _manifest(directory)
+    finished = _status(directory) == "finished"
     directory.rename(aside)
     sentence = f"the run that was in {directory} is now in {aside}"
-    if manifest.get("status") != "finished" and any(aside.glob("checkpoint-*")):
+    if not finished and any(aside.glob("checkpoint-*")):
         sentence += (
             "; it had not finished: to go on with it, add "
             f"`--output_dir {aside} --resume_from_checkpoint last`"
         )
     return sentence
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: a reader never sees half of it."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def refuse_foreign(directory: Path) -> None:
@@ -84,19 +73,19 @@ def refuse_foreign(directory: Path) -> None:
 
 def _refuse_living(directory: Path) -> None:
     """Two processes that write into one directory would mix two runs."""
-    manifest = _manifest(directory)
-    process = manifest.get("process", {})
-    if manifest.get("status") != "running" or process.get("host") != platform.node():
+    if _status(directory) != "running":
+        return
+    process = Manifest.read(directory).process
+    if process.host != platform.node() or process.pid == os.getpid():
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if process["pid"] != os.getpid():
-            os.kill(process["pid"], 0)
-            raise UserError(
-                f"--output_dir {directory}: a run is going on there (process {process['pid']}); "
-                "name another directory"
-            )
+        os.kill(process.pid, 0)
+        raise UserError(
+            f"--output_dir {directory}: a run is going on there (process {process.pid}); "
+            "name another directory"
+        )
 
 
-def _manifest(directory: Path) -> dict[str, Any]:
-    path = directory / MANIFEST
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+def _status(directory: Path) -> str | None:
+    """The status of the run in a directory; None where there is no manifest."""
+    return Manifest.read(directory).status if (directory / MANIFEST).exists() else None

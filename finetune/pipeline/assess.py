@@ -22,12 +22,14 @@ class Judged:
     """What is known of a training once it is over.
 
     Attributes:
-        metrics: ``baseline`` and ``statistics`` of ``metrics.json``.
+        baseline: The metrics of the recipe for each baseline.
+        statistics: The fields of :class:`~finetune.training.manifest.Statistics`.
         temperature: Of the probabilities, fitted on the validation rows; None in a regression.
         baseline_seconds: What the baselines took.
     """
 
-    metrics: dict[str, Any]
+    baseline: dict[str, dict[str, float]]
+    statistics: dict[str, Any]
     temperature: float | None
     baseline_seconds: float
 
@@ -87,4 +89,4 @@ def assess(
         name: recipe.compute_metrics(EvalPrediction(predictions=each, label_ids=labels))
         for name, each in said.items()
     }
-    return Judged({"baseline": scores, "statistics": statistics}, temperature, seconds)
+    return Judged(scores, statistics, temperature, seconds)

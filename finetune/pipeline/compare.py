@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError
-from finetune.results import assessment, calibration, intervals, pairs, ranking, statistics
+from finetune.results import (
+    assessment,
+    calibration,
+    curves,
+    html,
+    intervals,
+    pairs,
+    ranking,
+    statistics,
+    wording,
+)
 from finetune.results.pairs import McNemar
 from finetune.results.predicted import Predicted
 from finetune.run import Run
+from finetune.training.manifest import Manifest
 
+_ROWS = 30
 #: What names a place, not a choice.
 _PLACES = ("output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "hub_model_id")
 
@@ -26,6 +39,7 @@ class Comparison:
     Attributes:
         names: Of the runs: their directories.
         rows: How many test rows they share.
+        headline: The metrics of the first run's recipe; the first of them decides the verdicts.
         metrics: For each run the metrics of the first one, with intervals.
         differences: For each run but the first, how much more of each metric it has than the
             first, with the interval of the paired bootstrap.
@@ -38,12 +52,28 @@ class Comparison:
 
     names: list[str]
     rows: int
+    headline: list[str]
     metrics: list[Mapping[str, Any]]
     differences: list[dict[str, Any]]
     tests: list[McNemar]
     settings: dict[str, list[str]]
     disagreements: np.ndarray
     tables: list[pd.DataFrame]
+
+    @property
+    def verdicts(self) -> list[str]:
+        """A sentence for each run but the first: whether it is better."""
+        said = []
+        for number, name in enumerate(self.names[1:]):
+            gap = self.differences[number][self.headline[0]]
+            said.append(wording.between(name, self.names[0], gap, self.headline[0]))
+            if self.tests:
+                test = self.tests[number]
+                said[-1] += (
+                    f" McNemar's test of the accuracy: {test.only_second:,} rows only {name} gets "
+                    f"right, {test.only_first:,} only {self.names[0]}, p = {test.p_value:.3g}."
+                )
+        return said
 
 
 @dataclass(frozen=True)
@@ -54,12 +84,30 @@ class _Judged:
     more: dict[str, Any]
 
 
-def of(runs: Sequence[Run]) -> Comparison:
-    """Compare two runs or more.
+def compare(runs: Sequence[Run | str | Path], page: str | Path | None = None) -> Comparison:
+    """Compare two runs or more with the first.
+
+    Args:
+        runs: Runs, or their directories.
+        page: Where to write the comparison as a page; one that is there is replaced.
 
     Raises:
-        UserError: if their test rows or their classes are not the same.
+        UserError: if their test rows or their classes are not the same, or if they have no metric
+            that is a number.
     """
+    loaded = [run if isinstance(run, Run) else Run.load(run) for run in runs]
+    if len(loaded) < 2:
+        raise UserError("compare: expected two runs or more")
+    found = _compared(loaded)
+    if page is not None:
+        _write_page(Path(page).expanduser(), found, loaded)
+    return found
+
+
+def _compared(runs: Sequence[Run]) -> Comparison:
+    headline = runs[0].headline
+    if not headline:
+        raise UserError(f"{runs[0].path} has no metric that is a number, nothing to compare")
     tables = [run.predictions for run in runs]
     for run, table in zip(runs[1:], tables[1:], strict=True):
         _refuse_other_rows(runs[0], tables[0], run, table)
@@ -79,7 +127,8 @@ def of(runs: Sequence[Run]) -> Comparison:
     return Comparison(
         [str(run.path) for run in runs],
         len(tables[0]),
-        [runs[0].statistics["metrics"], *(other.metrics for other in judged)],
+        headline,
+        [runs[0].statistics.metrics, *(other.metrics for other in judged)],
         [other.more for other in judged],
         tests,
         settings_that_differ([run.manifest for run in runs]),
@@ -88,17 +137,17 @@ def of(runs: Sequence[Run]) -> Comparison:
     )
 
 
-def settings_that_differ(manifests: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
     """Recipe, options, training arguments, data, launch and versions that not all runs share."""
     flat = [
         {
-            "recipe": each["recipe"],
-            **each["options"],
-            **{name: each["arguments"][name] for name in each["arguments"] if name not in _PLACES},
-            "data (fingerprint)": each["data"]["fingerprint"],
-            **{name.replace("_", " "): value for name, value in each["launch"].items()},
-            **{f"version of {name}": value for name, value in each["versions"].items()},
-            "revision": each["git_revision"],
+            "recipe": each.recipe,
+            **each.options,
+            **{name: value for name, value in each.arguments.items() if name not in _PLACES},
+            "data (fingerprint)": each.data.fingerprint,
+            **{name.replace("_", " "): value for name, value in asdict(each.launch).items()},
+            **{f"version of {name}": value for name, value in each.versions.items()},
+            "revision": each.git_revision,
         }
         for each in manifests
     ]
@@ -129,7 +178,7 @@ def _of_classes(run: Run, first: Predicted, second: Predicted) -> _Judged:
     """The second by the metrics of the first run, and how much more it has of each: metrics of
     counts, and the scores that each row has.
     """
-    scoring = run.manifest["scoring"]
+    scoring = run.manifest.scoring
     metrics = assessment.of_counts(scoring)
     found = pairs.difference(metrics, first.labels, first.classes, second.classes, len(first.names))
     for name, scores in (
@@ -162,3 +211,44 @@ def _by_its_own(run: Run, labels: np.ndarray, first: np.ndarray, second: np.ndar
     compute = run.recipe().compute_metrics
     found = assessment.of_outputs(second, labels, compute, {"first": first})
     return _Judged(found["metrics"], found["beyond"]["first"])
+
+
+def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
+    if not page.absolute().parent.is_dir():
+        raise UserError(f"--output {page}: no such directory: {page.parent}")
+    if page.is_dir():
+        raise UserError(f"--output {page} is a directory: name a file, like {page}/comparison.html")
+    overlaid = curves.overlaid(
+        {str(run.path): run.manifest.history for run in runs}, f"eval_{found.headline[-1]}"
+    )
+    html.write(
+        page,
+        "compare",
+        {
+            "title": f"{len(runs)} runs on the same rows",
+            "verdicts": found.verdicts,
+            "found": found,
+            "metrics": [name for name in found.metrics[0] if all(name in m for m in found.metrics)],
+            "plots": [{"svg": overlaid.svg(), "alt": overlaid.alt}] if overlaid else [],
+            "rows": [_row(found, index) for index in found.disagreements[:_ROWS]],
+            "sections": ["Scores", *(["Curves"] if overlaid else []), "Settings", "Disagreements"],
+        },
+    )
+
+
+def _row(found: Comparison, index: int) -> dict[str, Any]:
+    first = found.tables[0].iloc[index]
+    said = []
+    for table in found.tables:
+        row = table.iloc[index]
+        probability = row.get(f"probability of {row['prediction']}")
+        is_class = probability is not None
+        said.append(
+            {
+                "prediction": row["prediction"] if is_class else f"{row['prediction']:.4g}",
+                "probability": probability,
+                "right": is_class and row["prediction"] == row["label"],
+            }
+        )
+    text = html.excerpt(first["text"]) if "text" in first else None
+    return {"id": first["id"], "text": text, "label": first["label"], "said": said}

@@ -1,8 +1,9 @@
-"""The whole path for notebooks and scripts: in this process, or in worker processes."""
+"""Training in worker processes of this machine, from a notebook or a script."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import io
 import socket
@@ -10,8 +11,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from finetune import catalog, hub, settings
+from finetune import catalog, settings
 from finetune.errors import UserError
+from finetune.pipeline.events import Progress, ignore
+from finetune.pipeline.train import prepare, settled, work
 from finetune.run import Run
 
 if TYPE_CHECKING:
@@ -21,27 +24,12 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def train(recipe: str | type[Recipe] | Recipe, **options: Any) -> Run:
-    """Fine-tune in this process: one device, or DataParallel where several GPUs are visible.
-
-    Args:
-        recipe: A name, a path, a recipe class, or a recipe with its options.
-        **options: Options of the recipe, training arguments, ``embedded`` and ``config``.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        UserError: what is wrong with the options or the data.
-    """
-    return _work(_settled(recipe, options))
-
-
 def launch(
     recipe: str | type[Recipe] | Recipe,
     *,
     num_processes: int,
     port: int | None = None,
+    progress: Progress = ignore,
     **options: Any,
 ) -> Run:
     """Fine-tune in ``num_processes`` worker processes of this machine, with
@@ -54,7 +42,9 @@ def launch(
         recipe: A name, a path, a recipe class, or a recipe with its options.
         num_processes: How many; on GPUs, at most as many as there are.
         port: Where the workers meet; a free one if None.
-        **options: As in :func:`train`.
+        progress: Is given each event, in the worker of rank 0; fresh processes import it by its
+            name.
+        **options: As in :func:`finetune.train`.
 
     Returns:
         The finished run, read from its directory.
@@ -65,79 +55,36 @@ def launch(
     """
     from accelerate.state import AcceleratorState, PartialState
 
-    from finetune.commands.train import get_ready
-
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes}: expected 1 or more")
-    chosen = _settled(recipe, options)
+    chosen = settled(recipe, options)
     if num_processes == 1:
-        return _work(chosen)
+        return work(chosen, progress)
     port = _free_port(port)
-    get_ready(chosen)
+    prepare(chosen)
+    chosen = dataclasses.replace(chosen)  # the workers divide the batch anew, among themselves
     screen = sys.stdout
     screen.flush()
     if AcceleratorState._shared_state or PartialState._shared_state:
-        _start_fresh(chosen, num_processes, port)
+        _start_fresh(chosen, num_processes, port, progress)
     else:
         from accelerate import notebook_launcher
 
-        # It announces "2 CUDAs" also where there are none; the workers speak for themselves.
+        # It announces "2 CUDAs" also where there are none.
         with contextlib.redirect_stdout(io.StringIO()):
             notebook_launcher(
-                _work_forked, (chosen, screen), num_processes=num_processes, use_port=str(port)
+                _work_forked,
+                (chosen, screen, progress),
+                num_processes=num_processes,
+                use_port=str(port),
             )
     return Run.load(chosen.output_dir)
-
-
-def _settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Settings:
-    """The settings, refused if they need a Hub that does not answer."""
-    chosen = settings.from_keywords(recipe, options)
-    wanted = {name: getattr(chosen.recipe, name, None) for name in ("dataset", "model")}
-    if unreachable := hub.unreachable(hub.missing(wanted)):
-        raise unreachable
-    return chosen
-
-
-def _work(chosen: Settings) -> Run:
-    """What each worker does, and what ``train`` does in this process."""
-    from finetune import job
-    from finetune.commands.train import get_ready
-    from finetune.commands.train import train as train_
-
-    job.rank_zero_first(lambda: get_ready(chosen))
-    run = train_(chosen)
-    if run is None:
-        raise UserError(
-            "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
-        )
-    return run
-
-
-def _work_forked(chosen: Settings, screen: TextIO) -> None:
-    sys.stdout = screen
-    _work(chosen)
-
-
-def _work_fresh(recipe: str, given: dict[str, Any]) -> None:
-    _work(settings.from_keywords(recipe, given))
-
-
-def _start_fresh(chosen: Settings, num_processes: int, port: int) -> None:
-    if getattr(sys.modules.get(type(chosen.recipe).__module__), "__file__", None) is None:
-        raise UserError(
-            f"{type(chosen.recipe).__name__} is defined in the notebook, and a trainer was built "
-            "here already: fresh processes cannot import it. Restart the kernel and launch first, "
-            "or put the recipe into a file"
-        )
-    # the class of a recipe file has no importable name: the worker finds it again by the file
-    origin = catalog.origin(type(chosen.recipe))
-    in_fresh_processes(num_processes, _work_fresh, origin, chosen.given, port=port)
 
 
 def in_fresh_processes(
     num_processes: int, work: Callable[..., Result], *arguments: Any, port: int | None = None
 ) -> list[Result]:
-    """What ``work`` returns in each of so many new processes of this machine, by rank.
+    """Return what ``work`` returns in each of so many new processes of this machine, by rank.
 
     Args:
         num_processes: How many; torch's elastic launch starts them and tells them their ranks.
@@ -160,6 +107,27 @@ def in_fresh_processes(
     )
     found = elastic_launch(configuration, work)(*arguments)
     return [found[rank] for rank in range(num_processes)]
+
+
+def _work_forked(chosen: Settings, screen: TextIO, progress: Progress) -> None:
+    sys.stdout = screen
+    work(chosen, progress)
+
+
+def _work_fresh(recipe: str, given: dict[str, Any], progress: Progress) -> None:
+    work(settings.from_keywords(recipe, given), progress)
+
+
+def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Progress) -> None:
+    if getattr(sys.modules.get(type(chosen.recipe).__module__), "__file__", None) is None:
+        raise UserError(
+            f"{type(chosen.recipe).__name__} is defined in the notebook, and a trainer was built "
+            "here already: fresh processes cannot import it. Restart the kernel and launch first, "
+            "or put the recipe into a file"
+        )
+    # the class of a recipe file has no importable name: the worker finds it again by the file
+    origin = catalog.origin(type(chosen.recipe))
+    in_fresh_processes(num_processes, _work_fresh, origin, chosen.given, progress, port=port)
 
 
 def _free_port(wanted: int | None) -> int:

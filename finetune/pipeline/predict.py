@@ -1,0 +1,271 @@
+"""Predictions of new rows: a frame of them, a file of any size, or a stream."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune import job
+from finetune.errors import UserError
+from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
+from finetune.predicting import SUFFIXES
+from finetune.run import PREDICTIONS, Run
+from finetune.training.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from finetune.predicting.engine import Predictor
+    from finetune.predicting.inputs import Chunk
+    from finetune.predicting.parts import Parts
+    from finetune.predicting.progress import Position
+    from finetune.predicting.task import Task
+
+_LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
+
+
+@dataclass(frozen=True)
+class FilePrediction:
+    """A file that was predicted.
+
+    Attributes:
+        output: The file that was written.
+        rows: How many it has.
+        rows_before: Those of them that were done before this was resumed.
+        samples_per_second: Of the others, all processes together.
+        precision: Of the computation.
+        notes: What the user should know, a sentence each.
+    """
+
+    output: Path
+    rows: int
+    rows_before: int
+    samples_per_second: float
+    precision: str
+    notes: list[str]
+
+
+def predict(
+    run: Run | str | Path,
+    data: pd.DataFrame | Iterable[str] | Iterable[Mapping[str, Any]],
+    *,
+    progress: Progress = ignore,
+    **options: Any,
+) -> pd.DataFrame:
+    """Predict rows that are in memory, in this process.
+
+    Args:
+        run: A run with a model, or its directory.
+        data: A frame, texts, or rows as mappings. What the model reads is the column
+            ``text_column`` (default: that of the run if there is one, else ``text``).
+        progress: Is given :class:`~finetune.pipeline.events.Predicted`.
+        **options: Those of :class:`~finetune.predicting.task.Options`.
+
+    Returns:
+        A copy with the columns ``label`` and ``probability`` added (in a regression
+        ``prediction``), as ``predict`` of the command line adds them to a file. A row whose value
+        is missing gets missing predictions.
+
+    Raises:
+        UserError: if the data or the options are not what the run can predict.
+    """
+    import pandas as pd
+
+    from finetune.predicting.inputs import Chunk, Input
+    from finetune.predicting.readers import CHUNK_ROWS
+
+    frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
+    source = Input("the data", "frame", tuple(frame.columns), len(frame))
+    task = _task(run, source, options)
+    added: dict[str, list[Any]] = {name: [] for name in task.answers.names}
+    if len(frame):
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        position, predictor = _position(task, progress), _predictor(task, len(rows))
+        for number, start in enumerate(range(0, len(rows), CHUNK_ROWS)):
+            some = rows[start : start + CHUNK_ROWS]
+            chunk = Chunk(number, some, start + len(some))
+            position.begin(chunk)
+            for name, values in task.predict(predictor, chunk, position.advance).items():
+                added[name] += values
+            task.passed(chunk)
+            position.end(chunk)
+    for name, values in added.items():
+        frame[name] = values
+    return frame
+
+
+def predict_file(
+    run: Run | str | Path,
+    source: str | Path,
+    output: str | Path,
+    *,
+    resume: bool = False,
+    progress: Progress = ignore,
+    **options: Any,
+) -> FilePrediction:
+    """Predict a file or a folder of images; in a job of several processes every rank calls it.
+
+    Each process takes every n-th chunk, and rank 0 joins what they wrote.
+
+    Args:
+        run: A run with a model, or its directory.
+        source: A ``.csv``, ``.tsv``, ``.jsonl``, ``.parquet`` or ``.txt`` file, or a folder of
+            images.
+        output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
+        resume: Whether to go on where an interrupted prediction stopped.
+        progress: Is given :class:`~finetune.pipeline.events.Predicted`, on rank 0.
+        **options: Those of :class:`~finetune.predicting.task.Options`.
+
+    Raises:
+        UserError: if the input, the output or the options cannot be.
+    """
+    from finetune.predicting.inputs import Input
+    from finetune.predicting.parts import Parts
+
+    refuse_output(str(source), output)
+    me, parts = job.ranks(), Parts(Path(output).expanduser())
+
+    def prepared() -> Task:
+        task = _task(run, Input.open(str(source)), options)
+        if me.rank == 0:
+            parts.begin(task.facts(), resume)
+        return task
+
+    task = job.rank_zero_first(prepared)
+    job.join(None, _LONGEST_WAIT, use_cpu=_on_cpu())
+    started = time.perf_counter()
+    with parts.after_a_mistake() if me.rank == 0 else contextlib.nullcontext():
+        done, count = _share_of_this_rank(task, parts, on_rank_zero(progress))
+        everyone = job.gather(done)
+        job.leave()  # all at once, as after a training: rank 0 alone has more to do
+        seconds = time.perf_counter() - started
+        if me.rank == 0:
+            parts.finish(count, task.columns)
+    predicted = sum(everyone)
+    return FilePrediction(
+        parts.output,
+        task.rows,
+        task.rows - predicted,
+        predicted / seconds,
+        task.precision,
+        task.notes,
+    )
+
+
+def stream(task: Task, progress: Progress = ignore) -> Iterator[tuple[Chunk, dict[str, list[Any]]]]:
+    """Predict an input chunk by chunk, in this process.
+
+    Yields:
+        A chunk, and the columns that are added to it.
+    """
+    predictor = _predictor(task)
+    position = _position(task, progress)
+    for chunk, _ in task.chunks(lambda number: True, position):
+        yield chunk, task.predict(predictor, chunk, position.advance)
+
+
+def refuse_output(source: str, output: str | Path) -> None:
+    """Refuse an output that cannot be written, or that would overwrite something needed.
+
+    Raises:
+        UserError: one line for each mistake.
+    """
+    path, mistakes = Path(output).expanduser(), []
+    if path.suffix not in SUFFIXES:
+        mistakes.append(f"--output {output}: expected a file that ends in {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        mistakes.append(f"--output {output} is a directory: name a file in it")
+    if path.name == PREDICTIONS and (path.parent / MANIFEST).exists():
+        mistakes.append(f"--output {output} is what a run says of its test rows: name another file")
+    if source and path.resolve() == Path(source).expanduser().resolve():
+        mistakes.append(f"--output {output} is the input: name another file")
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def _share_of_this_rank(task: Task, parts: Parts, progress: Progress) -> tuple[int, int]:
+    """Predict the chunks of this process that are not done yet.
+
+    Returns:
+        Rows predicted here, and chunks of the whole input.
+    """
+    me, predictor, position = job.ranks(), None, _position(task, progress)
+    done = count = 0
+
+    def wanted(number: int) -> bool:
+        return number % me.world_size == me.rank and not parts.has(number)
+
+    for chunk, here in task.chunks(wanted, position):
+        count += 1
+        if here:
+            predictor = predictor or _predictor(task)
+            added = task.predict(predictor, chunk, position.advance)
+            parts.write(task.input.columns, chunk, added)
+            done += len(chunk)
+    return done, count
+
+
+def _task(run: Run | str | Path, source: Any, options: Mapping[str, Any]) -> Task:
+    from finetune.predicting.task import Options, Task
+
+    run = run if isinstance(run, Run) else Run.load(run)
+    refuse_without_model(run)
+    return Task.of(run, source, Options.of(options))
+
+
+def refuse_without_model(run: Run) -> None:
+    """Refuse a run that has no model.
+
+    Raises:
+        UserError: with its status.
+    """
+    if not any(run.path.glob("*.safetensors")):
+        raise UserError(
+            f"{run.path} holds no model: the status of the run is '{run.manifest.status}'"
+        )
+
+
+def _predictor(task: Task, rows: int | None = None) -> Predictor:
+    """The model, made ready for so many rows if that is known."""
+    from finetune.predicting.engine import Predictor
+
+    batch_tokens = task.options.batch_tokens
+    return Predictor(task.run, task.precision, batch_tokens, task.cpu_kernels, count=rows)
+
+
+def _position(task: Task, progress: Progress) -> Position:
+    from finetune.predicting.progress import Position
+
+    source = task.input
+
+    def tell(position: float, rows: int) -> None:
+        progress(Predicted(position, source.total, rows, source.counted))
+
+    return Position(tell)
+
+
+def _framed(data: Iterable[Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    if isinstance(data, (str, bytes, Path)):
+        raise UserError(
+            f"expected texts, rows or a frame, found {data!r}: put one text into a list; for a "
+            "file there is finetune.predict_file"
+        )
+    rows = list(data)
+    if all(isinstance(row, str) or row is None for row in rows):
+        return pd.DataFrame({"text": pd.Series(rows, dtype=object)})
+    if all(isinstance(row, Mapping) for row in rows):
+        return pd.DataFrame(rows)
+    other = next(row for row in rows if not isinstance(row, (str, Mapping)))
+    raise UserError(f"expected texts or rows as mappings, found {type(other).__name__}")
+
+
+def _on_cpu() -> bool:
+    import torch
+
+    return not torch.accelerator.is_available()

@@ -1,0 +1,33 @@
+"""The report and the model card of a run, regenerated from its directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from finetune.run import Run
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        page: ``report.html``, with its plots beside it.
+        card: ``README.md``, the model card.
+    """
+
+    page: Path
+    card: Path
+
+
+def report(run: Run | str | Path) -> Report:
+    """Write the report, the plots and the model card of a run; those that are there are replaced.
+
+    Raises:
+        UserError: if the run has no statistics.
+    """
+    from finetune.results import card, page
+
+    run = run if isinstance(run, Run) else Run.load(run)
+    return Report(page=page.write(run), card=card.write(run))

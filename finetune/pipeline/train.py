@@ -1,0 +1,336 @@
+"""Training: from settings to a run directory.
+
+``train`` is the whole path for notebooks and scripts. The command line takes its three parts by
+themselves: settings, :func:`prepare` on rank 0 first, and :func:`fit` on every rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune import hub, job, settings
+from finetune.errors import UserError, suggestion
+from finetune.pipeline.events import (
+    Collated,
+    Finished,
+    Interrupted,
+    Logged,
+    MovedAside,
+    Noted,
+    Progress,
+    Started,
+    ignore,
+    on_rank_zero,
+)
+from finetune.recipe import Recipe
+from finetune.run import Run
+from finetune.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from datasets import Dataset
+    from transformers.trainer_utils import PredictionOutput
+
+    from finetune.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Settings that can be trained: checked, their data loaded and tokenized.
+
+    Attributes:
+        settings: Of the run.
+        checkpoint: The one to go on from, if any.
+        steps: Optimizer steps of the training.
+    """
+
+    settings: Settings
+    checkpoint: str | None
+    steps: int
+
+
+def train(
+    recipe: str | type[Recipe] | Recipe, *, progress: Progress = ignore, **options: Any
+) -> Run:
+    """Fine-tune in this process: one device, or DataParallel where several GPUs are visible.
+
+    Args:
+        recipe: A name, a path, a recipe class, or a recipe with its options.
+        progress: Is given each :class:`~finetune.pipeline.events.Event`; ``print`` shows them.
+        **options: Options of the recipe, training arguments, ``embedded`` and ``config``.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: what is wrong with the options or the data.
+    """
+    return work(settled(recipe, options), progress)
+
+
+def settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Settings:
+    """Return the settings that keywords make.
+
+    Raises:
+        UserError: if they are wrong, or need a Hub that does not answer.
+    """
+    chosen = settings.from_keywords(recipe, options)
+    if chosen.dry_run:
+        raise UserError(
+            "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
+        )
+    if unreachable := hub.unreachable(hub.missing(hub.wanted(vars(chosen.recipe)))):
+        raise unreachable
+    return chosen
+
+
+def work(chosen: Settings, progress: Progress = ignore) -> Run:
+    """Prepare and train; every process of a job calls it."""
+    return fit(job.rank_zero_first(lambda: prepare(chosen)), progress)
+
+
+def prepare(chosen: Settings) -> Prepared:
+    """Refuse everything that can be refused, and tokenize, before any model is loaded.
+
+    Raises:
+        UserError: what is wrong with the options, the data or the directory.
+    """
+    from finetune import provenance
+    from finetune.training.checkpoint import to_resume
+    from finetune.training.directory import refuse_foreign
+    from finetune.training.profile import BEFORE
+    from finetune.training.sampler import refuse_too_few
+
+    values, recipe = chosen.values, chosen.recipe
+    checkpoint = to_resume(values.resume_from_checkpoint, values.output_dir)
+    refuse_foreign(chosen.output_dir)
+    _refuse_unknown_metric(values, recipe)
+    refuse_too_few(values, len(recipe.splits["train"]))
+    if values.label_smoothing_factor and not recipe.labels:
+        raise UserError("--label_smoothing_factor: there are no classes, the labels are numbers")
+    steps = provenance.steps(values, recipe.prepared["train"])
+    if values.profile and checkpoint is None and steps < values.profile + BEFORE:
+        raise UserError(
+            f"--profile {values.profile}: the run has {steps} steps, and the first {BEFORE} are "
+            "not profiled"
+        )
+    return Prepared(chosen, checkpoint, steps)
+
+
+def preview(prepared: Prepared, progress: Progress = ignore) -> None:
+    """Do everything up to one collated batch; nothing is trained or written."""
+    chosen, progress = prepared.settings, on_rank_zero(progress)
+    _join(prepared)
+    arguments, rows = chosen.arguments, chosen.recipe.prepared["train"]
+    progress(Started(chosen, arguments, prepared.steps, model=None))
+    size = min(arguments.per_device_train_batch_size or 1, len(rows))
+    rows = rows.select_columns([name for name in rows.column_names if name != "length"])
+    collate = chosen.recipe.data_collator()
+    progress(Collated(collate([rows[index] for index in range(size)])))
+    job.leave()
+
+
+def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
+    """Train, evaluate once on the test set, and write the run.
+
+    Every rank calls it with what :func:`prepare` gave there.
+
+    Args:
+        prepared: Of :func:`prepare`.
+        progress: Is given what happens, on rank 0.
+
+    Returns:
+        The finished run.
+    """
+    from finetune import provenance
+    from finetune.results import card, page
+    from finetune.training.directory import make_way
+    from finetune.training.trainer import build_trainer
+
+    chosen, progress = prepared.settings, on_rank_zero(progress)
+    recipe, values, me = chosen.recipe, chosen.values, job.ranks()
+    # on each machine one, where they share no directory; the others leave everything to it
+    leads = (me.local_rank if values.save_on_each_node else me.rank) == 0
+    _join(prepared)
+    run = None
+    try:
+        arguments = chosen.arguments
+        trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
+        _report_to(trainer, progress)
+        job.gather(None)  # every rank has read its model, which may lie in the directory
+        if leads:
+            progress(Started(chosen, arguments, prepared.steps, trainer.model))
+            manifest = provenance.manifest(chosen, arguments)
+            # only now: until here a mistake could still be found, or the model be read from there
+            if moved := make_way(chosen.output_dir, prepared.checkpoint):
+                progress(MovedAside(moved))
+            run = Run(chosen.output_dir)
+            manifest.write(run.path)
+        started = time.perf_counter()
+        trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
+        seconds = time.perf_counter() - started
+        trainer.save_model()
+        validated = trainer.predict(recipe.prepared["validation"])
+        tested = trainer.predict(recipe.prepared["test"])
+        state, speed = trainer.state, trainer.speed()
+        profiled = trainer.profile is not None and trainer.profile.written
+        del trainer
+        gc.collect()
+        job.leave()  # the other ranks are done
+        if run is not None:
+            before = provenance.steps_before(prepared.checkpoint)
+            outcome = provenance.outcome(trained, state, seconds, before, speed)
+            _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)
+            progress(Finished(run, profiled))
+            if arguments.profile and not profiled:
+                progress(
+                    Noted(
+                        f"--profile {arguments.profile}: too few steps were left, none was traced"
+                    )
+                )
+    except KeyboardInterrupt:
+        if run is not None:
+            run.update(status="interrupted")
+            progress(Interrupted(f"interrupted; {how_to_go_on(chosen)}"))
+        raise
+    except BaseException:  # the process group is left as it is: leaving it waits for the others
+        if run is not None:
+            run.update(status="failed")
+        raise
+    if run is not None:  # finished whatever becomes of these: `report` makes them again
+        card.write(run)
+        page.write(run)
+    return Run(chosen.output_dir)
+
+
+def how_to_go_on(chosen: Settings) -> str:
+    """Return what to do after an interruption."""
+    if not any(chosen.output_dir.glob("checkpoint-*")):
+        return "no checkpoint was saved yet: start again"
+    return f"to go on: {chosen.resuming}"
+
+
+def _join(prepared: Prepared) -> None:
+    """Make the process group, and refuse machines that would not do the same."""
+    values = prepared.settings.values
+    job.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+    _refuse_different_machines(prepared)
+
+
+def _report_to(trainer: Trainer, progress: Progress) -> None:
+    """Hand what the trainer logs to ``progress``, instead of printing it."""
+    from transformers import PrinterCallback
+
+    from finetune.training.speed import Logs
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(
+        Logs(lambda state, values: progress(Logged(state.global_step, state.max_steps, values)))
+    )
+
+
+def _write_results(
+    run: Run,
+    recipe: Recipe,
+    validated: PredictionOutput,
+    tested: PredictionOutput,
+    outcome: dict[str, Any],
+    *,
+    baseline: bool,
+) -> None:
+    """Write the predictions and what they are worth; what is known is written as soon as it is."""
+    from finetune import provenance
+    from finetune.pipeline.assess import assess
+    from finetune.results import predictions
+    from finetune.training.manifest import Metrics, Statistics
+
+    rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
+    refuse_other_labels(rows, tested.label_ids)
+    refuse_other_labels(recipe.splits["validation"], validated.label_ids)
+    predictions.write(run.path, rows, tested.predictions, tokens)
+    metrics = Metrics(
+        validation=provenance.validation_metrics(outcome["history"], outcome["best_step"]),
+        test=provenance.scores_only(tested.metrics or {}, "test_"),
+    )
+    metrics.write(run.path)
+    run.update(**outcome)
+    fingerprint = run.manifest.data.fingerprint
+    judged = assess(recipe, validated, tested, fingerprint=fingerprint, baseline=baseline)
+    replace(metrics, baseline=judged.baseline, statistics=Statistics(**judged.statistics)).write(
+        run.path
+    )
+    run.update(
+        status="finished",
+        temperature=judged.temperature,
+        baseline_seconds=judged.baseline_seconds,
+    )
+
+
+def refuse_other_labels(rows: Dataset, label_ids: Any) -> None:
+    """Refuse outputs of an evaluation that are not in the order of the rows.
+
+    Args:
+        rows: Raw, with ``label``.
+        label_ids: What came back from the evaluation, shape ``(rows,)``.
+
+    Raises:
+        RuntimeError: if they are not the labels of the rows; every score and every prediction
+            would be written beside the wrong row.
+    """
+    import numpy as np
+
+    expected: np.ndarray = np.asarray(rows["label"][:])
+    found = np.asarray(label_ids)
+    if found.shape != expected.shape or not np.array_equal(found, expected.astype(found.dtype)):
+        raise RuntimeError(
+            "the labels that came back from the evaluation are not those of the rows: the "
+            "installed transformers or accelerate gathers them in another order; install the "
+            "tested versions (constraints.txt)"
+        )
+
+
+def _refuse_unknown_metric(values: Any, recipe: Recipe) -> None:
+    """The library would find out only after the first epoch.
+
+    Only of a recipe that computes its metrics the common way can it be told before.
+    """
+    name = (values.metric_for_best_model or "loss").removeprefix("eval_")
+    known = ["loss", *recipe.known_scoring]
+    if values.load_best_model_at_end and recipe.known_scoring and name not in known:
+        raise UserError(
+            f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "
+            f"(it computes: {', '.join(known)})"
+        )
+
+
+def _refuse_different_machines(prepared: Prepared) -> None:
+    """What torchrun does not compare: each machine has its own command line, data and disk."""
+    from finetune.agreement import agree, refuse_half_directories
+    from finetune.data.splits import fingerprint
+    from finetune.provenance import versions
+
+    if job.machines() == 1:
+        return
+    chosen, checkpoint = prepared.settings, prepared.checkpoint
+    own = {each.name: getattr(chosen.recipe, each.name) for each in fields(chosen.recipe)}
+    given = {**own, **chosen.training}
+    for own_to_each in ("output_dir", "resume_from_checkpoint", "num_threads"):
+        given.pop(own_to_each, None)
+    for place in ("dataset", "model"):  # a path may be another on each machine
+        if Path(str(given.get(place) or "-")).expanduser().exists():
+            given[place] = "a local path"
+    agree(
+        {
+            "the recipe": type(chosen.recipe).__name__,
+            **{f"--{name}": value for name, value in given.items()},
+            "the data (fingerprint)": fingerprint(chosen.recipe.splits, chosen.recipe.input_column),
+            "the checkpoint to resume": Path(checkpoint).name if checkpoint else None,
+            "versions": versions(),
+        }
+    )
+    if not chosen.dry_run:
+        refuse_half_directories(chosen.output_dir, chosen.values.save_on_each_node)
