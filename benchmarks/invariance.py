@@ -20,7 +20,7 @@ from transformers import PrinterCallback
 
 from finetune import TextClassification, job
 from finetune.commands import console
-from finetune.launcher import in_fresh_processes
+from finetune.pipeline.launch import in_fresh_processes
 
 STEPS, GLOBAL_BATCH, EVAL_BATCH = 20, 12, 4
 ROWS = {"divide": 144, "do not divide": 139}

@@ -16,17 +16,16 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, RandomSampler
-from transformers import Trainer, get_scheduler, set_seed
+from transformers import Trainer, get_scheduler, logging, set_seed
 
 from finetune import UserError, faults, job, settings
-from finetune.commands.console import quiet, say
 
 
 def main(recipe: str = "", *flags: str) -> int:
     """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
     try:
         chosen = job.rank_zero_first(lambda: prepare(recipe, flags))
-        draft = chosen.draft()  # the group that Accelerate makes has no timeout on a CPU
+        draft = chosen.values  # the group that Accelerate makes has no timeout on a CPU
         job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
         train(chosen)
     except UserError as error:
@@ -37,18 +36,18 @@ def main(recipe: str = "", *flags: str) -> int:
 
 def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     """The settings and the data, or what is wrong with them."""
-    quiet()
+    logging.set_verbosity_error()  # load reports of the libraries
     chosen = settings.from_command_line(recipe, flags)
     if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
         chosen.training["output_dir"] += "-accelerate"
-    if len(chosen.recipe.prepared["train"]) < chosen.draft().global_batch_size:
+    if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
     return chosen
 
 
 def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
     """Every rank calls it. Returns the loss of each step, and the last evaluation."""
-    arguments = chosen.arguments()  # before the Accelerator, whose state they reset
+    arguments = chosen.arguments  # before the Accelerator, whose state they reset
     accumulation, batch_size = arguments.gradient_accumulation_steps, arguments.global_batch_size
     loading = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=arguments.seed)
     accelerator = Accelerator(
@@ -56,6 +55,7 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
         gradient_accumulation_steps=accumulation,
         dataloader_config=loading,
     )
+    say = accelerator.print
     set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
     parts = chosen.recipe.parts()
     module, rows, collate = parts["model"], parts["train_dataset"], parts["data_collator"]

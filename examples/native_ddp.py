@@ -18,10 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from transformers import Trainer, get_scheduler, set_seed
+from transformers import Trainer, get_scheduler, logging, set_seed
 
 from finetune import UserError, faults, job, settings
-from finetune.commands.console import quiet, say
 
 
 def main(recipe: str = "", *flags: str) -> int:
@@ -29,7 +28,7 @@ def main(recipe: str = "", *flags: str) -> int:
     try:
         chosen = job.rank_zero_first(lambda: prepare(recipe, flags))
         if job.ranks().world_size > 1:  # the launcher said where to meet: MASTER_ADDR, MASTER_PORT
-            draft = chosen.draft()
+            draft = chosen.values
             backend = draft.ddp_backend or ("gloo" if draft.use_cpu else None)  # None: nccl on CUDA
             dist.init_process_group(backend, timeout=draft.ddp_timeout_delta)
         train(chosen)
@@ -41,18 +40,19 @@ def main(recipe: str = "", *flags: str) -> int:
 
 def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     """The settings and the data, or what is wrong with them."""
-    quiet()
+    logging.set_verbosity_error()  # load reports of the libraries
     chosen = settings.from_command_line(recipe, flags)
     if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
         chosen.training["output_dir"] += "-native"
-    if len(chosen.recipe.prepared["train"]) < chosen.draft().global_batch_size:
+    if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
     return chosen
 
 
 def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
     """Every rank calls it. Returns the loss of each step, and the last evaluation."""
-    arguments, me = chosen.arguments(), job.ranks()
+    arguments, me = chosen.arguments, job.ranks()
+    say = print if me.rank == 0 else lambda text: None  # each line once
     set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
     parts = chosen.recipe.parts()
     module = parts["model"].to(arguments.device)

@@ -38,7 +38,7 @@ from typing import (
 )
 
 from finetune.errors import UserError
-from finetune.training.batch import BATCH_SIZES
+from finetune.training.resolution import BATCH_SIZES
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ import sklearn.metrics
 
 import finetune
 from finetune import Run, UserError, cli
-from finetune.commands.compare import compare
-from finetune.results import comparison, curves
+from finetune.pipeline.compare import compare
+from finetune.results import curves
 from tests.conftest import ROOT
 from tests.runs import write_run
 from tests.test_report import Page
@@ -64,7 +64,7 @@ def test_runs_are_scored_as_the_first_one_is(tmp_path: Path) -> None:
     scoring = {"accuracy": {}, "f1": {}}
     first = write_run(tmp_path / "first", rows=400, skill=0.5, scoring=scoring)
     second = write_run(tmp_path / "second", rows=400, seed=1, labels=["good", "bad"])
-    found = comparison.of([first, second])
+    found = compare([first, second])
     table = second.predictions
     f1 = sklearn.metrics.f1_score(table["label"], table["prediction"], pos_label="good")
     assert found.metrics[1]["f1"]["value"] == pytest.approx(f1)
@@ -83,7 +83,7 @@ def test_a_run_with_an_underscore_has_its_place_in_the_legend() -> None:
 
 
 def test_a_run_cannot_be_told_from_itself(runs: list[Run]) -> None:
-    found = comparison.of([runs[0], runs[0]])
+    found = compare([runs[0], runs[0]])
     assert len(found.disagreements) == 0
     assert found.settings == {}
     assert found.tests[0].p_value == 1
@@ -97,10 +97,10 @@ def test_other_rows_are_refused(runs: list[Run], tmp_path: Path) -> None:
     others = write_run(tmp_path / "others", rows=400, texts=texts)
     for run in (fewer, others):
         with pytest.raises(UserError, match="have other test rows"):
-            comparison.of([runs[0], run])
+            compare([runs[0], run])
     named = write_run(tmp_path / "named", rows=400, names=("a", "b"))
     with pytest.raises(UserError, match="have other classes: bad, good and a, b"):
-        comparison.of([runs[0], named])
+        compare([runs[0], named])
 
 
 @pytest.mark.parametrize(

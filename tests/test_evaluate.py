@@ -9,7 +9,7 @@ import torch
 
 import finetune
 from finetune import Run, UserError, cli
-from finetune.commands.evaluate import evaluate
+from finetune.pipeline.evaluate import evaluate
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.trains]
 

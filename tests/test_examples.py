@@ -19,7 +19,7 @@ import transformers
 
 from examples import accelerate_loop, native_ddp
 from finetune import job, settings
-from finetune.launcher import in_fresh_processes
+from finetune.pipeline.launch import in_fresh_processes
 
 pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_thread")]
 EXAMPLES = Path(native_ddp.__file__).parent

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import finetune
-from finetune import UserError, launcher
+from finetune import UserError
+from finetune.pipeline import launch as launcher
 from tests.conftest import ROOT
 from tests.jobs import TORCHRUN, Job, Jobs, free_port, jobs, rank_without_launcher
 

@@ -23,7 +23,8 @@ from transformers import AutoModelForSequenceClassification
 import finetune
 from finetune import Run, TextClassification, UserError, job
 from finetune.training import trainer as trainer_module
-from finetune.training.arguments import FinetuneArguments
+from finetune.training.arguments import resolved
+from finetune.training.checks import shards
 from finetune.training.parallel import DataParallel
 from finetune.training.trainer import Trainer
 from tests.jobs import TORCHRUN, jobs
@@ -323,9 +324,9 @@ class Sharded(TextClassification):
 # accelerate shards on accelerators only; torch itself does on CPUs, too
 PRETEND = """
 from accelerate.state import DistributedType, PartialState
-from finetune.training.arguments import FinetuneArguments
+from finetune.training import checks
 
-FinetuneArguments._refuse = lambda self: None
+checks.refuse = lambda values: None
 init = PartialState.__init__
 
 def pretend(self, *args, **kwargs):
@@ -340,24 +341,24 @@ PartialState.__init__ = pretend
 def test_fsdp_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(UserError, match=f"^--fsdp: {REASON}"):
-        FinetuneArguments.check({"fsdp": True})
+        resolved({"fsdp": True})
     with pytest.raises(UserError, match=f"^--fsdp: {REASON}"):
-        FinetuneArguments.check({"fsdp": "full_shard"})
+        resolved({"fsdp": "full_shard"})
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match=f"^FSDP in the accelerate config: {REASON}"):
-        FinetuneArguments.check({})
+        resolved({})
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
-    assert not FinetuneArguments.check({}).shards
+    assert not shards(resolved({}))
 
 
 def test_fsdp_with_save_on_each_node_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(job, "devices_in_training", lambda use_cpu: 2)
     with pytest.raises(UserError, match=r"^--save_on_each_node: FSDP gathers"):
-        FinetuneArguments.check({"fsdp": True, "save_on_each_node": True})
-    assert FinetuneArguments.check({"fsdp": True}).shards
+        resolved({"fsdp": True, "save_on_each_node": True})
+    assert shards(resolved({"fsdp": True}))
     with pytest.raises(UserError, match=f"^--fsdp: {REASON}"):  # asked for the CPU
-        FinetuneArguments.check({"fsdp": True, "use_cpu": True})
+        resolved({"fsdp": True, "use_cpu": True})
 
 
 @pytest.mark.processes

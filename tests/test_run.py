@@ -16,8 +16,8 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import finetune
 from finetune import Run, TextClassification, UserError, cli
-from finetune.directory import clear_way, refuse_foreign
 from finetune.results import baseline, predictions
+from finetune.training.directory import clear_way, refuse_foreign
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SECRET = "hf_ThisIsASecret0123456789"

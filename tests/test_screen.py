@@ -6,11 +6,11 @@ import pytest
 
 from finetune import job
 from finetune.commands import screen
-from finetune.training.arguments import FinetuneArguments
+from finetune.training.arguments import ArgumentValues, FinetuneArguments, resolved
 
 
-def draft(**given: object) -> FinetuneArguments:
-    return FinetuneArguments.check({"output_dir": "unused", **given})
+def draft(**given: object) -> ArgumentValues:
+    return resolved({"output_dir": "unused", **given})
 
 
 def test_several_gpus_and_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from finetune import catalog, precision, provenance
+from finetune import catalog, job, precision, provenance
 from finetune.errors import UserError
 from finetune.flags import USED, Flags
 from finetune.settings import Settings, from_command_line, from_keywords, peek
-from finetune.training.arguments import REFUSED, FinetuneArguments
+from finetune.training.arguments import REFUSED, ArgumentValues, resolved
 from recipes.yelp import Yelp
 
 RECIPES = catalog.names()
@@ -37,7 +37,7 @@ def settle(*words: str) -> Settings:
 
 def mistakes(*words: str) -> tuple[str, ...]:
     with pytest.raises(UserError) as refusal:
-        settle(*words).draft()
+        _ = settle(*words).values
     return refusal.value.mistakes
 
 
@@ -56,7 +56,7 @@ def test_precedence(tmp_path: Path) -> None:
     for words, max_length, learning_rate in layers:
         settings = settle(*words)
         assert settings.recipe.max_length == max_length  # type: ignore[attr-defined]
-        assert settings.draft().learning_rate == learning_rate
+        assert settings.values.learning_rate == learning_rate
 
 
 def test_flags_win_over_the_file_wherever_they_stand(tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def test_flags_win_over_the_file_wherever_they_stand(tmp_path: Path) -> None:
     for words in (["--max_length", "64", "--config", file], ["--config", file, "--max_length=64"]):
         settings = settle(*words)
         assert settings.recipe.max_length == 64  # type: ignore[attr-defined]
-        assert settings.draft().max_steps == 3
+        assert settings.values.max_steps == 3
 
 
 def test_the_defaults_of_a_recipe_reach_the_arguments() -> None:
-    draft = settle().draft()
+    draft = settle().values
 
     assert (draft.global_batch_size, draft.num_train_epochs) == (32, 4)
     assert (draft.weight_decay, draft.seed, draft.save_total_limit) == (0.01, 42, 3)
@@ -239,7 +239,7 @@ def test_a_file_is_read_word_for_word(tmp_path: Path) -> None:
         "use_cpu: true",
     )
     settings = settle("--config", file)
-    arguments = settings.arguments()
+    arguments = settings.arguments
 
     assert settings.recipe.train_samples is None
     assert settings.recipe.eval_samples is None
@@ -255,9 +255,9 @@ def test_a_file_is_read_word_for_word(tmp_path: Path) -> None:
 def test_numbers_in_a_mapping_stay_numbers(tmp_path: Path) -> None:
     file = config(tmp_path, "lr_scheduler_kwargs: {num_cycles: 2}", "use_cpu: true")
 
-    assert settle("--config", file).arguments().lr_scheduler_kwargs == {"num_cycles": 2}
+    assert settle("--config", file).arguments.lr_scheduler_kwargs == {"num_cycles": 2}
     words = ["--lr_scheduler_kwargs", '{"num_cycles": 2}', "--use_cpu"]
-    assert settle(*words).arguments().lr_scheduler_kwargs == {"num_cycles": 2}
+    assert settle(*words).arguments.lr_scheduler_kwargs == {"num_cycles": 2}
 
 
 def test_an_unknown_key_names_the_file_and_the_nearest_key(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_global_batch_is_shared(
     processes: int, accumulation: int, per_device: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    draft = settle("--use_cpu", "--gradient_accumulation_steps", str(accumulation)).draft()
+    draft = settle("--use_cpu", "--gradient_accumulation_steps", str(accumulation)).values
 
     assert draft.per_device_train_batch_size == per_device
     assert draft.global_batch_size == 32
@@ -306,7 +306,7 @@ def test_a_global_batch_is_shared(
 def test_a_batch_of_one_device_grows_with_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     words = ["--use_cpu", "--per_device_train_batch_size", "5"]
-    draft = settle(*words, "--gradient_accumulation_steps", "2").draft()
+    draft = settle(*words, "--gradient_accumulation_steps", "2").values
 
     assert (draft.per_device_train_batch_size, draft.global_batch_size) == (5, 30)
 
@@ -330,8 +330,8 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
 
-    def check(size: int) -> FinetuneArguments:
-        return FinetuneArguments.check(
+    def check(size: int) -> ArgumentValues:
+        return resolved(
             {
                 "use_cpu": True,
                 "global_batch_size": size,
@@ -386,7 +386,7 @@ def test_precision_is_what_the_device_is_fast_in_unless_it_is_given(
 ) -> None:
     monkeypatch.setattr(precision, "native_bf16", lambda device: native)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
-    arguments = settle("--use_cpu", *words.split()).arguments()
+    arguments = settle("--use_cpu", *words.split()).arguments
     assert provenance.precision(arguments) == expected
     assert (arguments.bf16, arguments.fp16) == (expected == "bf16", False)
 
@@ -408,9 +408,8 @@ def test_a_gpu_has_its_batches_made_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(FinetuneArguments, "_device_type", device)
-    draft = FinetuneArguments.check(given)
-    draft._resolve_loading()
+    monkeypatch.setattr(job, "device_type", lambda use_cpu: device)
+    draft = resolved(given)
     assert draft.dataloader_num_workers == workers
     assert draft.accelerator_config == non_blocking
     assert draft.per_device_eval_batch_size == (32 if device == "cpu" else 128)
@@ -419,14 +418,14 @@ def test_a_gpu_has_its_batches_made_ahead(
 @pytest.mark.parametrize("words", ["--precision fp16", "--fp16"])
 def test_fp16_is_refused_on_a_cpu(words: str) -> None:
     with pytest.raises(UserError, match="on a CPU nothing computes in it"):
-        settle("--use_cpu", *words.split()).arguments()
+        _ = settle("--use_cpu", *words.split()).arguments
 
 
 def test_arguments_that_contradict_each_other() -> None:
     settings = settle("--use_cpu", "--bf16", "--fp16")
 
     with pytest.raises(UserError, match="fp16 and bf16"):
-        settings.arguments()
+        _ = settings.arguments
 
 
 # ---- secrets ---------------------------------------------------------------------------------
@@ -449,7 +448,7 @@ def test_a_token_is_kept_nowhere(words: list[str], monkeypatch: pytest.MonkeyPat
     assert settings.command.startswith("python")
     assert "***" in settings.command
     assert settings.command.endswith("--max_steps 1")
-    assert settings.draft().hub_token is None
+    assert settings.values.hub_token is None
     assert os.environ["HF_TOKEN"] == "hf_secret"  # where the library looks as well
 
 
@@ -470,8 +469,8 @@ def test_keywords(tmp_path: Path) -> None:
 
     assert settings.recipe.max_length == 128  # type: ignore[attr-defined]
     assert settings.recipe.dataset == "embedded:imdb"
-    assert settings.draft().max_steps == 7
-    assert settings.draft().learning_rate == 1e-4
+    assert settings.values.max_steps == 7
+    assert settings.values.learning_rate == 1e-4
     assert settings.command.startswith("finetune.train('yelp', ")
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from finetune import UserError, threads
-from finetune.training.arguments import FinetuneArguments
+from finetune.training.arguments import FinetuneArguments, resolved
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no"}
@@ -105,4 +105,4 @@ def test_the_arguments_use_them() -> None:
 
 def test_no_threads_are_refused() -> None:
     with pytest.raises(UserError, match="--num_threads 0: expected 1 or more"):
-        FinetuneArguments.check({"num_threads": 0})
+        resolved({"num_threads": 0})

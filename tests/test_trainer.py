@@ -20,7 +20,7 @@ from transformers import EvalPrediction, TrainingArguments
 
 import finetune
 from finetune import Recipe, Run, TextClassification, UserError, catalog
-from finetune.launcher import in_fresh_processes
+from finetune.pipeline.launch import in_fresh_processes
 from finetune.results import page
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")

@@ -182,7 +182,8 @@ def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
     found = revision(loaded["train"])
     if wanted and _IS_COMMIT.fullmatch(wanted) and found not in (None, wanted):
         raise UserError(
-            f"--dataset_revision {wanted}: the cache holds '{name}' at {found}; let the Hub be asked"
+            f"--dataset_revision {wanted}: the cache holds '{name}' at {found}, and the Hub was "
+            "not asked"
         )
     return {split: loaded[split] for split in SPLITS if split in loaded}
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
+from transformers.utils.import_utils import is_in_notebook
 
-from finetune import job, precision, threads
+from finetune import job, threads
 from finetune.errors import UserError
 from finetune.training import checks
-from finetune.training.batch import resolve_batch
+from finetune.training.resolution import resolve
 
 #: The verbs of the command line say these, or the launcher does.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
@@ -120,9 +120,7 @@ class FinetuneArguments(TrainingArguments):
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = job.ranks().rank != 0 or not watched
         checks.refuse(self)
-        resolve_batch(self)
-        self._resolve_precision()
-        self._resolve_loading()
+        resolve(self)
         threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
@@ -139,28 +137,6 @@ class FinetuneArguments(TrainingArguments):
             yield
         finally:
             del self.__dict__["_held_back"]
-
-    def _resolve_precision(self) -> None:
-        if self.bf16 or self.fp16:
-            return
-        wanted = self.precision
-        if wanted == "auto":
-            wanted = precision.automatic(job.device_type(self.use_cpu))
-            if (
-                self.tf32 is None
-                and job.device_type(self.use_cpu) == "cuda"
-                and is_torch_tf32_available()
-            ):
-                self.tf32 = True
-        self.bf16, self.fp16 = wanted == "bf16", wanted == "fp16"
-
-    def _resolve_loading(self) -> None:
-        """Batches are collated and copied while the GPU computes."""
-        on_gpu = job.device_type(self.use_cpu) == "cuda"
-        if self.dataloader_num_workers is None:
-            self.dataloader_num_workers = 2 if on_gpu else 0
-        if on_gpu and self.dataloader_pin_memory and self.accelerator_config is None:
-            self.accelerator_config = {"non_blocking": True}
 
 
 class ArgumentValues(SimpleNamespace):
@@ -196,7 +172,7 @@ def resolved(given: Mapping[str, Any]) -> ArgumentValues:
     vars(values).update(given)
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
     checks.refuse(values)
-    resolve_batch(values)
+    resolve(values)
     return values
 
 

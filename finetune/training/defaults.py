@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune.errors import UserError, suggestion
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
-from finetune.training.batch import BATCH_SIZES
+from finetune.training.resolution import BATCH_SIZES
 
 
 def training_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> FinetuneArguments:

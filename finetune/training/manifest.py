@@ -1,8 +1,8 @@
 """``run.json`` and ``metrics.json``: what a run writes down, typed, written and read here only.
 
-Each has a ``schema``, which grows when a field changes its meaning. A file without one is older than
-schemas are; it is read, and the fields that it lacks are empty. A file of a newer schema is refused
-by name.
+Each has a ``schema``, which grows when a field changes its meaning. A file without one is older
+than schemas are; it is read, and the fields that it lacks are empty. A file of a newer schema is
+refused by name.
 
 Importing this imports no torch.
 """

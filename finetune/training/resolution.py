@@ -1,6 +1,6 @@
-"""The batch of an optimizer step: which arguments set it, and how it is divided.
+"""Training arguments resolved for the launch and the device at hand: batch, precision, loading.
 
-It imports no torch: recipes name these arguments, and importing a recipe must cost nothing.
+Importing this imports no torch: recipes name these arguments, and importing one must cost nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from finetune.errors import UserError
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
 
 
-def resolve_batch(values: Any) -> None:
-    """Divide the batch over devices and accumulation steps, in place.
-
-    Doing it again changes nothing.
+def resolve(values: Any) -> None:
+    """Fill in what depends on launch and device, in place; doing it again changes nothing.
 
     Args:
         values: Training arguments, or their values before they are built.
@@ -25,6 +23,36 @@ def resolve_batch(values: Any) -> None:
     Raises:
         UserError: if a global batch does not divide.
     """
+    _resolve_batch(values)
+    _resolve_precision(values)
+    _resolve_loading(values)
+
+
+def _resolve_precision(values: Any) -> None:
+    from transformers.utils.import_utils import is_torch_tf32_available
+
+    from finetune import precision
+
+    if values.bf16 or values.fp16:
+        return
+    device_type, wanted = job.device_type(values.use_cpu), values.precision
+    if wanted == "auto":
+        wanted = precision.automatic(device_type)
+        if values.tf32 is None and device_type == "cuda" and is_torch_tf32_available():
+            values.tf32 = True
+    values.bf16, values.fp16 = wanted == "bf16", wanted == "fp16"
+
+
+def _resolve_loading(values: Any) -> None:
+    """Batches are collated and copied while the GPU computes."""
+    on_gpu = job.device_type(values.use_cpu) == "cuda"
+    if values.dataloader_num_workers is None:
+        values.dataloader_num_workers = 2 if on_gpu else 0
+    if on_gpu and values.dataloader_pin_memory and values.accelerator_config is None:
+        values.accelerator_config = {"non_blocking": True}
+
+
+def _resolve_batch(values: Any) -> None:
     if values.per_device_eval_batch_size is None:
         values.per_device_eval_batch_size = 32 if job.device_type(values.use_cpu) == "cpu" else 128
     if values.max_tokens_per_batch is not None:
