@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import catalog, job
+from finetune import catalog, hub, job
 from finetune.errors import UserError, suggestion
 from finetune.flags import CHOICES, Flags, refuse_clashes
 from finetune.recipe import Recipe
@@ -147,7 +147,7 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
     embedded = _is_true(given.get("embedded"))
     defaults = {each.name: each.default for each in dataclasses.fields(cls)}
     merged = {**defaults, **(cls.embedded if embedded else {}), **given}
-    return {name: merged.get(name) for name in _SOURCES}
+    return hub.wanted(merged)
 
 
 def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming: str) -> Settings:

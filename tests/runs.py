@@ -1,19 +1,58 @@
-"""Runs that nobody trained: directories in the shape of a real one, from predictions by a seed."""
+"""Runs over the same rows with predictions by a seed: copies of a run that was really trained.
 
+The manifest is that of a training; labels, predictions and what is computed from them are replaced
+by the functions that wrote them.
+"""
+
+import atexit
+import dataclasses
+import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import ClassLabel, Dataset, Features, Value
 from scipy.special import softmax
 
+import finetune
 from finetune import Run
 from finetune.results import assessment, predictions
 from finetune.results.predicted import Predicted
 from finetune.scoring import Scoring
+from finetune.training.manifest import Metrics, Statistics
 
 SCORING: dict[str, dict[str, Any]] = {"accuracy": {}, "f1": {"average": "macro"}}
+
+
+@functools.cache
+def trained() -> Run:
+    """A run of `sentiment` on 150 short reviews and a tiny BERT, four epochs."""
+    from tests.hub import build_repositories
+    from tests.hub.repositories import CASED
+
+    directory = tempfile.TemporaryDirectory(prefix="finetune-trained-")
+    atexit.register(directory.cleanup)
+    place = Path(directory.name)
+    build_repositories(place / "hub")
+    model = next(path.parent for path in place.rglob("config.json") if CASED in str(path))
+    texts = [f"place {number} was {('dull', 'fine')[number % 2]}" for number in range(150)]
+    lines = [f"{text},{('bad', 'good')[number % 2]}" for number, text in enumerate(texts)]
+    data = place / "reviews.csv"
+    data.write_text("\n".join(["text,label", *lines, *lines[:3]]) + "\n", encoding="utf-8")
+    return finetune.train(
+        "sentiment",
+        dataset=str(data),
+        model=str(model),
+        text_column="text",
+        label_column="label",
+        max_length=64,
+        num_train_epochs=4,
+        logging_steps=1,
+        precision="fp32",
+        disable_tqdm=True,
+        output_dir=str(place / "run"),
+    )
 
 
 def write_run(
@@ -42,91 +81,32 @@ def write_run(
     )
     for name, values in (columns or {}).items():
         table = table.add_column(name, values)
-    run = Run(directory)
-    run.update(**{**_manifest(directory, rows, names), **manifest})
+    real = trained().manifest
+    facts = {
+        "labels": list(names),
+        "ordered_labels": len(names) == 5,
+        "temperature": 1.5,
+        "data": dataclasses.replace(real.data, rows={**real.data.rows, "test": rows}),
+        **manifest,
+    }
+    dataclasses.replace(real, **facts).write(directory)
     predictions.write(directory, table, logits, tokens)
     majority = np.zeros((rows, len(names)))
     majority[:, 0] = 1
-    probabilities = softmax(logits, axis=1)
-    predicted = Predicted(list(names), labels, probabilities)
-    compute = Scoring(**SCORING)
     statistics = assessment.of_classes(
-        predicted,
+        Predicted(list(names), labels, softmax(logits, axis=1)),
         logits,
         SCORING,
-        compute,
+        Scoring(**SCORING),
         {"majority class": majority},
         ordered=len(names) == 5,
         temperature=1.5,
     )
     scores = {name: statistics["metrics"][name]["value"] for name in SCORING}
-    run.write_metrics(
-        {
-            "validation": scores,
-            "test": {"loss": statistics["metrics"]["log_loss"]["value"], **scores},
-            "baseline": {"majority class": {"accuracy": 0.5, "f1": 0.3}},
-            "statistics": statistics,
-        }
-    )
-    return run
-
-
-def _manifest(directory: Path, rows: int, names: tuple[str, ...]) -> dict[str, Any]:
-    steps = range(10, 101, 10)
-    history: list[dict[str, Any]] = [
-        {
-            "step": step,
-            "epoch": step / 50,
-            "loss": 1 / (1 + step / 20),
-            "learning_rate": 1e-4 * (1 - step / 100),
-            "rows_per_second": 30.0,
-            "memory_mib": 900.0 + step,
-        }
-        for step in steps
-    ]
-    for step in (50, 100):
-        history.append(
-            {"step": step, "eval_loss": 0.5, "eval_accuracy": 0.8, "eval_f1": 0.7 + step / 1000}
-        )
-    return {
-        "status": "finished",
-        "recipe": "sentiment",
-        "command": f"python -m finetune sentiment --output_dir {directory}",
-        "options": {"dataset": "reviews.csv", "max_length": 64, "model": "embedded:minilm"},
-        "arguments": {"global_batch_size": 32, "learning_rate": 1e-4, "seed": 42},
-        "labels": list(names),
-        "ordered_labels": len(names) == 5,
-        "scoring": SCORING,
-        "temperature": 1.5,
-        "data": {
-            "source": "reviews.csv",
-            "rows": {"train": 1000, "validation": 100, "test": rows},
-            "fingerprint": "0123456789abcdef",
-            "notes": ["dropped 3 exact duplicates"],
-        },
-        "launch": {
-            "parallel_mode": "one device",
-            "world_size": 1,
-            "machines": 1,
-            "n_gpu": 0,
-            "device": "cpu",
-            "precision": "fp32",
-        },
-        "versions": {"torch": torch.__version__},
-        "git_revision": "0123456789ab",
-        "steps": 100,
-        "steps_before": 0,
-        "best_step": 100,
-        "train_seconds": 107.0,
-        "speed": {
-            "rows_per_second": 30.0,
-            "tokens_per_second": 900.0,
-            "padding": 0.1,
-            "seconds": {"data": 1.0, "step": 100.0},
-            "model_flops_per_second": 2e11,
-            "peak_flops_per_second": 8e11,
-            "share_of_peak": 0.25,
-        },
-        "train_loss": 0.4,
-        "history": history,
-    }
+    Metrics(
+        validation=scores,
+        test={"loss": statistics["metrics"]["log_loss"]["value"], **scores},
+        baseline={"majority class": {"accuracy": 0.5, "f1": 0.3}},
+        statistics=Statistics(**statistics),
+    ).write(directory)
+    return Run(directory)

@@ -1,5 +1,6 @@
 """Two runs on the same rows, from the command line: the table, the page, and what is refused."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_mistakes_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Run(half := tmp_path / "half").update(**runs[0].manifest | {"status": "failed"})
+    dataclasses.replace(runs[0].manifest, status="failed").write(half := tmp_path / "half")
     words = [str(runs[0].path) if word == "RUN" else word for word in words]
     assert cli.main(["compare", *words]) == 2
     assert said in capsys.readouterr().err

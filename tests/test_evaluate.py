@@ -36,7 +36,14 @@ def test_a_run_in_fp16_is_evaluated_on_a_cpu(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     of_a_gpu = Run(Path(shutil.copytree(run.path, tmp_path / "run")))
     of_a_gpu.update(arguments={**run.manifest["arguments"], "precision": "fp16"})
-    assert evaluate(of_a_gpu) == pytest.approx(run.metrics["test"], abs=1e-6)
+    assert evaluate(of_a_gpu).metrics == pytest.approx(run.metrics["test"], abs=1e-6)
+
+
+def intervals(run: Run, data: Path) -> dict[str, dict[str, float]]:
+    """The metrics of other data, each with its interval."""
+    statistics = evaluate(run, str(data)).statistics
+    assert statistics is not None
+    return statistics.metrics
 
 
 def test_its_own_rows_have_the_metrics_of_the_run(
@@ -45,7 +52,7 @@ def test_its_own_rows_have_the_metrics_of_the_run(
     assert cli.main(["evaluate", str(run.path)]) == 0
     _, now, then = capsys.readouterr().out.strip().splitlines()[-3:]
     assert now.split()[1:] == then.split()[3:]
-    assert evaluate(run) == pytest.approx(run.metrics["test"], abs=1e-6)
+    assert evaluate(run).metrics == pytest.approx(run.metrics["test"], abs=1e-6)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -59,7 +66,8 @@ def test_the_same_rows_in_a_file_have_the_same_metrics(
         rows.to_csv(path, index=False)
     else:
         rows.to_json(path, orient="records", lines=True)
-    found = evaluate(run, str(path))
+    assert cli.main(["evaluate", str(run.path), "--data", str(path)]) == 0
+    found = intervals(run, path)
     for name in ("accuracy", "f1"):
         assert found[name]["value"] == pytest.approx(run.metrics["test"][name])
         assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
@@ -82,7 +90,7 @@ def test_a_file_with_other_columns(run: Run, tmp_path: Path) -> None:
 def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> None:
     rows = run.predictions.query("label == 'good'")[["text", "label"]]
     rows.to_csv(tmp_path / "good.csv", index=False)
-    found = evaluate(run, str(tmp_path / "good.csv"))
+    found = intervals(run, tmp_path / "good.csv")
     right = (run.predictions["prediction"] == "good")[rows.index].mean()
     assert found["accuracy"]["value"] == pytest.approx(right)
     assert "roc_area" not in found

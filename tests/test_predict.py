@@ -1,6 +1,7 @@
 """Predictions of new rows: right, in order, with every column, in bounded memory, resumable."""
 
 import csv
+import dataclasses
 import io
 import json
 import subprocess
@@ -234,10 +235,12 @@ def test_calibrated_divides_the_logits(
 ) -> None:
     source = write(tmp_path / "in.csv", numbered(8))
     assert run.manifest["temperature"] > 0
-    manifest = {**run.manifest, "temperature": None}
-    monkeypatch.setattr(Run, "manifest", property(lambda self: manifest))
+    fitted, real = None, run.manifest
+    monkeypatch.setattr(
+        Run, "manifest", property(lambda self: dataclasses.replace(real, temperature=fitted))
+    )
     assert "has no temperature" in refusal(run, source, "--calibrated")
-    manifest["temperature"] = 3.0
+    fitted = 3.0
 
     said(run, source, "--calibrated", "--output", tmp_path / "out.parquet", "--all_probabilities")
 

@@ -1,5 +1,6 @@
 """The page and the plots of a run: every section, every image, and the numbers of metrics.json."""
 
+import dataclasses
 import re
 import time
 from html.parser import HTMLParser
@@ -198,9 +199,7 @@ def test_the_verb_makes_it_again(
 
 def test_a_run_without_statistics_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=40)
-    metrics = run.metrics
-    del metrics["statistics"]
-    run.write_metrics(metrics)
+    dataclasses.replace(run.metrics, statistics=None).write(run.path)
     with pytest.raises(UserError, match="has no statistics"):
         page.write(run)
 

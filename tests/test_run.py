@@ -1,5 +1,6 @@
 """A run directory: what is written, that it is true, and that nothing in the way is lost."""
 
+import dataclasses
 import json
 import os
 import platform
@@ -18,6 +19,8 @@ import finetune
 from finetune import Run, TextClassification, UserError, cli
 from finetune.results import baseline, predictions
 from finetune.training.directory import clear_way, refuse_foreign
+from finetune.training.manifest import Launch, Process
+from tests.runs import trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SECRET = "hf_ThisIsASecret0123456789"
@@ -68,9 +71,8 @@ def recipe(data: Path, tiny_model: str) -> Reviews:
 def make_run(directory: Path, **facts: Any) -> Run:
     """A directory that holds a manifest and a checkpoint."""
     (directory / "checkpoint-3").mkdir(parents=True)
-    run = Run(directory)
-    run.update(**{"status": "finished", **facts})
-    return run
+    dataclasses.replace(trained().manifest, **facts).write(directory)
+    return Run(directory)
 
 
 def scores(truth: Any, predicted: Any) -> dict[str, float]:
@@ -106,14 +108,14 @@ def test_run_json_says_what_made_the_run(run: Run, data: Path, tiny_model: str) 
     assert manifest["data"]["source"] == f"{data} (local)"
     assert manifest["data"]["rows"] == {"train": 108, "validation": 12, "test": 30}
     assert len(manifest["data"]["fingerprint"]) == 16
-    assert manifest["launch"] == {
-        "parallel_mode": "one device",
-        "world_size": 1,
-        "machines": 1,
-        "n_gpu": 0,
-        "device": "cpu",
-        "precision": "fp32",
-    }
+    assert manifest.launch == Launch(
+        parallel_mode="one device",
+        world_size=1,
+        machines=1,
+        n_gpu=0,
+        device="cpu",
+        precision="fp32",
+    )
     assert manifest["versions"]["torch"] == torch.__version__
     assert manifest["versions"]["finetune"] == finetune.__version__
     assert {"python", "transformers", "accelerate", "datasets"} <= manifest["versions"].keys()
@@ -149,7 +151,8 @@ def test_the_fingerprint_is_of_the_data_not_of_its_place(
 
 def test_metrics_json_is_of_validation_test_and_baselines(run: Run) -> None:
     metrics = json.loads((run.path / "metrics.json").read_text(encoding="utf-8"))
-    assert metrics == run.metrics
+    assert metrics["schema"] == 1
+    assert metrics.pop("schema") == run.metrics.schema
     assert {name: set(scores) for name, scores in metrics.items()} == {
         "validation": {"loss", "accuracy", "f1"},
         "test": {"loss", "accuracy", "f1"},
@@ -355,7 +358,7 @@ def test_an_unfinished_run_has_no_metrics_and_says_why(tmp_path: Path) -> None:
 def test_update_adds_facts_and_keeps_the_others(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", recipe="yelp", status="running")
     run.update(status="finished", steps=3)
-    assert run.manifest == {"recipe": "yelp", "status": "finished", "steps": 3}
+    assert (run.manifest.recipe, run.manifest.status, run.manifest.steps) == ("yelp", "finished", 3)
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoint-3", "run.json"]
 
 
@@ -363,7 +366,7 @@ def test_a_manifest_that_cannot_be_written_leaves_the_one_before(tmp_path: Path)
     run = make_run(tmp_path / "run", recipe="yelp")
     before = run.manifest
     with pytest.raises(ValueError, match=r"[Cc]ircular"):
-        run.update(facts=(circle := []), more=circle.append(circle))
+        run.update(labels=(circle := []), options={"more": circle.append(circle)})
     assert run.manifest == before
 
 
@@ -395,14 +398,14 @@ def test_the_recipe_of_a_run_has_its_options(
 def test_a_run_is_moved_to_the_first_free_number(tmp_path: Path) -> None:
     directory = tmp_path / "yelp"
     for number in range(1, 4):
-        make_run(directory, number=number)
+        make_run(directory, steps=number)
         said = clear_way(directory)
         assert said == f"the run that was in {directory} is now in {directory}.{number}"
         assert not directory.exists()
     (tmp_path / "yelp.2").rename(tmp_path / "kept")
-    make_run(directory, number=4)
+    make_run(directory, steps=4)
     clear_way(directory)
-    numbers = {path.name: Run.load(path).manifest["number"] for path in tmp_path.iterdir()}
+    numbers = {path.name: Run.load(path).manifest.steps for path in tmp_path.iterdir()}
     assert numbers == {"yelp.1": 1, "kept": 2, "yelp.3": 3, "yelp.2": 4}
 
 
@@ -447,7 +450,8 @@ def test_a_directory_of_something_else_is_refused_and_left_alone(
 def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     alive, mine, dead = os.getppid(), os.getpid(), 2**22 + 1  # above the largest process number
     for pid, refused in ((alive, True), (mine, False), (dead, False)):
-        Run(tmp_path).update(status="running", process={"host": platform.node(), "pid": pid})
+        process = Process(host=platform.node(), pid=pid)
+        dataclasses.replace(trained().manifest, status="running", process=process).write(tmp_path)
         if refused:
             with pytest.raises(UserError, match=f"a run is going on there \\(process {pid}\\)"):
                 refuse_foreign(tmp_path)

@@ -1,0 +1,56 @@
+"""Data and models of the Hub: their commits are recorded, and can be pinned."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from finetune import UserError
+from finetune.data import sources
+from finetune.pretrained import load_tokenizer
+from tests.conftest import Command
+from tests.hub import Hub
+from tests.hub.repositories import CASED, YELP
+
+FLAGS = ["yelp", "--train_samples", "40", "--eval_samples", "10", "--max_steps", "1"]
+FLAGS += ["--max_length", "16", "--precision", "fp32", "--no_baseline"]
+
+
+def test_the_commits_of_data_and_model_are_recorded_and_can_be_pinned(
+    hub: Hub, command: Command, tmp_path: Path
+) -> None:
+    environment = hub.environment(tmp_path / "home")
+    first = command(*FLAGS, "--output_dir", tmp_path / "first", env=environment)
+    assert first.returncode == 0, first.stderr
+    manifest = json.loads((tmp_path / "first" / "run.json").read_text())
+    data, model = hub.repositories[YELP].commit, hub.repositories[CASED].commit
+    assert (manifest["data"]["revision"], manifest["model_revision"]) == (data, model)
+
+    offline = environment | {"HF_HUB_OFFLINE": "1"}
+    pins = ["--dataset_revision", data, "--model-revision", model]
+    second = command(*FLAGS, *pins, "--output_dir", tmp_path / "second", env=offline)
+    assert second.returncode == 0, second.stderr
+    pinned = json.loads((tmp_path / "second" / "run.json").read_text())
+    assert (pinned["data"]["revision"], pinned["model_revision"]) == (data, model)
+    assert pinned["options"]["dataset_revision"] == data
+
+    other = "0" * 40
+    for flag, name in (("--dataset_revision", YELP), ("--model_revision", CASED)):
+        refused = command(*FLAGS, flag, other, "--output_dir", tmp_path / "third", env=offline)
+        assert refused.returncode == 2
+        assert f"'{name}' at revision '{other}' could not be had" in refused.stderr
+    unknown = command(
+        *FLAGS, "--model_revision", "nowhere", "--output_dir", tmp_path / "third", env=environment
+    )
+    assert unknown.returncode == 2
+    assert "--model google-bert/bert-base-cased could not be loaded" in unknown.stderr
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_revision_of_something_that_is_not_on_the_hub_is_refused(
+    reviews: Path, tiny_model: str
+) -> None:
+    with pytest.raises(UserError, match="--dataset_revision main: .* is not from the Hub"):
+        sources.read(str(reviews), "main")
+    with pytest.raises(UserError, match="--model_revision main: .* is not from the Hub"):
+        load_tokenizer(tiny_model, "main")
