@@ -48,6 +48,7 @@ def trained() -> Run:
         label_column="label",
         max_length=64,
         num_train_epochs=4,
+        learning_rate=1e-4,
         logging_steps=1,
         precision="fp32",
         disable_tqdm=True,

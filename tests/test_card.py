@@ -7,11 +7,12 @@ from huggingface_hub import ModelCard
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from finetune.results import card
-from tests.runs import write_run
+from tests.runs import trained, write_run
 
 
 def test_it_is_read_back_with_the_metrics_of_the_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "reviews")
+    options = {**trained().manifest.options, "model": "embedded:minilm"}
+    run = write_run(tmp_path / "reviews", options=options)
     found = ModelCard.load(card.write(run))
     data = found.data
     assert (data.library_name, data.pipeline_tag) == ("transformers", "text-classification")

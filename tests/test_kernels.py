@@ -1,4 +1,4 @@
-"""What a kernel does not know is left to torch and the library; a switch leaves all of it to them."""
+"""What a kernel does not know is left to torch and the library; a switch leaves all to them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -15,6 +15,7 @@ import finetune
 from finetune import Run, UserError, cli
 from finetune.results import page, rows, wording
 from finetune.results.predicted import Predicted
+from finetune.training.manifest import Statistics
 from tests.conftest import ROOT
 from tests.runs import write_run
 
@@ -237,7 +238,8 @@ def gap(low: float, high: float) -> dict[str, float]:
     ],
 )
 def test_a_verdict_is_that_of_the_interval(metric: str, low: float, high: float, said: str) -> None:
-    statistics = {"beyond": {"TF-IDF": {metric: gap(low, high)}}}
+    beyond = {"TF-IDF": {metric: gap(low, high)}}
+    statistics = Statistics(rows=1, metrics={}, beyond=beyond)
     sentence = wording.against("TF-IDF", gap(low, high), metric)
     assert sentence.startswith(f"{said} the baseline 'TF-IDF'")
     beaten_or_unknown = "beats" in said or metric == "own"

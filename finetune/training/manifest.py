@@ -31,6 +31,10 @@ class Record:
             raise KeyError(name)
         return getattr(self, name)
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether the field is there and has a value."""
+        return isinstance(name, str) and getattr(self, name, None) is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Record):
