@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import job
+from finetune import __version__, job
 from finetune.data import sources
 from finetune.data.splits import fingerprint
 from finetune.training import checks
@@ -69,7 +69,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
 def versions() -> dict[str, str]:
     """Of the toolkit, of Python, and of the libraries that the numbers hang on."""
     return {
-        "finetune": version("finetune"),
+        "finetune": __version__,
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
     }

@@ -160,9 +160,8 @@ def test_a_file_that_is_gone_is_named(
 def test_a_missing_package_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = FILES[name][0]
     monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
-    message = (
-        rf"needs the package '{package.replace('_', '-')}': pip install 'finetune\[embedded\]'"
-    )
+    advice = r"pip install 'trainer-recipes\[embedded\]'"
+    message = f"needs the package '{package.replace('_', '-')}': {advice}"
 
     with pytest.raises(UserError, match=message):
         use(name)

@@ -84,7 +84,7 @@ def _network(network: Network) -> machine.Facts:
 
 def _versions(found: dict[str, str]) -> machine.Facts:
     beneath = [f"{name} {found[name]}" for name in ("CUDA", "HIP", "NCCL") if name in found]
-    others = [name for name in machine.LIBRARIES if name != "torch"]
+    others = ["finetune", *(name for name in machine.LIBRARIES if name != "torch")]
     return {
         "torch": found["torch"] + (f" with {', '.join(beneath)}" if beneath else ""),
         "libraries": ", ".join(f"{name} {found[name]}" for name in others),

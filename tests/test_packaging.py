@@ -1,0 +1,134 @@
+"""What the repository says of itself on the outside: distribution, version, licence, hosted CI."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import finetune
+from tests.conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "finetune", "recipes", "metrics")
+TEXTS = [
+    path
+    for path in ROOT.rglob("*")
+    if path.suffix in (".py", ".md", ".ipynb", ".toml", ".jinja", ".yml", ".yaml", ".sbatch")
+    and not {".venv", "runs", "build"} & set(path.relative_to(ROOT).parts)
+]
+
+
+def read_yaml(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory: pytest.TempPathFactory) -> Message:
+    """The metadata that the build writes, from a copy of what is packaged."""
+    source = tmp_path_factory.mktemp("source")
+    for name in PACKAGED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, source / name)
+    script = "from setuptools import build_meta as b; b.prepare_metadata_for_build_wheel('.')"
+    built = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=source,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    (info,) = source.glob("*.dist-info")
+    assert (info / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    return Parser().parsestr((info / "METADATA").read_text(encoding="utf-8"))
+
+
+def test_the_distribution_has_the_name_version_and_licence_of_the_package(
+    metadata: Message,
+) -> None:
+    assert metadata["Name"] == finetune.DISTRIBUTION == PROJECT["name"]
+    assert metadata["Version"] == finetune.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+
+
+def test_the_distribution_is_not_named_like_the_packages_of_others() -> None:
+    assert finetune.DISTRIBUTION not in ("finetune", "recipes", "metrics")
+
+
+def test_advice_to_install_names_the_distribution() -> None:
+    install = re.compile(r"pip install[^`\"\n]*?'?([\w.-]+)(?:\\)?\[embedded")
+    advised = {
+        (path.name, name)
+        for path in TEXTS
+        for name in install.findall(path.read_text(encoding="utf-8"))
+        if path != Path(__file__)
+    }
+    assert {file for file, _ in advised} >= {"README.md", "quickstart.ipynb", "test_embedded.py"}
+    assert {name for _, name in advised} == {".", finetune.DISTRIBUTION}
+
+
+def test_the_version_needs_no_installation(tmp_path: Path) -> None:
+    """In a copy that nobody installed, and without any installed distribution."""
+    for name in ("finetune", "recipes", "metrics"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    script = (
+        "import importlib.metadata as m\n"
+        "known = m.version\n"
+        "def version(name):\n"
+        "    if name in ('finetune', 'trainer-recipes'): raise m.PackageNotFoundError(name)\n"
+        "    return known(name)\n"
+        "m.version = version\n"
+        "import finetune\n"
+        "from finetune.doctor import machine\n"
+        "from finetune import provenance\n"
+        "print(finetune.__file__)\n"
+        "print(finetune.__version__, provenance.versions()['finetune'],"
+        " machine.versions()['finetune'])\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert printed == [str(tmp_path / "finetune" / "__init__.py"), *[finetune.__version__] * 3]
+
+
+def test_the_citation_agrees_with_the_package() -> None:
+    citation = read_yaml("CITATION.cff")
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= citation.keys()
+    assert citation["title"].startswith(finetune.DISTRIBUTION)
+    assert str(citation["version"]) == finetune.__version__
+    assert citation["license"] == PROJECT["license"]
+
+
+def test_the_hosted_workflow_runs_what_ci_runs() -> None:
+    (job,) = read_yaml(".github/workflows/ci.yml")["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
+    assert (ROOT / ".ci" / "run").exists()
+    (setup,) = [step for step in job["steps"] if "setup-python" in step.get("uses", "")]
+    assert PROJECT["requires-python"] == f">={setup['with']['python-version']}"
+
+
+def test_the_issue_form_asks_for_what_a_bug_is_found_with() -> None:
+    form = read_yaml(".github/ISSUE_TEMPLATE/bug_report.yml")
+    assert {"name", "description", "body"} <= form.keys()
+    asked = {field["id"]: field["attributes"]["label"] for field in form["body"]}
+    assert list(asked) == ["command", "expected", "happened", "doctor", "manifest"]
+    assert "python -m finetune doctor" in asked["doctor"]
+    assert "run.json" in asked["manifest"]
