@@ -1,7 +1,7 @@
 """Finds recipes: by name, dotted module, file path or entry point. There is no hand-kept list.
 
 The recipes that come with the toolkit lie in ``recipes/`` beside this package and are found there,
-not through the current directory, which may hold a folder of the same name. What a recipe is about
+whatever else of that name is on the import path (:mod:`finetune.namesakes`). What a recipe is about
 is read from its docstring without importing it, so that listing costs nothing.
 """
 
@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -20,26 +21,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from finetune import job, namesakes
 from finetune.errors import UserError, suggestion
 
 if TYPE_CHECKING:
     from finetune.recipe import Recipe
 
-HOUSE = Path(__file__).resolve().parent.parent
+HOUSE = namesakes.HOUSE
 RECIPES = HOUSE / "recipes"
 ENTRY_POINTS = "finetune.recipes"
 
 
 def names() -> list[str]:
     """The toolkit's own recipes, by file, then those that installed packages register."""
-    files = sorted(path.stem for path in RECIPES.glob("[!_]*.py"))
+    files = sorted(path.stem for path in RECIPES.glob("[!_]*.py") if namesakes.is_ours(path))
     return files + sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(files))
 
 
 def summary(name: str) -> str:
     """The first line of a recipe's docstring, read without importing the recipe."""
     path = RECIPES / f"{name}.py"
-    if not path.exists():
+    if not _is_shipped(name):
         (point, *_) = entry_points(group=ENTRY_POINTS, name=name)
         return f"from {point.value}"
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -53,10 +55,12 @@ def find(name: str) -> type[Recipe]:
         name: ``yelp``, ``path/to/mine.py``, ``package.module`` or a registered entry point.
 
     Raises:
-        UserError: if there is none, or if the file does not define exactly one recipe.
+        UserError: if there is none, if the file does not define exactly one recipe, or if another
+            package named ``recipes`` is in the place of the toolkit's.
     """
-    if (RECIPES / f"{name}.py").exists() and not name.startswith("_"):
-        return _only_recipe(_module_of_file(RECIPES / f"{name}.py", f"recipes.{name}"), name)
+    if _is_shipped(name):
+        _claim()
+        return _only_recipe(importlib.import_module(f"recipes.{name}"), name)
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
         if not path.exists():
@@ -68,13 +72,16 @@ def find(name: str) -> type[Recipe]:
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
     if "." in name:
+        if name.startswith("recipes."):
+            _claim()
         _let_import(Path.cwd(), named=name.partition(".")[0])
         try:
             return _only_recipe(importlib.import_module(name), name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
-            raise UserError(f"no module '{error.name}' (recipe '{name}')") from None
+            hint = "; a file of your own is given by its path" * name.startswith("recipes.")
+            raise UserError(f"no module '{error.name}' (recipe '{name}'){hint}") from None
     known = names()
     raise UserError(
         f"unknown recipe '{name}'{suggestion(name, known)} (there are: {', '.join(known)}; "
@@ -85,10 +92,22 @@ def find(name: str) -> type[Recipe]:
 def origin(recipe: type[Recipe]) -> str:
     """The words that make :func:`find` find this class again, for the manifest of a run."""
     module = recipe.__module__
-    if module.startswith("recipes."):
-        return module.removeprefix("recipes.")
     file = getattr(sys.modules.get(module), "__file__", None)
-    return str(Path(file).resolve()) if file else module
+    if file is None:
+        return module
+    path = Path(file).resolve()
+    return path.stem if path.parent == RECIPES and _is_shipped(path.stem) else str(path)
+
+
+def _is_shipped(name: str) -> bool:
+    path = RECIPES / f"{name}.py"
+    return not name.startswith("_") and path.exists() and namesakes.is_ours(path)
+
+
+def _claim() -> None:
+    told = namesakes.claim()
+    for sentence in told if job.ranks().rank == 0 else ():
+        warnings.warn(sentence, stacklevel=4)
 
 
 def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune import __version__, catalog, faults, job
+from finetune import __version__, catalog, faults, job, namesakes
 from finetune.errors import UserError, suggestion
 
 VERBS = {
@@ -37,6 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # "USDT: profiler_start", with --profile
+    namesakes.found()  # before the current directory, where one may lie, is forgotten
     _forget_current_directory()
     try:
         return _run(list(words))
@@ -75,6 +76,10 @@ def _run(words: list[str]) -> int:
                 f"(recipes: {', '.join(catalog.names())}; verbs: {', '.join(VERBS)}; "
                 "a recipe of your own is a path that ends in .py)"
             )
+    if verb != "doctor":  # which shows them in its table
+        for sentence in namesakes.claim():
+            if job.ranks().rank == 0:
+                print(f"warning: {sentence}", file=sys.stderr)
     return int(importlib.import_module(f"finetune.commands.{verb}").main(rest))
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from finetune import namesakes
 from finetune.errors import UserError, suggestion
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
 
-METRICS = Path(__file__).resolve().parent.parent / "metrics"
+METRICS = namesakes.HOUSE / "metrics"
 
 
 class Scoring:
@@ -32,9 +33,8 @@ class Scoring:
     """
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
-        known = sorted(
-            path.name for path in METRICS.iterdir() if (path / f"{path.name}.py").exists()
-        )
+        files = (path / f"{path.name}.py" for path in METRICS.iterdir())
+        known = sorted(path.stem for path in files if path.exists() and namesakes.is_ours(path))
         if unknown := [name for name in arguments if name not in known]:
             raise UserError(
                 *(

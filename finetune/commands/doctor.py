@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from finetune import job
+from finetune import job, namesakes
 from finetune.commands import console, meeting
 from finetune.commands.parser import Parser
 from finetune.doctor import machine
@@ -54,6 +54,8 @@ def describe(network: Network) -> None:
     console.block("versions", _versions(machine.versions()))
     console.block("Hub", machine.reach())
     console.block("caches", machine.caches())
+    if others := [*namesakes.overwritten(), *namesakes.found()]:
+        console.block("packages of the same name", {"others": others})
     console.say()
     _say_what_to_set(network)
 
