@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all check lint format bench clean
+.PHONY: help env demo test test-all check lint format bench gpu-check clean
 
 help:  ## list the targets
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ format: $(READY)  ## rewrite the files as the linter wants them
 
 bench: $(READY)  ## speed, memory and accuracy against the stock script; CASE=training picks one
 	$(BIN)/python benchmarks/bench.py $(CASE)
+
+gpu-check: $(READY)  ## compare training on the GPUs with one device; list what these cannot verify
+	$(BIN)/python benchmarks/gpu_check.py
 
 clean:  ## remove what the other targets made, but no run
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info

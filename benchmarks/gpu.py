@@ -36,7 +36,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as directory:
         for shape, sizes in SHAPES.items():
-            model = _saved(Path(directory) / shape, sizes)
+            model = saved_model(Path(directory) / shape, sizes)
             for length in LENGTHS:
                 lines += _compared(f"{shape}, {length} tokens", model, length, rounds)
     return lines
@@ -62,7 +62,7 @@ def _compared(case: str, model: str, length: int, rounds: int) -> list[dict[str,
     ]
 
 
-def _saved(directory: Path, sizes: dict[str, int]) -> str:
+def saved_model(directory: Path, sizes: dict[str, int]) -> str:
     """A model of random weights, with the tokenizer of the embedded one."""
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
