@@ -25,7 +25,7 @@ def names_repository(name: str | None) -> bool:
     """Whether the words mean a repository on the Hub, rather than a path or something embedded."""
     if not name or ":" in name or name.startswith((".", "/", "~")):
         return False
-    return Path(name).suffix not in FILES and not Path(name).exists()
+    return Path(name).suffix.lower() not in FILES and not Path(name).exists()
 
 
 def missing(wanted: Mapping[str, Any]) -> list[str]:

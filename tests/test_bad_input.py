@@ -95,12 +95,12 @@ CASES = {
     "no rows": (
         write("data.csv", "text,label\n"),
         ["yelp", "--dataset", "data.csv", *MODEL],
-        ["the train data has no rows"],
+        ["data.csv holds no rows"],
     ),
     "empty split": (
         both(write("data/train.csv", GOOD), write("data/test.csv", "text,label\n")),
         ["yelp", "--dataset", "data", *MODEL],
-        ["the test data has no rows"],
+        ["test.csv holds no rows"],
     ),
     "one class": (
         write("data.csv", GOOD.replace(",bad", ",good")),

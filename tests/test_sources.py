@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
-from finetune.data import sources
+from finetune import hub
+from finetune.data import files, sources
 from finetune.errors import UserError
 
 ROWS = {
@@ -30,8 +33,9 @@ def write(path: Path, columns: Columns) -> str:
 
 
 def test_every_format_is_tested() -> None:
-    assert len(sources.READERS) >= 4
-    assert set(sources.READERS) == set(WRITERS)
+    assert len(files.READERS) >= 5
+    assert set(files.READERS) == {*WRITERS, ".txt"}
+    assert tuple(WRITERS) == hub.FILES
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -59,18 +63,10 @@ def test_an_id_of_the_source_gives_way_to_the_number_of_the_row(
     assert sources.read(path)["train"]["id"][:] == [0, 1]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
-    path = tmp_path / "from_a_spreadsheet.csv"
-    path.write_text("\ufefftext,label\nfine,good\n", encoding="utf-8")
-
-    assert sources.read(str(path))["train"].column_names == ["text", "label", "id"]
-
-
 @pytest.mark.parametrize(
     ("first", "last"), [("review 1,2", "review 2,other"), (",2", "review 2,2")]
 )
 def test_a_column_is_not_judged_by_its_first_rows(first: str, last: str, tmp_path: Path) -> None:
-    """The reader takes 10,000 rows at a time, and would take their types for those of the file."""
     path = tmp_path / "long.csv"
     path.write_text("\n".join(["text,label", *[first] * 12_000, last]) + "\n")
 
@@ -135,9 +131,18 @@ def test_a_missing_file_in_a_missing_directory(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"reviews.txt": "text"}, r"reviews.txt: expected a file that ends in .csv, .tsv, .jsonl"),
-        ({"reviews.csv": ""}, r"reviews.csv is empty"),
-        ({"reviews.jsonl": '{"text": '}, r"cannot read .*reviews.jsonl as json"),
-        ({"reviews.parquet": "text"}, r"cannot read .*reviews.parquet as parquet"),
+        ({"reviews.csv": ""}, r"reviews.csv holds no rows"),
+        ({"reviews.csv": "text,label\n"}, r"reviews.csv holds no rows"),
+        ({"reviews.csv": "text,text\na,b\n"}, r"reviews.csv: two columns are called 'text'"),
+        ({"reviews.csv": "text,label\na,b\nc\n"}, r"reviews.csv, line 3: expected 2 fields.* 1$"),
+        ({"reviews.csv": "text,label\na,b,c\n"}, r"reviews.csv, line 2: expected 2 fields.* 3$"),
+        (
+            {"reviews.csv": 'label,text\na,"b\nc"\nd,"e\nf,g\n'},
+            r"reviews.csv, line 4: the file ends in a quoted field; is a quote never closed",
+        ),
+        ({"reviews.jsonl": '{"text": "a"}\n{"text": '}, r"reviews.jsonl, line 2: Expecting value"),
+        ({"reviews.jsonl": '[{"text": "a"}]'}, r"reviews.jsonl, line 1: expected an object"),
+        ({"reviews.parquet": "text"}, r"cannot read .*reviews.parquet: "),
     ],
 )
 def test_files_that_cannot_be_read(files: dict[str, str], message: str, tmp_path: Path) -> None:
@@ -150,9 +155,9 @@ def test_files_that_cannot_be_read(files: dict[str, str], message: str, tmp_path
 
 def test_a_csv_that_is_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "latin.csv"
-    path.write_bytes("text,label\ncafé,good\n".encode("latin-1"))
+    path.write_bytes("text,label\nfine,good\ncafé,good\n".encode("latin-1"))
 
-    with pytest.raises(UserError, match=r"cannot read .*latin.csv as csv: .*utf-8"):
+    with pytest.raises(UserError, match=r"latin.csv is not UTF-8: .* \(line 3, byte 0xe9\)"):
         sources.read(str(path))
 
 
@@ -205,3 +210,60 @@ def test_nested_values_survive(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
 
     assert sources.read(str(path))["train"][0] == {**rows[0], "id": 0}
+
+
+def test_columns_of_nothing_but_numbers_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.csv"
+    rows = [f"{n},{n},{n},{n}" for n in range(2000)]
+    path.write_text("\n".join(["whole,late,mixed,text", *rows, ",0.5,x,nan", "7,,1,"]) + "\n")
+
+    data = sources.read(str(path))["train"]
+
+    kinds = {name: data.features[name].dtype for name in data.column_names}
+    numbers = {"whole": "int64", "late": "float64", "text": "float64", "id": "int64"}
+    assert kinds == {**numbers, "mixed": "string"}
+    assert data["whole"][-3:] == [1999, None, 7]
+    assert data["late"][-3:] == [1999.0, 0.5, None]
+    assert data["mixed"][-3:] == ["1999", "x", "1"]
+
+
+def test_a_column_of_json_lines_has_the_type_of_all_its_values(tmp_path: Path) -> None:
+    """Another one from the second chunk on; ``by`` has no type that is common to its values."""
+    path = tmp_path / "reviews.jsonl"
+    rows: list[dict[str, Any]] = [{"text": "2020-01-01", "score": n} for n in range(2000)]
+    rows += [{"text": None, "score": 0.5, "by": 1}, {"score": None, "by": "x"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    data = sources.read(str(path))["train"]
+
+    assert data["text"][-3:] == ["2020-01-01", None, None]
+    assert data["score"][-3:] == [1999.0, 0.5, None]
+    assert data["by"][-3:] == [None, 1, "x"]
+
+
+def test_a_label_of_a_parquet_file_keeps_its_names(tmp_path: Path) -> None:
+    label = ClassLabel(names=["bad", "good"])
+    features = Features({"text": Value("string"), "label": label})
+    rows = {"text": [str(n) for n in range(3000)], "label": [n % 2 for n in range(3000)]}
+    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "reviews.parquet")
+
+    data = sources.read(str(tmp_path / "reviews.parquet"))["train"]
+
+    assert data.features["label"] == label
+    assert data.to_dict() == {**rows, "id": list(range(3000))}
+
+
+def test_a_reading_that_fails_leaves_nothing_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "reviews.csv", ROWS)
+    monkeypatch.setattr(hub, "caches", lambda: {"datasets": tmp_path / "cache"})
+    with monkeypatch.context() as patched:
+        patched.setattr(sources, "_typed", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            sources.read(path)
+    assert [each for each in (tmp_path / "cache").rglob("*") if each.is_file()] == []
+
+    assert sources.read(path)["train"]["text"][:] == ROWS["text"]
+    (cached,) = (each for each in (tmp_path / "cache").rglob("*") if each.is_file())
+    assert sources.read(path)["train"].cache_files == [{"filename": str(cached)}]

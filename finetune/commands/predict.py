@@ -9,7 +9,9 @@
 INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, a folder of pictures, or - for the lines of
 the standard input. Its columns and its order are kept. Added are label and probability (in a
 regression, prediction); where the input has a column of that name already, "predicted label" and
-so on. A row whose text is missing (null) gets empty ones; an empty text is predicted as it is.
+so on. A row whose text is missing gets empty ones: an empty field of a .csv or .tsv (as in
+training), a null of the others. An empty text in JSON lines or parquet, and a blank line, are
+predicted as they are.
 """
 
 from __future__ import annotations
@@ -149,8 +151,8 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _say_of_one_text(run: Run, given: argparse.Namespace) -> None:
+    from finetune.data.files import refuse_half_characters
     from finetune.pipeline.predict import predict
-    from finetune.predicting.readers import refuse_half_characters
 
     refuse_half_characters(given.text, "--text")
     options = {**_options(given), "all_probabilities": bool(run.labels)}

@@ -8,37 +8,27 @@ split.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import os
 import re
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-from datasets import (
-    Dataset,
-    DatasetDict,
-    Features,
-    Value,
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-    load_dataset,
-)
+from datasets import Dataset, DatasetDict, Features, load_dataset
 
 from finetune import hub
-from finetune.data import embedded
-from finetune.errors import UserError, suggestion
+from finetune.data import embedded, files
+from finetune.errors import UserError
 
-READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".parquet": "parquet"}
-# What the csv and the parquet reader say of a file with columns and no rows.
-_SIGNS_OF_NO_ROWS = ("corresponds to no data", "BatchSize must be greater than 0, got 0")
 #: In the address of a file on the Hub, the commit that it was fetched from.
 _COMMIT = re.compile(r"@([0-9a-f]{40})/")
 _IS_COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
-assert tuple(READERS) == hub.FILES
+_CACHE_VERSION = 1  # increment when the same file is to give other rows
 
 
 def read(dataset: str, revision: str | None = None) -> DatasetDict:
@@ -61,7 +51,7 @@ def read(dataset: str, revision: str | None = None) -> DatasetDict:
     elif hub.names_repository(dataset):
         splits = _read_hub(dataset, revision)
     else:
-        splits = _read_files(_files(Path(dataset).expanduser()))
+        splits = {split: _read_file(path) for split, path in _files(dataset).items()}
     return DatasetDict({name: _numbered(split) for name, split in splits.items()})
 
 
@@ -80,81 +70,92 @@ def _numbered(split: Any) -> Any:
     return split.add_column("id", np.arange(len(split)))
 
 
-def _files(path: Path) -> dict[str, Path]:
+def _files(dataset: str) -> dict[str, Path]:
     """The file of each split. A single file is ``train``."""
+    path = files.existing(dataset)
     if path.is_file():
-        if path.suffix not in READERS:
-            raise UserError(
-                f"cannot read {path}: expected a file that ends in {', '.join(READERS)}"
-            )
+        if path.suffix.lower() not in hub.FILES:
+            known = ", ".join(hub.FILES)
+            raise UserError(f"cannot read {path}: expected a file that ends in {known}")
         return {"train": path}
-    if not path.exists():
-        lying_there = [each.name for each in path.parent.glob("*")] if path.parent.exists() else []
-        raise UserError(f"no such file or directory: {path}{suggestion(path.name, lying_there)}")
+    there = sorted(path.iterdir())
     found: dict[str, Path] = {}
-    for split in SPLITS:
-        candidates = [path / f"{split}{suffix}" for suffix in READERS]
-        present = [candidate for candidate in candidates if candidate.exists()]
-        if len(present) > 1:
-            raise UserError(
-                f"{path}: expected one file for '{split}', found "
-                f"{' and '.join(each.name for each in present)}"
-            )
-        if present:
-            found[split] = present[0]
+    for each in there:
+        if each.suffix.lower() in hub.FILES and each.stem in SPLITS:
+            if other := found.get(each.stem):
+                two = f"{other.name} and {each.name}"
+                raise UserError(f"{path}: expected one file for '{each.stem}', found {two}")
+            found[each.stem] = each
     if "train" not in found:
-        there = ", ".join(sorted(each.name for each in path.iterdir())[:10]) or "nothing"
         raise UserError(
-            f"{path}: expected a file train{'|'.join(READERS)} "
-            f"(and validation, test if there are any), found {there}"
+            f"{path}: expected a file train{'|'.join(hub.FILES)} (and validation, test if there "
+            f"are any), found {', '.join(each.name for each in there[:10]) or 'nothing'}"
         )
-    return found
+    return {split: found[split] for split in SPLITS if split in found}
 
 
-def _read_files(files: dict[str, Path]) -> dict[str, Any]:
-    splits = {}
-    for split, path in files.items():
-        if path.stat().st_size == 0:
-            raise UserError(f"{path} is empty")
-        kind = READERS[path.suffix]
+def _read_file(path: Path) -> Dataset:
+    """Return the rows of a file, memory-mapped from a cache that holds them from then on."""
+    about = path.stat()
+    key = f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {_CACHE_VERSION}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    cached = hub.caches()["datasets"] / "finetune-files" / name / "rows.arrow"
+    if not cached.exists():
         try:
-            # one file at a time: two splits whose labels differ in type are told apart, not refused
-            options = _csv_options(path) if kind == "csv" else {}
-            loaded = load_dataset(kind, data_files={split: str(path)}, **options)
-        except Exception as error:  # the readers raise whatever pandas and pyarrow raise
-            reason = error.__cause__ or error
-            if any(sign in str(reason) for sign in _SIGNS_OF_NO_ROWS):
-                raise UserError(f"the {split} data has no rows: {path}") from error
-            raise UserError(f"cannot read {path} as {kind}: {reason}") from error
-        splits[split] = _with_numbers(loaded[split]) if kind == "csv" else loaded[split]
-    return splits
+            schema = _schema(path)
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
+                written = Path(directory) / cached.name
+                with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as rows:
+                    for chunk in files.chunks(path):
+                        rows.write_table(_typed(chunk, schema))
+                os.replace(written, cached)
+        except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+    return Dataset.from_file(str(cached))
 
 
-def _csv_options(path: Path) -> dict[str, Any]:
-    """Every column as strings, in which nothing but the empty one is missing.
+def _schema(path: Path) -> pa.Schema:
+    """Return types that hold every value of a file.
 
-    By itself the reader takes the words NA, null and None for missing values, in texts and in
-    labels, and judges the type of a column by its first 10,000 rows.
+    The columns of a CSV are text but for those that hold nothing but numbers. A column of JSON
+    lines whose values have no type in common holds JSON.
     """
-    separator = "\t" if path.suffix == ".tsv" else ","
-    columns = pd.read_csv(path, sep=separator, nrows=0).columns
-    return {
-        "sep": separator,
-        "keep_default_na": False,
-        "na_values": [""],
-        "features": Features({name: Value("string") for name in columns}),
-    }
+    types: dict[str, pa.DataType] = {}
+    for chunk in files.chunks(path):
+        if path.suffix.lower() == ".parquet":
+            return Features.from_arrow_schema(chunk.table().schema).arrow_schema
+        widest = pa.json_() if isinstance(chunk.rows, list) else pa.string()
+        for name in chunk.columns:
+            known = types.get(name, pa.null())
+            if known != widest:
+                try:
+                    both = [pa.schema([("", each)]) for each in (known, _type(chunk, name))]
+                    merged = pa.unify_schemas(both, promote_options="permissive")
+                    types[name] = merged.field(0).type
+                except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+                    types[name] = widest
+    return pa.schema(list(types.items()))
 
 
-def _with_numbers(rows: Dataset) -> Dataset:
-    """``rows`` with the columns that hold nothing but numbers as numbers."""
-    with _no_bars():
-        for name in rows.column_names:
-            for kind in ("int64", "float64"):
-                with contextlib.suppress(pa.ArrowInvalid):
-                    rows = rows.cast_column(name, Value(kind))
-                    break
-    return rows
+def _type(chunk: files.Chunk, column: str) -> pa.DataType:
+    if isinstance(chunk.rows, list):
+        return pa.array(chunk.values(column)).type
+    with contextlib.suppress(pa.ArrowInvalid):
+        return chunk.rows.column(column).cast(pa.int64()).type
+    return chunk.rows.column(column).cast(pa.float64()).type
+
+
+def _typed(chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
+    if not isinstance(chunk.rows, list):
+        return chunk.rows.cast(schema)
+    columns = []
+    for field in schema:
+        values = chunk.values(field.name)
+        if field.type == pa.json_():
+            values = [None if value is None else json.dumps(value) for value in values]
+        columns.append(pa.array(values, field.type))
+    return pa.table(columns, schema=schema)
 
 
 def revision(rows: Dataset) -> str | None:
@@ -186,16 +187,3 @@ def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
             "not asked"
         )
     return {split: loaded[split] for split in SPLITS if split in loaded}
-
-
-@contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
-    """A bar for each column that is tried as numbers would tell nobody anything."""
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()

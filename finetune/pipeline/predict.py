@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from finetune.predicting.engine import Predictor
-    from finetune.predicting.inputs import Chunk
+    from finetune.data.files import Chunk
     from finetune.predicting.parts import Parts
     from finetune.predicting.progress import Position
     from finetune.predicting.task import Task
@@ -75,8 +75,8 @@ def predict(
     """
     import pandas as pd
 
-    from finetune.predicting.inputs import Chunk, Input
-    from finetune.predicting.readers import CHUNK_ROWS
+    from finetune.data.files import CHUNK_ROWS, Chunk
+    from finetune.predicting.inputs import Input
 
     frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
     source = Input("the data", "frame", tuple(frame.columns), len(frame))

@@ -12,9 +12,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from finetune.data.files import Chunk, Rows
 from finetune.errors import UserError
-from finetune.predicting.inputs import Chunk
-from finetune.predicting.readers import Rows
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _PARTS_OF_A_GROUP = 16

@@ -1,56 +1,25 @@
-"""Reads what is to be predicted, a chunk of rows at a time, with every column as it is.
-
-A file is cut into the same chunks by whoever reads it and however often, so that processes can
-divide them among themselves, and an interrupted prediction can go on.
-"""
+"""What is to be predicted: a file, a folder of pictures or the lines of the standard input."""
 
 from __future__ import annotations
 
+import codecs
+import os
+import select
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from finetune.errors import UserError, suggestion
-from finetune.predicting.readers import PICTURES, READERS, STANDARD_INPUT, Rows, files_of
+from finetune.data import files
+from finetune.data.files import Chunk, Read, Reader, Rows
+from finetune.errors import UserError
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some rows of the input.
-
-    Attributes:
-        number: Of the chunk, from 0.
-        rows: As dictionaries, or as a table where the columns have types of their own.
-        end: Where it ends in the input, in the units of :attr:`Input.total`.
-    """
-
-    number: int
-    rows: Rows | pa.Table
-    end: int = 0
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def values(self, column: str) -> list[Any]:
-        """One column; None where a row has no such value."""
-        if isinstance(self.rows, list):
-            return [row.get(column) for row in self.rows]
-        return list(self.rows.column(column).to_pylist())
-
-    def table(self) -> pa.Table:
-        """The rows with types, found out where there are none yet."""
-        rows = self.rows
-        if not isinstance(rows, list):
-            return rows
-        return pa.table({name: self.values(name) for name in _keys(rows)})
-
-    def dictionaries(self) -> Rows:
-        """The rows as Python's own values."""
-        return self.rows if isinstance(self.rows, list) else list(self.rows.to_pylist())
+STANDARD_INPUT = "-"
+_PICTURES = (".png", ".jpg", ".jpeg")
+_MORE_MAY_COME = 0.05  # seconds
+_LONGEST_READ = 2**16  # bytes
 
 
 @dataclass(frozen=True)
@@ -83,26 +52,17 @@ class Input:
         """
         if name == STANDARD_INPUT:
             return cls(name, STANDARD_INPUT, ("text",), None)
-        path = Path(name).expanduser()
+        path = files.existing(name)
         kind = "folder" if path.is_dir() else path.suffix.lower()
-        if not path.exists():
-            there = [each.name for each in path.parent.glob("*")] if path.parent.exists() else []
-            raise UserError(f"no such file or directory: {name}{suggestion(path.name, there)}")
-        if kind not in READERS:
-            known = ", ".join(each for each in READERS if each.startswith("."))
+        if kind not in (*files.READERS, "folder"):
             raise UserError(
-                f"cannot read {name}: expected a file that ends in {known}, a folder of "
-                f"{', '.join(PICTURES)}, or - for the standard input"
+                f"cannot read {name}: expected a file that ends in {', '.join(files.READERS)}, a "
+                f"folder of {', '.join(_PICTURES)}, or - for the standard input"
             )
         first = next(cls(str(path), kind, (), None).chunks(), None)
         if first is None:
-            held = f"no {' or '.join(PICTURES)}" if kind == "folder" else "no rows"
-            raise UserError(f"{name} holds {held}")
-        rows = first.rows
-        columns = _keys(rows) if isinstance(rows, list) else rows.column_names
-        if twice := [name for name in columns if columns.count(name) > 1]:
-            raise UserError(f"{path}: two columns are called '{twice[0]}'")
-        return cls(str(path), kind, columns, _total(path, kind))
+            raise UserError(f"{name} holds no {' or '.join(_PICTURES)}")
+        return cls(str(path), kind, first.columns, _total(path, kind))
 
     def chunks(self) -> Iterator[Chunk]:
         """The rows in their order.
@@ -110,23 +70,56 @@ class Input:
         Raises:
             UserError: where the input is malformed, with the place.
         """
-        try:
-            for number, (rows, end) in enumerate(READERS[self.kind](Path(self.name))):
-                yield Chunk(number, rows, end)
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{self.name} is not UTF-8: {error.reason} (byte {error.object[error.start]:#x}); "
-                "convert it, as with: iconv -f latin1 -t utf-8"
-            ) from error
-        except pa.ArrowInvalid as error:
-            raise UserError(f"cannot read {self.name}: {error}") from error
+        return files.chunks(Path(self.name), _READERS.get(self.kind))
 
 
-def _keys(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row))
+def _standard_input(_: Path) -> Iterator[Read]:
+    """Its lines as they come: an answer does not wait for a whole chunk to be written."""
+    source, read, rest = sys.stdin.buffer.fileno(), 0, b""
+    rows: Rows = []
+    while block := os.read(source, _LONGEST_READ):
+        if not read:
+            block = block.removeprefix(codecs.BOM_UTF8)
+        read += len(block)
+        *whole, rest = (rest + block).split(b"\n")
+        rows += [{"text": _line(each)} for each in whole]
+        while len(rows) >= files.CHUNK_ROWS:
+            yield rows[: files.CHUNK_ROWS], read
+            del rows[: files.CHUNK_ROWS]
+        if rows and not select.select([source], [], [], _MORE_MAY_COME)[0]:
+            yield rows, read
+            rows = []
+    if rest:
+        rows.append({"text": _line(rest)})
+    if rows:
+        yield rows, read
+
+
+def _line(line: bytes) -> str:
+    return line.decode("utf-8").removesuffix("\r")
+
+
+def _pictures(folder: Path) -> Iterator[Read]:
+    """The names of the files, sorted; they are opened as they are predicted."""
+    names = _files_of(folder)
+    for start in range(0, len(names), files.CHUNK_ROWS):
+        some = names[start : start + files.CHUNK_ROWS]
+        yield [{"file": name} for name in some], start + len(some)
+
+
+_READERS: dict[str, Reader] = {STANDARD_INPUT: _standard_input, "folder": _pictures}
+
+
+def _files_of(folder: Path) -> list[str]:
+    """The names of the pictures in a folder, sorted."""
+    return sorted(
+        each.name
+        for each in folder.iterdir()
+        if each.suffix.lower() in _PICTURES and each.is_file()
+    )
 
 
 def _total(path: Path, kind: str) -> int:
     if kind == ".parquet":
         return int(pq.ParquetFile(path).metadata.num_rows)
-    return len(files_of(path)) if kind == "folder" else path.stat().st_size
+    return len(_files_of(path)) if kind == "folder" else path.stat().st_size

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from finetune.data.files import Chunk
 from finetune.errors import UserError
 from finetune.predicting import formats
-from finetune.predicting.inputs import Chunk
 
 _MANIFEST = "manifest.json"
 

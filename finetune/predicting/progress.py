@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from finetune.predicting.inputs import Chunk
+from finetune.data.files import Chunk
 
 #: Takes the position in the input and the rows that are done.
 Tell = Callable[[float, int], object]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune import cpu
+from finetune.data.files import CHUNK_ROWS, Chunk
 from finetune.errors import UserError, suggestion
 from finetune.predicting import engine
 from finetune.predicting.answers import Answers
-from finetune.predicting.inputs import Chunk, Input
-from finetune.predicting.readers import CHUNK_ROWS, STANDARD_INPUT
+from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.recipe import TextClassification
 from finetune.run import Run
 

@@ -1,0 +1,144 @@
+"""One meaning of a file: training, ``evaluate --data`` and ``predict`` see the same rows in it."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+import finetune
+from finetune import Recipe, Run, UserError, catalog
+from finetune.commands import predict
+from finetune.commands.evaluate import evaluate
+from finetune.data import files
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.trains]
+
+#: The name of a file, what it holds, and the texts in it.
+WELL_FORMED: dict[str, tuple[str, str, list[str | None]]] = {
+    "empty": ("a.csv", "text,label\nx,good\n,bad\ny,good\n", ["x", None, "y"]),
+    "quoted empty": ("a.csv", 'text,label\nx,good\n"",bad\n', ["x", None]),
+    "words": ("a.csv", "text,label\nNA,good\nnull,bad\nNone,bad\nnan,bad\n", [
+        "NA", "null", "None", "nan",
+    ]),
+    "byte order mark": ("a.csv", "\ufefftext,label\nx,good\n\ufeffy,bad\n", ["x", "\ufeffy"]),
+    "CRLF": ("a.csv", 'text,label\r\nx,good\r\n"y\r\nz",bad\r\n', ["x", "y\r\nz"]),
+    "CR": ("a.csv", "text,label\rx,good\ry,bad", ["x", "y"]),
+    "blank lines": ("a.csv", "\ntext,label\n\nx,good\n\n\ny,bad\n\n", ["x", "y"]),
+    "upper-case suffix": ("A.CSV", "text,label\nx,good\n,bad\n", ["x", None]),
+    "no last newline": ("a.csv", 'label,text\ngood,"x, y"', ["x, y"]),
+    "quotes": ("a.csv", 'text,label\n"a ""b""",good\nd "e" f,bad\n', ['a "b"', 'd "e" f']),
+    "NUL": ("a.csv", "text,label\nx\0y,good\n", ["x\0y"]),
+    "columns without names": ("a.csv", ",text,label,\n0,x,good,\n1,,bad,\n", ["x", None]),
+    "tabs": ("a.tsv", "text\tlabel\nx, y\tgood\n\tbad\n", ["x, y", None]),
+    "null": ("a.jsonl", '\ufeff{"text": "x", "label": "good"}\n\n{"text": null, "label": "bad"}\r\n'
+             '{"label": "bad"}\n', ["x", None, None]),
+    "upper-case JSON lines": ("A.JSONL", '{"text": "x", "label": "good"}\n', ["x"]),
+}  # fmt: skip
+MALFORMED = {
+    "too few fields": ("a.csv", "text,label\nx,good\ny\n", "a.csv, line 3: expected 2 fields"),
+    "too many fields": ("a.csv", 'text,label\n"x\ny",good\nz,,bad\n', "a.csv, line 4: expected 2"),
+    "an open quote": ("a.csv", 'label,text\ngood,"x\nbad,y\n', "a.csv, line 2: the file ends in"),
+    "one name twice": ("a.csv", "text,text,label\nx,y,good\n", "two columns are called 'text'"),
+    "Latin 1": ("a.csv", "text,label\nx,good\n\udce9,bad\n", "byte (line 3, byte 0xe9)"),
+    "no rows": ("a.csv", "text,label\n", "a.csv holds no rows"),
+    "nothing": ("a.csv", "", "a.csv holds no rows"),
+    "no JSON": ("a.jsonl", '{"text": "x", "label": "good"}\n{"text: "y"}\n', "a.jsonl, line 2: "),
+    "no object": ("a.jsonl", '"x"\n', "a.jsonl, line 1: expected an object"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(uneven_reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finetune.train(
+        "yelp",
+        dataset=str(uneven_reviews),
+        model=tiny_model,
+        max_steps=1,
+        baseline=False,
+        output_dir=str(tmp_path_factory.mktemp("runs") / "reviews"),
+    )
+
+
+def write(directory: Path, name: str, content: str) -> str:
+    path = directory / name
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    return str(path)
+
+
+@pytest.mark.parametrize("case", WELL_FORMED)
+def test_all_three_see_the_same_rows(
+    case: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, content, texts = WELL_FORMED[case]
+    path, output = write(tmp_path, name, content), tmp_path / "predicted.csv"
+    present = [text for text in texts if text is not None]
+    evaluated: list[Dataset] = []
+    over = Recipe.over
+    monkeypatch.setattr(
+        Recipe, "over", lambda self, rows: evaluated.append(rows) or over(self, rows)
+    )
+
+    trained = catalog.find("yelp")(dataset=path, drop_invalid=True).load()["train"]
+    evaluate(run, path, drop_invalid=True)
+    predict.main([str(run.path), path, "--output", str(output), "--precision", "fp32"])
+
+    assert trained["text"][:] == present
+    assert evaluated[0]["text"][:] == present
+    with output.open(newline="", encoding="utf-8") as file:
+        predicted = list(csv.DictReader(file))
+    assert [row["text"] for row in predicted] == [text or "" for text in texts]
+    assert [row["predicted label"] in run.labels for row in predicted] == [
+        text is not None for text in texts
+    ]
+    labels = [row["label"] for row, text in zip(predicted, texts, strict=True) if text is not None]
+    assert [trained.features["label"].names[label] for label in trained["label"]] == labels
+    assert [run.labels[label] for label in evaluated[0]["label"]] == labels
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_all_three_refuse_the_same_files(case: str, run: Run, tmp_path: Path) -> None:
+    name, content, message = MALFORMED[case]
+    path, said = write(tmp_path, name, content), []
+    for read in (
+        lambda: catalog.find("yelp")(dataset=path).load(),
+        lambda: evaluate(run, path),
+        lambda: predict.main([str(run.path), path, "--output", f"{path}.csv"]),
+    ):
+        with pytest.raises(UserError) as raised:
+            read()
+        said.append(str(raised.value).partition("\n")[0])
+
+    assert message in said[0]
+    assert said[1:] == said[:1] * 2
+
+
+def test_rows_with_an_empty_field_are_refused_by_training_and_evaluation(
+    run: Run, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "a.csv", 'text,label\nx,good\n,bad\n"",bad\n')
+
+    for read in (
+        lambda: catalog.find("yelp")(dataset=path).load(),
+        lambda: evaluate(run, path),
+    ):
+        with pytest.raises(UserError, match=r"2 of 3 train rows whose text is.*rows: 1, 2"):
+            read()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_a_missing_field_is_written_back_as_missing(
+    run: Run, tmp_path: Path, suffix: str, capfd: Any
+) -> None:
+    path, output = write(tmp_path, "a.csv", "n,text\n1,x\n,\n"), tmp_path / f"predicted{suffix}"
+
+    predict.main([str(run.path), path, "--output", str(output)])
+
+    found = files.chunks(output)
+    rows = [row for chunk in found for row in chunk.dictionaries()]
+    assert [rows[0]["n"], rows[0]["text"]] == ["1", "x"]
+    assert rows[1] == dict.fromkeys(["n", "text", "label", "probability"])
+    assert (
+        "rows without a value in 'text', whose predictions are empty: 1" in capfd.readouterr().out
+    )
