@@ -19,8 +19,8 @@ from finetune.training.manifest import MANIFEST
 if TYPE_CHECKING:
     import pandas as pd
 
-    from finetune.predicting.engine import Predictor
     from finetune.data.files import Chunk
+    from finetune.predicting.engine import Predictor
     from finetune.predicting.parts import Parts
     from finetune.predicting.progress import Position
     from finetune.predicting.task import Task
