@@ -14,10 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-#: The only place of the version; `pyproject.toml` reads it from here.
-__version__ = "0.1.0"
-#: The name to install by; on the package index `finetune` is another project.
-DISTRIBUTION = "trainer-recipes"
+from finetune.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from finetune.errors import UserError

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune import __version__, catalog, faults, job, namesakes
+from finetune import catalog, faults, job, namesakes
 from finetune.errors import UserError, suggestion
+from finetune.version import __version__
 
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",

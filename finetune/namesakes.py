@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from finetune import DISTRIBUTION, __version__
 from finetune.errors import UserError
+from finetune.version import DISTRIBUTION, __version__
 
 HOUSE = Path(__file__).resolve().parent.parent
 PACKAGES = ("recipes", "metrics")

@@ -13,11 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import __version__, job
+from finetune import job
 from finetune.data import sources
 from finetune.data.splits import fingerprint
 from finetune.training import checks
 from finetune.training.manifest import Data, Launch, Manifest, Process
+from finetune.version import __version__
 
 if TYPE_CHECKING:
     from datasets import Dataset

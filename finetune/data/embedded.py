@@ -17,8 +17,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from finetune import DISTRIBUTION
 from finetune.errors import UserError
+from finetune.version import DISTRIBUTION
 
 PREFIX = "embedded:"
 _REVIEWS = (

@@ -15,7 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from finetune import __version__, hub, job, threads
+from finetune import hub, job, threads
+from finetune.version import __version__
 
 Facts = dict[str, str | list[str]]
 LIBRARIES = (
