@@ -18,9 +18,10 @@ import numpy as np
 from safetensors.numpy import load_file
 from transformers import PrinterCallback
 
-from finetune import TextClassification, job
+from finetune import TextClassification
 from finetune.commands import console
 from finetune.pipeline.launch import in_fresh_processes
+from finetune.runtime import distributed
 
 STEPS, GLOBAL_BATCH, EVAL_BATCH = 20, 12, 4
 ROWS = {"divide": 144, "do not divide": 139}
@@ -106,14 +107,14 @@ def observe(
         accumulation: _observe(options, directory, accumulation, precisions)
         for accumulation in accumulations
     }
-    job.leave()
+    distributed.leave()
     return found
 
 
 def _observe(
     options: Mapping[str, Any], directory: str, accumulation: int, precisions: Mapping[str, bool]
 ) -> Observed:
-    seen, world_size = Observed(), job.ranks().world_size
+    seen, world_size = Observed(), distributed.ranks().world_size
     for number, (case, training, rows) in enumerate(cases(precisions)):
         trainer = Reviews(train_samples=rows, **options).trainer(
             output_dir=directory, gradient_accumulation_steps=accumulation, **training

@@ -49,11 +49,11 @@ def measure(tokens: int, batch: int, steps: int, training: dict[str, Any]) -> di
     """
     import torch
 
-    from finetune import job
     from finetune.commands import console
+    from finetune.runtime import distributed
 
     console.quiet()
-    job.join(None, 600, use_cpu=not torch.accelerator.is_available())
+    distributed.join(None, 600, use_cpu=not torch.accelerator.is_available())
     with tempfile.TemporaryDirectory() as directory:
         trainer, seconds = _trainer(tokens, batch, steps, directory, training)
         trainer.train()
@@ -69,7 +69,7 @@ def measure(tokens: int, batch: int, steps: int, training: dict[str, Any]) -> di
         "predict": len(rows) / predicting,
         "memory": _peak_memory(),
     }
-    job.leave()
+    distributed.leave()
     return found
 
 
@@ -82,7 +82,8 @@ def _trainer(
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
     from transformers import TrainerCallback
 
-    from finetune import TextClassification, job
+    from finetune import TextClassification
+    from finetune.runtime import distributed
 
     rows = max(batch * (steps + WARM_UP), 2 * batch, 128)
 
@@ -126,7 +127,7 @@ def _trainer(
         def on_step_end(self, *arguments: Any, **others: Any) -> None:
             seconds.append(time.perf_counter() - self.began)
 
-    devices = job.devices_in_training(use_cpu=not torch.accelerator.is_available())
+    devices = distributed.devices_in_training(use_cpu=not torch.accelerator.is_available())
     trainer = Tokens().trainer(
         output_dir=directory,
         global_batch_size=batch,
@@ -178,13 +179,13 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 
-    from finetune import job, threads
     from finetune.commands import console
     from finetune.pretrained import load_classifier
+    from finetune.runtime import distributed, threads
 
     console.quiet()
     threads.use(1)
-    job.join(None, 600, use_cpu=True)
+    distributed.join(None, 600, use_cpu=True)
 
     def wrapped(**options: Any) -> DistributedDataParallel:
         model = load_classifier(
@@ -202,8 +203,10 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
         "gradients in bf16": wrapped(),
     }
     ways["gradients in bf16"].register_comm_hook(None, _in_bf16)
-    generator = torch.Generator().manual_seed(job.ranks().rank)
-    ids = torch.randint(1000, 30000, (batch // job.ranks().world_size, tokens), generator=generator)
+    generator = torch.Generator().manual_seed(distributed.ranks().rank)
+    ids = torch.randint(
+        1000, 30000, (batch // distributed.ranks().world_size, tokens), generator=generator
+    )
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(WARM_UP + steps):
         for name, model in ways.items():
@@ -213,7 +216,7 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
                 cross_entropy(model(input_ids=ids).logits, ids[:, 0] % 2).backward()
             found[name].append(time.perf_counter() - started)
             model.zero_grad()
-    job.leave()
+    distributed.leave()
     return {name: statistics.median(seconds[WARM_UP:]) for name, seconds in found.items()}
 
 

@@ -18,19 +18,20 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import Trainer, get_scheduler, logging, set_seed
 
-from finetune import UserError, faults, job, settings
+from finetune import UserError, settings
+from finetune.runtime import distributed, faults
 
 
 def main(recipe: str = "", *flags: str) -> int:
     """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
     try:
-        chosen = job.rank_zero_first(lambda: prepare(recipe, flags))
+        chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
         draft = chosen.values  # the group that Accelerate makes has no timeout on a CPU
-        job.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
+        distributed.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
         train(chosen)
     except UserError as error:
         return faults.refuse(error)
-    job.leave()
+    distributed.leave()
     return 0
 
 
@@ -115,7 +116,7 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
                     break
         scores = evaluate(model, held_out, parts, accelerator)
         say(f"epoch {epoch + 1}: {', '.join(f'{name} {scores[name]:g}' for name in scores)}")
-        rng = job.gather([each.get_rng_state() for each in generators])
+        rng = distributed.gather([each.get_rng_state() for each in generators])
         if accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
             states = {name: each.state_dict() for name, each in state.items()}

@@ -20,21 +20,24 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from transformers import Trainer, get_scheduler, logging, set_seed
 
-from finetune import UserError, faults, job, settings
+from finetune import UserError, settings
+from finetune.runtime import distributed, faults
 
 
 def main(recipe: str = "", *flags: str) -> int:
     """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
     try:
-        chosen = job.rank_zero_first(lambda: prepare(recipe, flags))
-        if job.ranks().world_size > 1:  # the launcher said where to meet: MASTER_ADDR, MASTER_PORT
+        chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
+        if (
+            distributed.ranks().world_size > 1
+        ):  # the launcher said where to meet: MASTER_ADDR, MASTER_PORT
             draft = chosen.values
             backend = draft.ddp_backend or ("gloo" if draft.use_cpu else None)  # None: nccl on CUDA
             dist.init_process_group(backend, timeout=draft.ddp_timeout_delta)
         train(chosen)
     except UserError as error:
         return faults.refuse(error)
-    job.leave()  # dist.destroy_process_group()
+    distributed.leave()  # dist.destroy_process_group()
     return 0
 
 
@@ -51,7 +54,7 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
 
 def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
     """Every rank calls it. Returns the loss of each step, and the last evaluation."""
-    arguments, me = chosen.arguments, job.ranks()
+    arguments, me = chosen.arguments, distributed.ranks()
     say = print if me.rank == 0 else lambda text: None  # each line once
     set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
     parts = chosen.recipe.parts()
@@ -110,7 +113,7 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
             say(f"step {step} of {steps}: loss {losses[-1]:.4f}")
         scores = evaluate(parts, arguments)
         say(f"epoch {epoch + 1}: {', '.join(f'{name} {scores[name]:g}' for name in scores)}")
-        rng = job.gather([each.get_rng_state() for each in generators])
+        rng = distributed.gather([each.get_rng_state() for each in generators])
         if me.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             states = {name: each.state_dict() for name, each in state.items()}
@@ -131,7 +134,7 @@ def losses_of(model: Any, batch: Any, parts: Any, arguments: Any) -> tuple[torch
 @torch.no_grad()
 def evaluate(parts: Any, arguments: Any) -> dict[str, float]:
     """Mean loss, and accuracy where there are classes, of all rows, each counted once."""
-    rows, collate, me = parts["eval_dataset"], parts["data_collator"], job.ranks()
+    rows, collate, me = parts["eval_dataset"], parts["data_collator"], distributed.ranks()
     own = range(me.rank, len(rows), me.world_size)  # `DistributedSampler` would repeat rows
     sums, labels = torch.zeros(3, device=arguments.device), torch.empty(0)
     for batch in DataLoader(rows, arguments.eval_batch_size, sampler=own, collate_fn=collate):

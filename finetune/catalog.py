@@ -1,8 +1,8 @@
 """Finds recipes: by name, dotted module, file path or entry point. There is no hand-kept list.
 
 The recipes that come with the toolkit lie in ``recipes/`` beside this package and are found there,
-whatever else of that name is on the import path (:mod:`finetune.namesakes`). What a recipe is about
-is read from its docstring without importing it, so that listing costs nothing.
+whatever else of that name is on the import path (:mod:`finetune.runtime.namesakes`). What a recipe
+is about is read from its docstring without importing it, so that listing costs nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from finetune import job, namesakes
 from finetune.errors import UserError, suggestion
+from finetune.runtime import distributed, namesakes
 
 if TYPE_CHECKING:
     from finetune.recipe import Recipe
@@ -106,7 +106,7 @@ def _is_shipped(name: str) -> bool:
 
 def _claim() -> None:
     told = namesakes.claim()
-    for sentence in told if job.ranks().rank == 0 else ():
+    for sentence in told if distributed.ranks().rank == 0 else ():
         warnings.warn(sentence, stacklevel=4)
 
 

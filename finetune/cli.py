@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune import catalog, faults, job, namesakes
+from finetune import catalog
 from finetune.errors import UserError, suggestion
+from finetune.runtime import distributed, faults, namesakes
 from finetune.version import __version__
 
 VERBS = {
@@ -50,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if job.ranks().world_size == 1:
+        if distributed.ranks().world_size == 1:
             raise
         return faults.stop(error)
 
@@ -79,7 +80,7 @@ def _run(words: list[str]) -> int:
             )
     if verb != "doctor":  # which shows them in its table
         for sentence in namesakes.claim():
-            if job.ranks().rank == 0:
+            if distributed.ranks().rank == 0:
                 print(f"warning: {sentence}", file=sys.stderr)
     return int(importlib.import_module(f"finetune.commands.{verb}").main(rest))
 

@@ -18,9 +18,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from finetune import hub
 from finetune.data import embedded
 from finetune.errors import UserError
+from finetune.runtime import hub
 
 #: What the model families call the two dropouts in their configurations.
 DROPOUTS = {

@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import job
 from finetune.data import sources
 from finetune.data.splits import fingerprint
+from finetune.runtime import distributed, namesakes
 from finetune.training import checks
 from finetune.training.manifest import Data, Launch, Manifest, Process
 from finetune.version import __version__
@@ -55,7 +55,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         launch=Launch(
             parallel_mode=parallel_mode(arguments),
             world_size=arguments.world_size,
-            machines=job.machines(),
+            machines=distributed.machines(),
             n_gpu=arguments.n_gpu,
             device=str(arguments.device),
             precision=precision(arguments),
@@ -143,9 +143,9 @@ def parallel_mode(arguments: FinetuneArguments) -> str:
     """
     if checks.shards(arguments):
         return "FullyShardedDataParallel"
-    if job.ranks().world_size > 1:
+    if distributed.ranks().world_size > 1:
         return "DistributedDataParallel"
-    devices = job.devices_in_training(arguments.use_cpu)
+    devices = distributed.devices_in_training(arguments.use_cpu)
     return f"DataParallel on {devices} GPUs" if devices > 1 else "one device"
 
 
@@ -171,7 +171,7 @@ def steps(arguments: FinetuneArguments | ArgumentValues, rows: Dataset) -> int:
 
 def git_revision() -> str | None:
     """The revision of the checkout that the toolkit runs from, ``-dirty`` if it was changed."""
-    house = Path(__file__).resolve().parent.parent
+    house = namesakes.HOUSE
     if not (house / ".git").exists():
         return None
     described = subprocess.run(

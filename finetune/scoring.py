@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune import namesakes
 from finetune.errors import UserError, suggestion
+from finetune.runtime import namesakes
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import catalog, hub, job
+from finetune import catalog
 from finetune.errors import UserError, suggestion
 from finetune.flags import CHOICES, Flags, refuse_clashes
 from finetune.recipe import Recipe
+from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -89,7 +90,7 @@ def from_command_line(recipe: str, flags: Sequence[str]) -> Settings:
     cls = catalog.find(recipe)
     typed = Flags(cls).read(flags)
     given = {**_read_config(cls, typed.get("config")), **typed}
-    words = [*job.launcher(), "-m", "finetune", recipe, *flags]
+    words = [*distributed.launcher(), "-m", "finetune", recipe, *flags]
     command = shlex.join(_without_secrets(words))
     return _settle(cls, given, command, f"{command} --resume_from_checkpoint last")
 

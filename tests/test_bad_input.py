@@ -171,7 +171,9 @@ def test_message(
     if make:
         make(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("finetune.hub.missing", lambda wanted: [])  # the Hub has tests of its own
+    monkeypatch.setattr(
+        "finetune.runtime.hub.missing", lambda wanted: []
+    )  # the Hub has tests of its own
     status = cli.main(words)
     said = capsys.readouterr()
     assert status == 2

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from finetune import bounded, cli
+from finetune import cli
 from finetune.commands import meeting
 from finetune.doctor import collectives, interfaces, machine, network
 from finetune.doctor.interfaces import Interface
 from finetune.errors import UserError
+from finetune.runtime import bounded
 from tests.conftest import ROOT, Command
 
 LO = Interface("lo", ("127.0.0.1", "::1"))

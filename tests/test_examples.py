@@ -18,8 +18,9 @@ import torch
 import transformers
 
 from examples import accelerate_loop, native_ddp
-from finetune import job, settings
+from finetune import settings
 from finetune.pipeline.launch import in_fresh_processes
+from finetune.runtime import distributed
 
 pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_thread")]
 EXAMPLES = Path(native_ddp.__file__).parent
@@ -105,7 +106,7 @@ class InRank:
 def work_in_a_rank(source: dict[str, str], directory: Path) -> InRank:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    job.join(None, 60, use_cpu=True)
+    distributed.join(None, 60, use_cpu=True)
     found = InRank()
     for optimizer, accumulation in IN_TWO:
         options = dict(OPTIMIZERS[optimizer], gradient_accumulation_steps=accumulation)
@@ -114,7 +115,7 @@ def work_in_a_rank(source: dict[str, str], directory: Path) -> InRank:
             found.results[way, optimizer] = train(chosen)
     for name, loop in LOOPS.items():
         found.resumed[name] = resume_and_not(loop, source, directory / name)
-    job.leave()
+    distributed.leave()
     return found
 
 

@@ -14,11 +14,12 @@ from transformers import AutoModelForTokenClassification
 from transformers.models.bert.modeling_bert import BertEncoder
 
 import finetune
-from finetune import UserError, catalog, job
+from finetune import UserError, catalog
 from finetune.commands.evaluate import evaluate
 from finetune.cpu import allocator, attention, dropout, exchange, kernels, packing, unpadded
 from finetune.predicting.engine import Predictor
 from finetune.recipe import TextClassification
+from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 from tests.models import drawn, padded_pair, small, watched_layer
 
@@ -305,13 +306,17 @@ def test_a_processor_without_bf16_packs_none(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_exchanged_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Linear(4, 4)
     assert not exchange.expected(model)  # one process
-    monkeypatch.setattr(job, "ranks", lambda: job.Ranks(world_size=2, local_world_size=2))
+    monkeypatch.setattr(
+        distributed, "ranks", lambda: distributed.Ranks(world_size=2, local_world_size=2)
+    )
     assert exchange.expected(model)
     assert not exchange.expected(torch.nn.Embedding(9, 4, sparse=True))
     assert not exchange.expected(torch.nn.Linear(4, 4).bfloat16())
     monkeypatch.setattr(exchange.shutil, "disk_usage", lambda path: SimpleNamespace(free=159))
     assert not exchange.expected(model)
-    monkeypatch.setattr(job, "ranks", lambda: job.Ranks(world_size=2, local_world_size=1))
+    monkeypatch.setattr(
+        distributed, "ranks", lambda: distributed.Ranks(world_size=2, local_world_size=1)
+    )
     assert not exchange.expected(model)
 
 

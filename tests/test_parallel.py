@@ -21,7 +21,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification
 
 import finetune
-from finetune import Run, TextClassification, UserError, job
+from finetune import Run, TextClassification, UserError
+from finetune.runtime import distributed
 from finetune.training import trainer as trainer_module
 from finetune.training.arguments import resolved
 from finetune.training.checks import shards
@@ -133,7 +134,9 @@ def twice(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tw
         monkeypatch.setattr(copying, "_broadcast_coalesced_reshape", pretended_broadcast)
     monkeypatch.setattr(torchs_own, "replicate", counted)
     monkeypatch.setattr(trainer_module, "DataParallel", found.wrap)
-    monkeypatch.setattr(job, "devices_in_training", lambda use_cpu: 1)  # however many there are
+    monkeypatch.setattr(
+        distributed, "devices_in_training", lambda use_cpu: 1
+    )  # however many there are
     return found
 
 
@@ -162,7 +165,7 @@ def build(recipe: Reviews, tmp_path: Path, twice: Twice) -> Callable[[int], Trai
 def test_the_trainer_takes_our_class_where_the_library_takes_torchs(
     recipe: Reviews, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "devices_in_training", lambda use_cpu: 1)
+    monkeypatch.setattr(distributed, "devices_in_training", lambda use_cpu: 1)
     trainer = recipe.trainer(output_dir=str(tmp_path))
     trainer.args._n_gpu = 2
     for training in (True, False):
@@ -353,7 +356,7 @@ def test_fsdp_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fsdp_with_save_on_each_node_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(job, "devices_in_training", lambda use_cpu: 2)
+    monkeypatch.setattr(distributed, "devices_in_training", lambda use_cpu: 2)
     with pytest.raises(UserError, match=r"^--save_on_each_node: FSDP gathers"):
         resolved({"fsdp": True, "save_on_each_node": True})
     assert shards(resolved({"fsdp": True}))

@@ -15,9 +15,10 @@ import transformers
 from datasets.utils import logging as datasets_logging
 
 import finetune
-from finetune import Run, UserError, hub, job
+from finetune import Run, UserError
 from finetune.pipeline import events
 from finetune.pipeline.train import refuse_other_labels
+from finetune.runtime import distributed, hub
 from finetune.training.manifest import SCHEMA, Manifest
 from tests.runs import trained, write_run
 
@@ -206,10 +207,12 @@ def test_asking_for_the_ranks_sets_no_variable(monkeypatch: pytest.MonkeyPatch) 
     for name, value in {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     before = dict(os.environ)
-    assert job.ranks() == job.Ranks(rank=3, local_rank=1, world_size=4, local_world_size=2)
-    assert job.under_launcher()
+    assert distributed.ranks() == distributed.Ranks(
+        rank=3, local_rank=1, world_size=4, local_world_size=2
+    )
+    assert distributed.under_launcher()
     assert dict(os.environ) == before
-    job.export_ranks()
+    distributed.export_ranks()
     assert (os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("3", "2")
 
 

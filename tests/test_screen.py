@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune import job
 from finetune.commands import screen
+from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments, resolved
 
 
@@ -14,7 +14,7 @@ def draft(**given: object) -> ArgumentValues:
 
 
 def test_several_gpus_and_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "devices_in_training", lambda use_cpu: 4)
+    monkeypatch.setattr(distributed, "devices_in_training", lambda use_cpu: 4)
     arguments = draft(global_batch_size=32)
     arguments.use_cpu = False
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: SimpleNamespace(type="x"))
@@ -41,5 +41,5 @@ def test_a_progress_bar_where_somebody_watches(
     terminal: bool, rank: int, bar: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    monkeypatch.setattr(job, "ranks", lambda: job.Ranks(rank=rank))
+    monkeypatch.setattr(distributed, "ranks", lambda: distributed.Ranks(rank=rank))
     assert FinetuneArguments(output_dir=str(tmp_path)).disable_tqdm is not bar

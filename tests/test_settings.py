@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from finetune import catalog, job, precision, provenance
+from finetune import catalog, provenance
 from finetune.errors import UserError
 from finetune.flags import USED, Flags
+from finetune.runtime import distributed, precision
 from finetune.settings import Settings, from_command_line, from_keywords, peek
 from finetune.training.arguments import REFUSED, ArgumentValues, resolved
 from recipes.yelp import Yelp
@@ -408,7 +409,7 @@ def test_a_gpu_has_its_batches_made_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(job, "device_type", lambda use_cpu: device)
+    monkeypatch.setattr(distributed, "device_type", lambda use_cpu: device)
     draft = resolved(given)
     assert draft.dataloader_num_workers == workers
     assert draft.accelerator_config == non_blocking

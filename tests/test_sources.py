@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from finetune import hub
 from finetune.data import files, sources
 from finetune.errors import UserError
+from finetune.runtime import hub
 
 ROWS = {
     "text": ["NA", "null", "None", 'a "quoted", long\nreview', "n/a", "nan"],

@@ -11,7 +11,8 @@ import joblib
 import pytest
 import torch
 
-from finetune import UserError, threads
+from finetune import UserError
+from finetune.runtime import threads
 from finetune.training.arguments import FinetuneArguments, resolved
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from finetune import job
 from finetune.pipeline.events import Event, Predicted
+from finetune.runtime import distributed
 
 
 class Bar:
@@ -30,7 +30,7 @@ class Bar:
                 total=event.total,
                 unit=" rows" if event.counted else "B",
                 unit_scale=True,
-                disable=job.ranks().rank != 0 or not sys.stderr.isatty(),
+                disable=distributed.ranks().rank != 0 or not sys.stderr.isatty(),
                 dynamic_ncols=True,
             )
         self._bar.set_postfix_str(f"{event.rows:,} rows", refresh=False)

@@ -13,12 +13,12 @@ from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
 
-from finetune import job
+from finetune.runtime import distributed
 
 
 def say(text: str = "") -> None:
     """A line to standard output, from rank 0 only."""
-    if job.ranks().rank == 0:
+    if distributed.ranks().rank == 0:
         try:
             print(text, flush=True)
         except BrokenPipeError:  # nobody listens any more; the training goes on
@@ -87,7 +87,7 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     datasets.logging.set_verbosity_error()
-    if job.ranks().rank != 0 or not sys.stderr.isatty():
+    if distributed.ranks().rank != 0 or not sys.stderr.isatty():
         datasets.disable_progress_bars()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     logging.getLogger("accelerate").setLevel(logging.ERROR)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from finetune import job, namesakes
 from finetune.commands import console, meeting
 from finetune.commands.parser import Parser
 from finetune.doctor import machine
 from finetune.doctor.network import Network, lines
 from finetune.errors import UserError
+from finetune.runtime import distributed, namesakes
 
 _INTERNAL_SHOWN = 8
 
@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     given = parser.parse_args(words)
     if given.timeout < 1:
         raise UserError(f"--timeout {given.timeout}: expected 1 second or more")
-    me = job.ranks()
+    me = distributed.ranks()
     network = Network.here() if me.local_rank == 0 else None
     if me.rank == 0 and network is not None:
         describe(network)

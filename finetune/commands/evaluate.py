@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from finetune import cpu, hub, job
+from finetune import cpu
 from finetune.commands import console, imports
 from finetune.commands.parser import Parser
 from finetune.errors import UserError
 from finetune.run import Run
+from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:
     from finetune.pipeline.evaluate import Evaluation
@@ -55,7 +56,7 @@ def main(words: Sequence[str]) -> int:
         raise UserError(f"--{next(iter(reading))}: it goes with --data FILE")
     wanted = {"dataset": given.data} if given.data else _own_data(run)
     missing = hub.missing(wanted)
-    if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
+    if distributed.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable
     if not missing:
         hub.go_offline()

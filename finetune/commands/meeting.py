@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from finetune import job
-from finetune.bounded import accepts
 from finetune.commands import console
 from finetune.doctor import collectives, machine
 from finetune.doctor.network import Network, lines
 from finetune.errors import UserError
+from finetune.runtime import distributed
+from finetune.runtime.bounded import accepts
 
 _READY = "finetune/doctor"
 _DESCRIBING = 10.0  # seconds that rank 0 may take for what it says before the ranks meet
@@ -33,17 +33,17 @@ def meet(network: Network | None, timeout: int) -> None:
         network: Of this machine, on the first process of it.
         timeout: Seconds that they wait for each other.
     """
-    watch, leads = _Watch(network), job.ranks().rank == 0
+    watch, leads = _Watch(network), distributed.ranks().rank == 0
     patience = timeout + (0 if leads else _DESCRIBING)
     with watch.over("not all ranks came to MASTER_ADDR:MASTER_PORT", patience, grace=0):
-        store = job.store_of_job()
-        me = job.ranks()
+        store = distributed.store_of_job()
+        me = distributed.ranks()
         store.set(f"{_READY}/{me.rank}", "1")
         everyone = [f"{_READY}/{rank}" for rank in range(me.world_size)]
         store.wait(everyone, timedelta(seconds=2 * patience))
     with watch.over("the ranks know of each other, but no connection was made", timeout):
-        job.join(None, timeout, use_cpu=False)
-        reports = job.gather(_report(network))
+        distributed.join(None, timeout, use_cpu=False)
+        reports = distributed.gather(_report(network))
     _say_who_met(reports)
     # the watchdog of NCCL ends the process without a word to the user: be there before it
     grace = _GRACE if collectives.device().type == "cpu" else 0
@@ -62,7 +62,7 @@ def meet(network: Network | None, timeout: int) -> None:
         figures = (speed.seconds * 1e3, speed.algorithm, speed.bus)
         rows.append([f"{speed.octets / 1e6:.0f} MB", *(f"{figure:.2f}" for figure in figures)])
     console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
-    job.leave()
+    distributed.leave()
 
 
 def _report(network: Network | None) -> dict[str, Any]:
@@ -178,8 +178,8 @@ class _Watch:
                 f"  MASTER_ADDR:MASTER_PORT  {address}:{port} "
                 f"{'accepts' if open_ else 'does not accept'} connections from {network.host}",
                 f"  interfaces               {taken} there",
-                f"  the launch               {job.ranks().world_size} processes: the same command "
-                "on every machine, but for its own rank",
+                f"  the launch               {distributed.ranks().world_size} processes: the same "
+                "command on every machine, but for its own rank",
                 *(f"      {line}" for line in to_type),
             ]
         )

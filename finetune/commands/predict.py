@@ -24,12 +24,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from finetune import cpu, hub, job
+from finetune import cpu
 from finetune.commands import console, imports
 from finetune.commands.parser import Parser
 from finetune.errors import UserError
 from finetune.recipe import TextClassification
 from finetune.run import Run
+from finetune.runtime import distributed, hub
 
 _SHOWN_CLASSES = 5
 _OPTIONS = (
@@ -118,7 +119,7 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
     """What can be said before anything is read, all at once."""
     from finetune.pipeline.predict import refuse_output
 
-    mistakes, several = [], job.ranks().world_size > 1
+    mistakes, several = [], distributed.ranks().world_size > 1
     if (given.input is None) == (given.text is None):
         mistakes.append('expected one of INPUT and --text "one sentence"')
     for_a_file = {"--output": given.output, "--text_column": given.text_column}
@@ -211,7 +212,7 @@ def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
             )
     except KeyboardInterrupt:
         again = [*words, *([] if given.resume else ["--resume"])]
-        command = [*job.launcher(), "-m", "finetune", "predict", *again]
+        command = [*distributed.launcher(), "-m", "finetune", "predict", *again]
         console.say(f"\ninterrupted; to go on: {shlex.join(command)}")
         raise
     before = found.rows_before

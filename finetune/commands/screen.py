@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from finetune import job, pretrained, provenance
+from finetune import pretrained, provenance
 from finetune.commands import console
 from finetune.cpu import exchange
 from finetune.cpu import kernels as cpu
@@ -28,6 +28,7 @@ from finetune.pipeline.events import (
 )
 from finetune.results import wording
 from finetune.run import Run
+from finetune.runtime import distributed
 from finetune.settings import Settings
 from finetune.training.arguments import FinetuneArguments
 
@@ -180,13 +181,13 @@ def _model(settings: Settings, model: torch.nn.Module | None) -> str:
 
 
 def _device(arguments: FinetuneArguments, command: str) -> list[str]:
-    me, devices = job.ranks(), job.devices_in_training(arguments.use_cpu)
+    me, devices = distributed.ranks(), distributed.devices_in_training(arguments.use_cpu)
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
     mode = provenance.parallel_mode(arguments)
     processes = f"{me.world_size} process{'es' if me.world_size > 1 else ''}"
-    if job.machines() > 1:
-        processes += f" on {job.machines()} machines"
+    if distributed.machines() > 1:
+        processes += f" on {distributed.machines()} machines"
     lines = [f"{name}, {mode}, {processes}"]
     if kind is None or kind.type == "cpu":
         lines[0] += f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each"
@@ -200,8 +201,8 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:
-    devices = job.devices_in_training(arguments.use_cpu)
-    unit = "process" if job.ranks().world_size == devices else "GPU"
+    devices = distributed.devices_in_training(arguments.use_cpu)
+    unit = "process" if distributed.ranks().world_size == devices else "GPU"
     if arguments.max_tokens_per_batch is not None:
         shares = devices * arguments.gradient_accumulation_steps
         each = arguments.max_tokens_per_batch // shares

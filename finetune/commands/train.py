@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune import catalog, hub, job
+from finetune import catalog
 from finetune.commands import console, imports
 from finetune.errors import UserError
 from finetune.flags import Flags
+from finetune.runtime import distributed, hub
 from finetune.settings import from_command_line, peek
 
 
@@ -36,7 +37,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     wanted = peek(cls, flags)
     missing = [] if wanted is None else hub.missing(wanted)
-    if job.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
+    if distributed.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable  # before the flags are read: for that the libraries are imported
     if not missing:  # all at once: rank 0 waits for the others before it begins
         if wanted is not None:
@@ -47,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     from finetune.pipeline import train
 
     console.quiet()
-    prepared = job.rank_zero_first(lambda: train.prepare(from_command_line(recipe, flags)))
+    prepared = distributed.rank_zero_first(lambda: train.prepare(from_command_line(recipe, flags)))
     run = train.preview if prepared.settings.dry_run else train.fit
     run(prepared, screen.Screen())
     return 0

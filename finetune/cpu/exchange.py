@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from finetune import job
+from finetune.runtime import distributed
 
 Timed = Callable[[], AbstractContextManager[None]]
 _DIRECTORY = Path("/dev/shm")  # of Linux: files that are memory
@@ -100,9 +100,9 @@ def expected(model: torch.nn.Module) -> bool:
     """Return whether the processes of this job are going to exchange the gradients of ``model`` so;
     any of them can be asked.
     """
-    if job.ranks().world_size < 2 or not _knows(model):
+    if distributed.ranks().world_size < 2 or not _knows(model):
         return False
-    size = torch.float32.itemsize * job.ranks().world_size * _gradients(model)
+    size = torch.float32.itemsize * distributed.ranks().world_size * _gradients(model)
     return shutil.disk_usage(_DIRECTORY).free >= size
 
 
@@ -110,7 +110,7 @@ def _knows(model: torch.nn.Module) -> bool:
     learned = [each for each in model.parameters() if each.requires_grad]
     alike = all(each.dtype == torch.float32 and each.device.type == "cpu" for each in learned)
     sparse = any(getattr(each, "sparse", False) for each in model.modules())  # of embeddings
-    return job.machines() == 1 and alike and not sparse and _DIRECTORY.is_dir()
+    return distributed.machines() == 1 and alike and not sparse and _DIRECTORY.is_dir()
 
 
 def _gradients(model: torch.nn.Module) -> int:
@@ -121,17 +121,19 @@ def _common(columns: int) -> torch.Tensor | None:
     """Return zeros in fp32 that all processes see, of shape ``(processes, columns)``, or None if
     there is no room for them.
     """
-    shape = job.ranks().world_size, columns
+    shape = distributed.ranks().world_size, columns
     size = math.prod(shape)
-    path = job.gather(_file(torch.float32.itemsize * size) if job.ranks().rank == 0 else None)[0]
+    path = distributed.gather(
+        _file(torch.float32.itemsize * size) if distributed.ranks().rank == 0 else None
+    )[0]
     if path is None:
         return None
     memory = None
     # how many machines there are is not always told; from_file would make another file there
-    if all(job.gather(Path(path).exists())):
+    if all(distributed.gather(Path(path).exists())):
         memory = torch.from_file(path, shared=True, size=size, dtype=torch.float32).view(shape)
-        job.gather(None)  # all have it
-    if job.ranks().rank == 0:
+        distributed.gather(None)  # all have it
+    if distributed.ranks().rank == 0:
         os.unlink(path)
     return memory
 

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, load_dataset
 
-from finetune import hub
 from finetune.data import embedded, files
 from finetune.errors import UserError
+from finetune.runtime import hub
 
 #: In the address of a file on the Hub, the commit that it was fetched from.
 _COMMIT = re.compile(r"@([0-9a-f]{40})/")

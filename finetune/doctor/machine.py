@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from finetune import hub, job, threads
+from finetune.runtime import distributed, hub, threads
 from finetune.version import __version__
 
 Facts = dict[str, str | list[str]]
@@ -129,7 +129,7 @@ def computing() -> Facts:
     import torch
     from joblib import cpu_count
 
-    me, value = job.ranks(), os.environ.get("OMP_NUM_THREADS")
+    me, value = distributed.ranks(), os.environ.get("OMP_NUM_THREADS")
     origin = "" if value is None or threads.set_by_user() else ", as launchers set it"
     counts = sorted({1, 2, me.local_world_size, torch.accelerator.device_count() or 1})
     return {

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from finetune import job
-from finetune.bounded import resolve
 from finetune.doctor import interfaces
 from finetune.doctor.interfaces import Advice, Interface
+from finetune.runtime import distributed
+from finetune.runtime.bounded import resolve
 
 # RFC 5737 and RFC 3849: addresses of no machine, so that the default route is the one asked for.
 _ELSEWHERE = ("198.51.100.1", "2001:db8::1")
@@ -55,8 +55,8 @@ class Network:
             value = os.environ.get("NCCL_SOCKET_IFNAME", "")
             nccl = interfaces.nccl_takes(table, value)
             found.append(interfaces.advise("NCCL_SOCKET_IFNAME", value, nccl, table, best))
-        if job.machines() > 1 and (master := os.environ.get("MASTER_ADDR")):
-            leads = job.ranks().rank == 0
+        if distributed.machines() > 1 and (master := os.environ.get("MASTER_ADDR")):
+            leads = distributed.ranks().rank == 0
             found.append(interfaces.advise_master(master, resolve(master), best, leads))
         advice = [each for each in found if each is not None]
         return cls(host, addresses, table, best, gloo, nccl, advice)
@@ -64,7 +64,7 @@ class Network:
     @property
     def urgent(self) -> list[Advice]:
         """What this job needs: one that stays on one machine can do with the loopback interface."""
-        return [each for each in self.advice if each.everywhere or job.machines() > 1]
+        return [each for each in self.advice if each.everywhere or distributed.machines() > 1]
 
 
 def lines(advice: Sequence[Advice]) -> list[str]:

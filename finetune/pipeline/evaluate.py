@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import job
 from finetune.errors import UserError
 from finetune.pipeline.train import refuse_other_labels
 from finetune.run import Run
+from finetune.runtime import distributed
 from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ def evaluate(
     def prepared() -> Recipe:
         return _on(data, recipe, run.labels, reading) if data else _on_its_own(run, recipe)
 
-    over = job.rank_zero_first(prepared)
-    job.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+    over = distributed.rank_zero_first(prepared)
+    distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
     trainer = build_trainer(
         lambda: over.parts(over.load_model(run.path, run.labels)), values.build(), over.adapt
     )
     output = trainer.predict(over.prepared["test"])
-    job.leave()
+    distributed.leave()
     refuse_other_labels(over.splits["test"], output.label_ids)
     return _found(data, run, over, output)
 

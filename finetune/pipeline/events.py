@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune import job
+from finetune.runtime import distributed
 
 if TYPE_CHECKING:
     import torch
@@ -158,4 +158,4 @@ def ignore(event: Event) -> None:
 
 def on_rank_zero(progress: Progress) -> Progress:
     """Return ``progress`` on rank 0, and :func:`ignore` on the others."""
-    return progress if job.ranks().rank == 0 else ignore
+    return progress if distributed.ranks().rank == 0 else ignore

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import job
 from finetune.errors import UserError
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import SUFFIXES
 from finetune.run import PREDICTIONS, Run
+from finetune.runtime import distributed
 from finetune.training.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def predict_file(
     from finetune.predicting.parts import Parts
 
     refuse_output(str(source), output)
-    me, parts = job.ranks(), Parts(Path(output).expanduser())
+    me, parts = distributed.ranks(), Parts(Path(output).expanduser())
 
     def prepared() -> Task:
         task = _task(run, Input.open(str(source)), options)
@@ -135,13 +135,13 @@ def predict_file(
             parts.begin(task.facts(), resume)
         return task
 
-    task = job.rank_zero_first(prepared)
-    job.join(None, _LONGEST_WAIT, use_cpu=_on_cpu())
+    task = distributed.rank_zero_first(prepared)
+    distributed.join(None, _LONGEST_WAIT, use_cpu=_on_cpu())
     started = time.perf_counter()
     with parts.after_a_mistake() if me.rank == 0 else contextlib.nullcontext():
         done, count = _share_of_this_rank(task, parts, on_rank_zero(progress))
-        everyone = job.gather(done)
-        job.leave()  # all at once, as after a training: rank 0 alone has more to do
+        everyone = distributed.gather(done)
+        distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if me.rank == 0:
             parts.finish(count, task.columns)
@@ -193,7 +193,7 @@ def _share_of_this_rank(task: Task, parts: Parts, progress: Progress) -> tuple[i
     Returns:
         Rows predicted here, and chunks of the whole input.
     """
-    me, predictor, position = job.ranks(), None, _position(task, progress)
+    me, predictor, position = distributed.ranks(), None, _position(task, progress)
     done = count = 0
 
     def wanted(number: int) -> bool:

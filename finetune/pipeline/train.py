@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import hub, job, settings
+from finetune import settings
 from finetune.errors import UserError, suggestion
 from finetune.pipeline.events import (
     Collated,
@@ -28,6 +28,7 @@ from finetune.pipeline.events import (
 )
 from finetune.recipe import Recipe
 from finetune.run import Run
+from finetune.runtime import distributed, hub
 from finetune.settings import Settings
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Set
 
 def work(chosen: Settings, progress: Progress = ignore) -> Run:
     """Prepare and train; every process of a job calls it."""
-    return fit(job.rank_zero_first(lambda: prepare(chosen)), progress)
+    return fit(distributed.rank_zero_first(lambda: prepare(chosen)), progress)
 
 
 def prepare(chosen: Settings) -> Prepared:
@@ -131,7 +132,7 @@ def preview(prepared: Prepared, progress: Progress = ignore) -> None:
     rows = rows.select_columns([name for name in rows.column_names if name != "length"])
     collate = chosen.recipe.data_collator()
     progress(Collated(collate([rows[index] for index in range(size)])))
-    job.leave()
+    distributed.leave()
 
 
 def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
@@ -152,7 +153,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
     from finetune.training.trainer import build_trainer
 
     chosen, progress = prepared.settings, on_rank_zero(progress)
-    recipe, values, me = chosen.recipe, chosen.values, job.ranks()
+    recipe, values, me = chosen.recipe, chosen.values, distributed.ranks()
     # on each machine one, where they share no directory; the others leave everything to it
     leads = (me.local_rank if values.save_on_each_node else me.rank) == 0
     _join(prepared)
@@ -161,7 +162,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
         arguments = chosen.arguments
         trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
         _report_to(trainer, progress)
-        job.gather(None)  # every rank has read its model, which may lie in the directory
+        distributed.gather(None)  # every rank has read its model, which may lie in the directory
         if leads:
             progress(Started(chosen, arguments, prepared.steps, trainer.model))
             manifest = provenance.manifest(chosen, arguments)
@@ -180,7 +181,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
         profiled = trainer.profile is not None and trainer.profile.written
         del trainer
         gc.collect()
-        job.leave()  # the other ranks are done
+        distributed.leave()  # the other ranks are done
         if run is not None:
             before = provenance.steps_before(prepared.checkpoint)
             outcome = provenance.outcome(trained, state, seconds, before, speed)
@@ -217,7 +218,7 @@ def how_to_go_on(chosen: Settings) -> str:
 def _join(prepared: Prepared) -> None:
     """Make the process group, and refuse machines that would not do the same."""
     values = prepared.settings.values
-    job.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+    distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
     _refuse_different_machines(prepared)
 
 
@@ -309,11 +310,11 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe) -> None:
 
 def _refuse_different_machines(prepared: Prepared) -> None:
     """What torchrun does not compare: each machine has its own command line, data and disk."""
-    from finetune.agreement import agree, refuse_half_directories
     from finetune.data.splits import fingerprint
     from finetune.provenance import versions
+    from finetune.runtime.agreement import agree, refuse_half_directories
 
-    if job.machines() == 1:
+    if distributed.machines() == 1:
         return
     chosen, checkpoint = prepared.settings, prepared.checkpoint
     own = {each.name: getattr(chosen.recipe, each.name) for each in fields(chosen.recipe)}

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from finetune import job, precision, threads
 from finetune.cpu import kernels
 from finetune.data.batches import cut, split
 from finetune.errors import UserError
 from finetune.recipe import TextClassification
 from finetune.run import Run
+from finetune.runtime import distributed, precision, threads
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -226,7 +226,9 @@ def default_precision(run: Run) -> str:
 def _device() -> torch.device:
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return (
-        torch.device("cpu") if device is None else torch.device(device.type, job.ranks().local_rank)
+        torch.device("cpu")
+        if device is None
+        else torch.device(device.type, distributed.ranks().local_rank)
     )
 
 

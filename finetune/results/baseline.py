@@ -12,8 +12,8 @@ import numpy as np
 import sklearn
 from datasets import DatasetDict, Value
 
-from finetune import hub
 from finetune.data.labels import class_names
+from finetune.runtime import hub
 
 #: More rows take scikit-learn longer than the training of the model itself.
 MOST_ROWS = 100_000

@@ -9,10 +9,10 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
-from finetune import hub
-from finetune.files import write_whole
 from finetune.results import wording
 from finetune.run import Run
+from finetune.runtime import hub
+from finetune.runtime.files import write_whole
 from finetune.training.manifest import Manifest, Metrics
 
 CARD = "README.md"

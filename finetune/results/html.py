@@ -8,8 +8,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from finetune.files import write_whole
 from finetune.results import wording
+from finetune.runtime.files import write_whole
 
 _LONGEST_TEXT = 1200
 

@@ -15,8 +15,8 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_in_notebook
 
-from finetune import job, threads
 from finetune.errors import UserError
+from finetune.runtime import distributed, threads
 from finetune.training import checks
 from finetune.training.resolution import resolve
 
@@ -118,7 +118,7 @@ class FinetuneArguments(TrainingArguments):
             self.use_cpu = True  # without it the library refuses --bf16 there
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
             watched = sys.stderr.isatty() or is_in_notebook()
-            self.disable_tqdm = job.ranks().rank != 0 or not watched
+            self.disable_tqdm = distributed.ranks().rank != 0 or not watched
         checks.refuse(self)
         resolve(self)
         threads.use(self.num_threads)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from finetune import cpu, job, precision
+from finetune import cpu
 from finetune.errors import UserError, suggestion
+from finetune.runtime import distributed, precision
 
 
 def refuse(values: Any) -> None:
@@ -54,9 +55,9 @@ def refuse(values: Any) -> None:
             f"--report_to {name}: not installed (there are: none, "
             f"{', '.join(installed) or 'no others'})"
         )
-    here = job.ranks().local_world_size
+    here = distributed.ranks().local_world_size
     if (
-        job.ranks().world_size > 1
+        distributed.ranks().world_size > 1
         and not values.use_cpu
         and here > (there := torch.accelerator.device_count())
     ):
@@ -116,7 +117,7 @@ def refuse(values: Any) -> None:
             f"{suggestion(values.cpu_kernels, cpu.CHOICES)}"
         )
     fp16 = "--fp16" if values.fp16 else "--precision fp16" if values.precision == "fp16" else ""
-    if fp16 and not values.bf16 and job.device_type(values.use_cpu) == "cpu":
+    if fp16 and not values.bf16 and distributed.device_type(values.use_cpu) == "cpu":
         mistakes.append(f"{fp16}: on a CPU nothing computes in it; expected bf16 or fp32")
     for flag in ("bf16", "fp16"):
         if getattr(values, flag) and values.precision not in ("auto", flag):

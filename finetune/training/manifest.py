@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from finetune.errors import UserError
-from finetune.files import write_whole
+from finetune.runtime.files import write_whole
 
 SCHEMA = 1
 MANIFEST, METRICS = "run.json", "metrics.json"

@@ -14,7 +14,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from finetune import job
+from finetune.runtime import distributed
 from finetune.training.speed import PREFIX, Mark, Meter
 
 DIRECTORY = "profile"
@@ -107,7 +107,7 @@ class Profile(TrainerCallback):
         if not self.written:
             return
         speed = self.meter.summary(self.model, self.devices, self._since)
-        if job.ranks().rank:
+        if distributed.ranks().rank:
             return
         table = output_dir / DIRECTORY / TABLE
         table.parent.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from finetune import job
 from finetune.errors import UserError
+from finetune.runtime import distributed
 
 #: Training arguments of which one is enough: the last that is named replaces the others.
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
@@ -31,11 +31,11 @@ def resolve(values: Any) -> None:
 def _resolve_precision(values: Any) -> None:
     from transformers.utils.import_utils import is_torch_tf32_available
 
-    from finetune import precision
+    from finetune.runtime import precision
 
     if values.bf16 or values.fp16:
         return
-    device_type, wanted = job.device_type(values.use_cpu), values.precision
+    device_type, wanted = distributed.device_type(values.use_cpu), values.precision
     if wanted == "auto":
         wanted = precision.automatic(device_type)
         if values.tf32 is None and device_type == "cuda" and is_torch_tf32_available():
@@ -45,7 +45,7 @@ def _resolve_precision(values: Any) -> None:
 
 def _resolve_loading(values: Any) -> None:
     """Batches are collated and copied while the GPU computes."""
-    on_gpu = job.device_type(values.use_cpu) == "cuda"
+    on_gpu = distributed.device_type(values.use_cpu) == "cuda"
     if values.dataloader_num_workers is None:
         values.dataloader_num_workers = 2 if on_gpu else 0
     if on_gpu and values.dataloader_pin_memory and values.accelerator_config is None:
@@ -54,12 +54,14 @@ def _resolve_loading(values: Any) -> None:
 
 def _resolve_batch(values: Any) -> None:
     if values.per_device_eval_batch_size is None:
-        values.per_device_eval_batch_size = 32 if job.device_type(values.use_cpu) == "cpu" else 128
+        values.per_device_eval_batch_size = (
+            32 if distributed.device_type(values.use_cpu) == "cpu" else 128
+        )
     if values.max_tokens_per_batch is not None:
         values.per_device_train_batch_size = 8  # the library's; it divides no data
         values.global_batch_size = None
         return
-    devices = job.devices_in_training(values.use_cpu)
+    devices = distributed.devices_in_training(values.use_cpu)
     shares = devices * values.gradient_accumulation_steps
     if values.per_device_train_batch_size is None:
         if values.global_batch_size is None:

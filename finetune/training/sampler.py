@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from finetune import job
 from finetune.data import batches
 from finetune.errors import UserError
+from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 _BATCHES_SORTED_TOGETHER = 50
@@ -95,7 +95,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         rows, column = len(dataset), arguments.length_column_name
         refuse_too_few(arguments, rows)
         grouped = arguments.train_sampling_strategy == "group_by_length"
-        world_size = job.ranks().world_size
+        world_size = distributed.ranks().world_size
         lengths = batches.lengths_of(dataset, column) if grouped or world_size > 1 else None
         if grouped and lengths is None:
             raise UserError(
@@ -112,7 +112,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             strategy=arguments.train_sampling_strategy,
             lengths=lengths,
         )
-        devices = job.devices_in_training(arguments.use_cpu)
+        devices = distributed.devices_in_training(arguments.use_cpu)
         shares = devices * arguments.gradient_accumulation_steps
         if arguments.max_tokens_per_batch and min(sampler.sizes) < shares:
             assert lengths is not None

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import record_function
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from finetune import job
+from finetune.runtime import distributed
 from finetune.training import flops
 from finetune.training.flops import Flops
 
@@ -215,7 +215,7 @@ class Meter(TrainerCallback):
         """
         before = since or Mark({}, [0, 0, 0, 0])
         mine = np.subtract(self._counts.tolist(), before.counts)
-        rows, tokens, pairs, cells = np.sum(job.gather(mine), axis=0).tolist()
+        rows, tokens, pairs, cells = np.sum(distributed.gather(mine), axis=0).tolist()
         if not rows:
             return {}
         spent = {name: each - before.seconds.get(name, 0) for name, each in self.seconds.items()}
@@ -235,7 +235,7 @@ class Meter(TrainerCallback):
             mine_at_most = devices * flops.peak(self.device, self.dtype)
         except Exception as error:  # a model may want more of its input; the run is worth more
             failure = f"{type(error).__name__}: {error}"
-        everyone = job.gather((failure, mine_at_most))
+        everyone = distributed.gather((failure, mine_at_most))
         if failures := [each for each, _ in everyone if each]:
             return found | {"model_flops_not_counted": failures[0]}
         peak = sum(each for _, each in everyone)

@@ -11,8 +11,8 @@ import sys
 import time
 import traceback
 
-from finetune import job
 from finetune.errors import UserError
+from finetune.runtime import distributed
 
 _LAUNCHER_ENDS_US_WITHIN = 3.0  # seconds; torchrun looks every tenth
 
@@ -23,11 +23,11 @@ def refuse(error: UserError) -> int:
     Returns:
         The exit status.
     """
-    me = job.ranks()
+    me = distributed.ranks()
     if me.rank != 0:
         time.sleep(_LAUNCHER_ENDS_US_WITHIN)
     elsewhere = me.rank > 0 and me.local_rank == 0  # another machine, whose log is another
-    if me.world_size == 1 or job.first_to_fail() or elsewhere:
+    if me.world_size == 1 or distributed.first_to_fail() or elsewhere:
         for mistake in error.mistakes:
             print(f"error: {mistake}", file=sys.stderr)
         sys.stderr.flush()
@@ -40,11 +40,11 @@ def stop(error: Exception) -> int:
     Returns:
         The exit status.
     """
-    rank = job.ranks().rank
+    rank = distributed.ranks().rank
     lost, silent = _lost_connection(error), _timed_out(error)
     if lost and not silent:
         time.sleep(_LAUNCHER_ENDS_US_WITHIN)
-    if not job.first_to_fail():
+    if not distributed.first_to_fail():
         if not lost:
             time.sleep(_LAUNCHER_ENDS_US_WITHIN)
         print(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from finetune import job
+from finetune.runtime import distributed
 
 _VARIABLE = "OMP_NUM_THREADS"
 
@@ -28,7 +28,7 @@ def fair_share(local_world_size: int) -> int:
 def set_by_user() -> int | None:
     """The threads that ``OMP_NUM_THREADS`` asks for, unless a launcher put its 1 there."""
     value = os.environ.get(_VARIABLE, "")
-    if not value.isdecimal() or (value == "1" and job.under_launcher()):
+    if not value.isdecimal() or (value == "1" and distributed.under_launcher()):
         return None
     return int(value)
 
@@ -45,10 +45,10 @@ def use(num_threads: int | None) -> int:
     """
     import torch
 
-    if num_threads is None and not job.under_launcher():
+    if num_threads is None and not distributed.under_launcher():
         return torch.get_num_threads()  # the library's own choice: every core, or what is set
-    threads = num_threads or set_by_user() or fair_share(job.ranks().local_world_size)
-    if job.under_launcher():  # for worker processes, and against accelerate's own guess
+    threads = num_threads or set_by_user() or fair_share(distributed.ranks().local_world_size)
+    if distributed.under_launcher():  # for worker processes, and against accelerate's own guess
         os.environ[_VARIABLE] = str(threads)
     torch.set_num_threads(threads)
     return threads

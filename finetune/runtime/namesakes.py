@@ -21,7 +21,7 @@ from pathlib import Path
 from finetune.errors import UserError
 from finetune.version import DISTRIBUTION, __version__
 
-HOUSE = Path(__file__).resolve().parent.parent
+HOUSE = Path(__file__).resolve().parents[2]
 PACKAGES = ("recipes", "metrics")
 
 

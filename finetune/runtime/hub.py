@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from finetune.bounded import accepts
 from finetune.errors import UserError
+from finetune.runtime.bounded import accepts
 
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 _KINDS = {"dataset": "data set", "model": "model"}

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from finetune import job
 from finetune.errors import UserError
+from finetune.runtime import distributed
 
 
 def agree(facts: Mapping[str, Any]) -> None:
@@ -24,7 +24,7 @@ def agree(facts: Mapping[str, Any]) -> None:
     Raises:
         UserError: on every rank, naming what differs.
     """
-    first, *others = job.gather(dict(facts))
+    first, *others = distributed.gather(dict(facts))
     mistakes: dict[str, str] = {}
     for rank, theirs in enumerate(others, start=1):
         for name in dict.fromkeys([*first, *theirs]):
@@ -69,17 +69,17 @@ def _seen_by_all(directory: Path) -> bool:
     """Whether a file that rank 0 makes beside the directory is there for every rank."""
     place = directory.absolute()
     beside = next(path for path in (place, *place.parents) if path.is_dir())
-    leads, reason = job.ranks().rank == 0, None
-    probe = beside / job.gather(f".finetune-{uuid.uuid4().hex}")[0]
+    leads, reason = distributed.ranks().rank == 0, None
+    probe = beside / distributed.gather(f".finetune-{uuid.uuid4().hex}")[0]
     if leads:
         try:
             probe.touch()
         except OSError as error:
             reason = str(error)
     try:
-        if reason := job.gather(reason)[0]:
+        if reason := distributed.gather(reason)[0]:
             raise UserError(f"--output_dir {directory}: {reason}")
-        return all(job.gather(probe.exists()))
+        return all(distributed.gather(probe.exists()))
     finally:
         if leads:
             probe.unlink(missing_ok=True)
