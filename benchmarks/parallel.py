@@ -180,7 +180,7 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
     from torch.nn.parallel import DistributedDataParallel
 
     from finetune.commands import console
-    from finetune.pretrained import load_classifier
+    from finetune.models.pretrained import load_classifier
     from finetune.runtime import distributed, threads
 
     console.quiet()

@@ -320,8 +320,8 @@ class Recipe:
         """Return ``model`` made ready for a training with ``arguments``, changed in place or not.
 
         This is where a model is operated on before it is trained: freeze parameters, add adapters,
-        replace layers. By default it gets the kernels of :mod:`finetune.cpu` where it trains on a
-        CPU, unless ``--cpu_kernels off`` or ``--torch_compile`` says otherwise; call
+        replace layers. By default it gets the kernels of :mod:`finetune.models.cpu` where it trains
+        on a CPU, unless ``--cpu_kernels off`` or ``--torch_compile`` says otherwise; call
         ``super().adapt(model, arguments)`` last to keep them::
 
             def adapt(self, model, arguments):
@@ -337,7 +337,7 @@ class Recipe:
             model: From :meth:`build_model` or :meth:`load_model`.
             arguments: Of the training, resolved: device, precision and batch are known.
         """
-        from finetune.cpu import kernels
+        from finetune.models.cpu import kernels
 
         ours = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and ours:
@@ -438,12 +438,12 @@ class TextClassification(Recipe):
 
     @functools.cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        from finetune.pretrained import load_tokenizer
+        from finetune.models.pretrained import load_tokenizer
 
         return load_tokenizer(self.model, self.model_revision)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.pretrained import load_classifier
+        from finetune.models.pretrained import load_classifier
 
         return load_classifier(
             self.model,
@@ -454,12 +454,12 @@ class TextClassification(Recipe):
         )
 
     def base_revision(self) -> str | None:
-        from finetune.pretrained import commit
+        from finetune.models.pretrained import commit
 
         return commit(self.model, self.model_revision)
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.pretrained import load_classifier
+        from finetune.models.pretrained import load_classifier
 
         return load_classifier(str(directory), labels)
 

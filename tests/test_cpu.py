@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from finetune import catalog
-from finetune.cpu import allocator, attention, dropout, packing, unpadded
+from finetune.models.cpu import allocator, attention, dropout, packing, unpadded
 from tests.models import drawn, padded_pair, small, watched_layer
 
 Shape = tuple[int, int, int, int]

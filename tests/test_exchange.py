@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from finetune.cpu import exchange
+from finetune.models.cpu import exchange
 from tests.conftest import ROOT
 from tests.jobs import TORCHRUN
 
 SCRIPT = """
 import contextlib, copy, gc, os, pathlib, sys, torch
 from finetune import job
-from finetune.cpu import exchange
+from finetune.models.cpu import exchange
 from examples.regression import Regression
 
 def linear():

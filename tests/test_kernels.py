@@ -16,7 +16,7 @@ from transformers.models.bert.modeling_bert import BertEncoder
 import finetune
 from finetune import UserError, catalog
 from finetune.commands.evaluate import evaluate
-from finetune.cpu import allocator, attention, dropout, exchange, kernels, packing, unpadded
+from finetune.models.cpu import allocator, attention, dropout, exchange, kernels, packing, unpadded
 from finetune.predicting.engine import Predictor
 from finetune.recipe import TextClassification
 from finetune.runtime import distributed

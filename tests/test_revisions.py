@@ -7,7 +7,7 @@ import pytest
 
 from finetune import UserError
 from finetune.data import sources
-from finetune.pretrained import load_tokenizer
+from finetune.models.pretrained import load_tokenizer
 from tests.conftest import Command
 from tests.hub import Hub
 from tests.hub.repositories import CASED, YELP

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainerCallb
 
 import finetune
 from finetune import Run, TextClassification, UserError, cli
-from finetune.cpu import attention
+from finetune.models.cpu import attention
 from finetune.results import wording
 from finetune.training import flops
 from finetune.training.profile import where

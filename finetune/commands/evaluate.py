@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from finetune import cpu
 from finetune.commands import console, imports
 from finetune.commands.parser import Parser
 from finetune.errors import UserError
+from finetune.models import cpu
 from finetune.run import Run
 from finetune.runtime import distributed, hub
 

@@ -24,10 +24,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from finetune import cpu
 from finetune.commands import console, imports
 from finetune.commands.parser import Parser
 from finetune.errors import UserError
+from finetune.models import cpu
 from finetune.recipe import TextClassification
 from finetune.run import Run
 from finetune.runtime import distributed, hub

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from finetune import pretrained, provenance
+from finetune import provenance
 from finetune.commands import console
-from finetune.cpu import exchange
-from finetune.cpu import kernels as cpu
 from finetune.data import sources
+from finetune.models import pretrained
+from finetune.models.cpu import exchange
+from finetune.models.cpu import kernels as cpu
 from finetune.pipeline.events import (
     Collated,
     Event,

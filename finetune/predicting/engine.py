@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from finetune.cpu import kernels
 from finetune.data.batches import cut, split
 from finetune.errors import UserError
+from finetune.models.cpu import kernels
 from finetune.recipe import TextClassification
 from finetune.run import Run
 from finetune.runtime import distributed, precision, threads

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import cpu
 from finetune.data.files import CHUNK_ROWS, Chunk
 from finetune.errors import UserError, suggestion
+from finetune.models import cpu
 from finetune.predicting import engine
 from finetune.predicting.answers import Answers
 from finetune.predicting.inputs import STANDARD_INPUT, Input

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from finetune import cpu
 from finetune.errors import UserError, suggestion
+from finetune.models import cpu
 from finetune.runtime import distributed, precision
 
 

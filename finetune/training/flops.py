@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from finetune.cpu import attention
+from finetune.models.cpu import attention
 
 #: A step multiplies for the forward pass, for the gradients of the inputs and for those of the
 #: weights (Kaplan et al., 2020).

@@ -29,9 +29,9 @@ from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_s
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from finetune.cpu import exchange, unpadded
 from finetune.data import batches
 from finetune.errors import UserError
+from finetune.models.cpu import exchange, unpadded
 from finetune.runtime import precision
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.checkpoint import KeepEpochs

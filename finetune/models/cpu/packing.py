@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from finetune.cpu import layers
+from finetune.models.cpu import layers
 
 #: What packed weights are faster in.
 DTYPES = (torch.float32, torch.bfloat16)

@@ -4,7 +4,7 @@ torch's fused kernel multiplies bf16 no faster than fp32 there. Products of a fe
 are faster, and their weights stay in the cache. Forward and backward over 8,192 tokens with 12
 heads of 32 took 39 ms in sequences of 256 on two cores with AVX512-BF16, where the fused kernel
 took 95; in sequences of 32 it was 17 and 93. In fp32 the fused kernel is the faster one, but it
-cannot do without the padding, see :mod:`finetune.cpu.unpadded`.
+cannot do without the padding, see :mod:`finetune.models.cpu.unpadded`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from finetune import pretrained
+from finetune.models import pretrained
 
 #: What models call them.
 NAME, IF_UNPADDED = "finetune_few_sequences", "finetune_few_sequences_if_unpadded"

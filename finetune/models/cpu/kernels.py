@@ -3,7 +3,7 @@
 Each kernel decides by itself what it knows, and leaves everything else to torch and to
 ``transformers``; from which size on it pays is a constant on top of its module. What is switched
 on here is switched off by ``--cpu_kernels off``, and with it
-:mod:`finetune.cpu.exchange`, which the trainer sets up once DDP has wrapped the model.
+:mod:`finetune.models.cpu.exchange`, which the trainer sets up once DDP has wrapped the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from finetune.cpu import allocator, attention, dropout, packing, unpadded
+from finetune.models.cpu import allocator, attention, dropout, packing, unpadded
 
 
 def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> None:

@@ -18,8 +18,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from finetune.cpu import attention, dropout, layers
 from finetune.data import batches
+from finetune.models.cpu import attention, dropout, layers
 
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the places of the tokens.
@@ -68,7 +68,7 @@ def use(model: torch.nn.Module) -> bool:
     """Let the layers of ``model`` see no padding, if that is known to be the same.
 
     Returns:
-        Whether it is: see :func:`knows`; and it attends by :mod:`finetune.cpu.attention`.
+        Whether it is: see :func:`knows`; and it attends by :mod:`finetune.models.cpu.attention`.
     """
     if used_by(model):
         return True  # of another trainer

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune.cpu import layers
+from finetune.models.cpu import layers
 
 #: Elements of a tensor from which on it is taken.
 LEAST_ELEMENTS = 1
