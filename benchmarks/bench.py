@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu
+import kernels
 import predict
 import start
 import training
@@ -190,6 +191,11 @@ def of_gpu(rounds: int) -> list[Line]:
     return gpu.measure(rounds)
 
 
+def of_kernels(rounds: int) -> list[Line]:
+    """Each kernel of `finetune/cpu/` alone, and all together."""
+    return kernels.measure(rounds)
+
+
 def of_prediction(rounds: int) -> list[Line]:
     """Rows a second against `pipeline(batch_size=32)` on long reviews."""
     import finetune
@@ -254,6 +260,7 @@ CASES = {
     "target": of_target,
     "accuracy": of_accuracy,
     "gpu": of_gpu,
+    "kernels": of_kernels,
 }
 
 
@@ -291,7 +298,7 @@ def main() -> None:
         if given.case in (name, "all"):
             with contextlib.redirect_stdout(sys.stderr):  # only tables are asked for
                 found[name] = case(given.rounds)
-            show(found[name])
+            (kernels.show if name == "kernels" else show)(found[name])
             Path(given.output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(f"\nall figures: {given.output}")
 

@@ -1,4 +1,4 @@
-"""What a kernel does not know is left to torch and the library; a switch leaves all to them."""
+"""What a kernel does not know is left to the libraries, and so is everything by one switch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -175,7 +175,7 @@ def unpadded_bert() -> tuple[Any, list[int]]:
         lambda layer, hidden, mask: layer(hidden, mask, past_key_values=OneCache()),
         lambda layer, hidden, mask: layer(hidden, mask, head_mask=torch.ones(4)),
         lambda layer, hidden, mask: layer(hidden, mask, hidden),
-        lambda layer, hidden, mask: layer(hidden, torch.zeros(mask.shape).masked_fill(~mask, -1e9)),
+        lambda layer, hidden, mask: layer(hidden, mask.float()),
         lambda layer, hidden, mask: layer(hidden, mask.expand(-1, 4, -1, -1)),
     ],
     ids=["by keyword", "with a cache", "and one of heads", "and states", "of numbers", "of heads"],
