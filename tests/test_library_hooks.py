@@ -1,0 +1,146 @@
+"""The library calls each hook that we override, in a training of four steps."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from finetune.runtime.libraries import MEMBERS, resolve
+from finetune.training.arguments import FinetuneArguments
+from finetune.training.loss import GlobalLoss
+from finetune.training.parallel import DataParallel
+from finetune.training.trainer import Trainer
+from recipes.yelp import Yelp
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# ---- hooks of the trainer ------------------------------------------------------------------------
+
+ROWS, BATCH, EPOCHS = 8, 4, 2
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.linear(x)}
+
+
+def recording(cls: type, hooks: set[str], calls: dict[str, list[Any]]) -> Any:
+    """A subclass that keeps what each of its hooks returned: only the library calls those."""
+
+    def recorded(name: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = getattr(super(made, self), name)(*args, **kwargs)
+            calls.setdefault(name, []).append(result)
+            return result
+
+        return call
+
+    made = type(cls.__name__, (cls,), {name: recorded(name) for name in hooks})
+    return made
+
+
+def hooks_of(owner: str) -> list[str]:
+    return [each.name for each in MEMBERS if each.kind == "hook" and each.owner == owner]
+
+
+TRAINER = "transformers.trainer:Trainer"
+EVENTS = "transformers.trainer_callback:TrainerCallback"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A training with evaluations and checkpoints, an evaluation, a prediction and a save."""
+    calls: dict[str, list[Any]] = {}
+    arguments = FinetuneArguments(
+        output_dir=str(tmp_path_factory.mktemp("run")),
+        use_cpu=True,
+        precision="fp32",
+        global_batch_size=BATCH,
+        num_train_epochs=EPOCHS,
+        logging_steps=3,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        label_names=["labels"],
+        disable_tqdm=True,
+    )
+    data = datasets.Dataset.from_dict(
+        {"x": [[0.1 * row, 1.0] for row in range(ROWS)], "labels": [0, 1] * (ROWS // 2)}
+    ).with_format("torch")
+    trainer = recording(Trainer, set(hooks_of(TRAINER)), calls)(
+        model=Net(),
+        args=arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        compute_loss_func=GlobalLoss(Yelp().loss),
+        callbacks=[recording(TrainerCallback, set(hooks_of(EVENTS)), calls)],
+    )
+    output = trainer.train()
+    trainer.evaluate()
+    trainer.predict(data)
+    trainer.save_model()
+    return SimpleNamespace(calls=calls, trainer=trainer, output=output)
+
+
+def test_the_hooks_are_those_that_are_overridden() -> None:
+    hooks = hooks_of(TRAINER)
+    assert len(hooks) >= 16
+    assert all(name in vars(Trainer) for name in hooks)
+    assert len(hooks_of(EVENTS)) >= 6
+
+
+@pytest.mark.parametrize("name", [*hooks_of(TRAINER), *hooks_of(EVENTS)])
+def test_the_library_calls_the_hook(trained: SimpleNamespace, name: str) -> None:
+    assert name in trained.calls
+
+
+def test_the_rest_of_the_loss_is_kept(trained: SimpleNamespace) -> None:
+    losses = [loss.item() for loss in trained.calls["training_step"]]
+    assert len(losses) == ROWS // BATCH * EPOCHS  # the last is not logged
+    assert trained.output.training_loss == pytest.approx(sum(losses) / len(losses))
+
+
+def test_rows_are_counted(trained: SimpleNamespace) -> None:
+    steps = [(len(batches), int(rows)) for batches, rows in trained.calls["get_batch_samples"]]
+    assert set(steps) == {(1, BATCH)}
+
+
+def test_each_logged_loss_has_its_throughput(trained: SimpleNamespace) -> None:
+    logged = [entry for entry in trained.trainer.state.log_history if "loss" in entry]
+    assert logged
+    assert all(entry["rows_per_second"] > 0 for entry in logged)
+
+
+def test_construction_resolves_the_arguments(tmp_path: Path) -> None:
+    arguments = FinetuneArguments(output_dir=str(tmp_path), use_cpu=True, global_batch_size=6)
+    assert arguments.per_device_train_batch_size == 6
+
+
+def test_eval_drops_the_copies() -> None:
+    """`replicate` itself needs GPUs; that `forward` calls it is checked in its source."""
+    model = DataParallel(Net(), device_ids=[])
+    model._kept = [model.module]
+    model.eval()
+    assert model._kept is None
+
+
+def test_checkpoints_have_their_names(trained: SimpleNamespace) -> None:
+    directory = Path(trained.trainer.args.output_dir)
+    prefix, state = (
+        resolve("transformers.trainer_utils:PREFIX_CHECKPOINT_DIR"),
+        resolve("transformers.trainer:TRAINER_STATE_NAME"),
+    )
+    assert prefix == "checkpoint"
+    assert sorted(path.name for path in directory.glob(f"{prefix}-*/{state}")) == [state] * 2
+    assert state == "trainer_state.json"
+    last = resolve("transformers.trainer_utils:get_last_checkpoint")(str(directory))
+    assert last == str(directory / "checkpoint-4")
