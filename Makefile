@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+OLDEST := .venv-oldest
+FAST := not slow and not processes and not trains
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all check lint format bench gpu-check clean
+.PHONY: help env demo test test-all test-oldest check lint format bench gpu-check clean
 
 help:  ## list the targets
-	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(READY)  ## create .venv with everything for the demo and the tests
 
@@ -28,8 +30,21 @@ test: $(READY)  ## the tests (about 9 minutes on two cores)
 test-all: $(READY)  ## the tests, the slow ones too
 	$(BIN)/python -m pytest -m ''
 
+test-oldest: $(OLDEST)/.ready  ## the fast tests with the oldest versions that pyproject.toml allows
+	$(OLDEST)/bin/python -m pytest -q -m '$(FAST)'
+
+# torch first: uv keeps the CPU build that is there, and would take gigabytes of another from the index
+$(OLDEST)/.ready: pyproject.toml
+	rm -rf $(OLDEST)
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 uv
+	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct --dry-run -e '.[embedded,dev]' 2>&1 | \
+		awk '/^ [-+~] (torch=|nvidia|triton)/ {print "uv would replace torch:" $$0; found = 1} END {exit found}'
+	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct -e '.[embedded,dev]'
+	touch $@
+
 check: $(READY) lint  ## lint, types and the fast tests (under a minute)
-	$(BIN)/python -m pytest -q -m 'not slow and not processes and not trains'
+	$(BIN)/python -m pytest -q -m '$(FAST)'
 
 lint: $(READY)  ## lint and types
 	$(BIN)/ruff check .
@@ -47,4 +62,4 @@ gpu-check: $(READY)  ## compare training on the GPUs with one device; list what 
 	$(BIN)/python benchmarks/gpu_check.py
 
 clean:  ## remove what the other targets made, but no run
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
