@@ -13,7 +13,7 @@ from pathlib import Path
 
 from finetune import catalog
 from finetune.errors import UserError, suggestion
-from finetune.runtime import distributed, faults, namesakes
+from finetune.runtime import distributed, faults, namesakes, versions
 from finetune.version import __version__
 
 VERBS = {
@@ -78,10 +78,10 @@ def _run(words: list[str]) -> int:
                 f"(recipes: {', '.join(catalog.names())}; verbs: {', '.join(VERBS)}; "
                 "a recipe of your own is a path that ends in .py)"
             )
-    if verb != "doctor":  # which shows them in its table
-        for sentence in namesakes.claim():
-            if distributed.ranks().rank == 0:
-                print(f"warning: {sentence}", file=sys.stderr)
+    # doctor shows namesakes in its table
+    told = [*versions.untested(), *(namesakes.claim() if verb != "doctor" else ())]
+    for sentence in told if distributed.ranks().rank == 0 else ():
+        print(f"warning: {sentence}", file=sys.stderr)
     return int(importlib.import_module(f"finetune.commands.{verb}").main(rest))
 
 

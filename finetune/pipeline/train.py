@@ -28,7 +28,7 @@ from finetune.pipeline.events import (
 )
 from finetune.recipe import Recipe
 from finetune.run import Run
-from finetune.runtime import distributed, hub
+from finetune.runtime import distributed, hub, versions
 from finetune.settings import Settings
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Set
     Raises:
         UserError: if they are wrong, or need a Hub that does not answer.
     """
+    versions.warn_once()
     chosen = settings.from_keywords(recipe, options)
     if chosen.dry_run:
         raise UserError(

@@ -1,0 +1,59 @@
+"""Whether the installed libraries are those that this project was tested with.
+
+The ranges stand in ``pyproject.toml`` and are read from the metadata of the installed package. Of
+these libraries private members are relied on, see :mod:`finetune.runtime.libraries`: outside the
+range one of them may be gone, or do something else, without an error. No library is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from importlib import metadata
+
+DISTRIBUTION = "finetune"
+#: Whose private members are relied on.
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub")
+_REQUIREMENT = re.compile(r"([\w.-]+)\s*([^;]*)")  # "torch<2.14,>=2.13; extra == 'gpu'"
+
+
+def untested() -> list[str]:
+    """Return a sentence for each library whose version is outside the tested range."""
+    from packaging.specifiers import SpecifierSet
+
+    found = []
+    for name, tested in ranges().items():
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # importing it says so
+        if not SpecifierSet(tested).contains(installed, prereleases=True):
+            found.append(
+                f"{name} {installed} is outside the tested range {tested}: figures may change "
+                f"without an error; pip install '{name}{tested}'"
+            )
+    return found
+
+
+def ranges() -> dict[str, str]:
+    """Return the tested range of each library; none in a checkout that was never installed."""
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = {}
+    for line in lines:
+        match = _REQUIREMENT.match(line)
+        name = match[1].replace("-", "_") if match else ""
+        if match and name in LIBRARIES:
+            bounds = match[2].strip(" ()").split(",")
+            found[name] = ",".join(sorted(map(str.strip, bounds), reverse=True))  # >= before <
+    return found
+
+
+@functools.cache
+def warn_once() -> None:
+    """Warn of libraries outside the tested ranges, once in this process."""
+    for sentence in untested():
+        warnings.warn(sentence, stacklevel=4)  # the line that called `finetune.train`
