@@ -1,6 +1,7 @@
 """Nothing private of a library is used that is not in the table of `finetune.runtime.libraries`."""
 
 import ast
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -136,6 +137,7 @@ def test_the_scan_finds_what_is_foreign(code: str, names: Names) -> None:
 # ---- classes derived from those of a library -----------------------------------------------------
 
 
+@functools.cache
 def imported(file: str) -> ModuleType:
     name = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     if not name.startswith("examples"):
@@ -167,6 +169,7 @@ def shared(cls: type) -> Iterator[str]:
             yield name
 
 
+@functools.cache
 def source(cls: type) -> str:
     try:
         return inspect.getsource(cls)
