@@ -192,7 +192,7 @@ def of_gpu(rounds: int) -> list[Line]:
 
 
 def of_kernels(rounds: int) -> list[Line]:
-    """Each kernel of `finetune/cpu/` alone, and all together."""
+    """Each kernel of `finetune/models/cpu/` alone, and all together."""
     return kernels.measure(rounds)
 
 

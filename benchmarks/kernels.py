@@ -66,7 +66,7 @@ def of_inference(
     """Return what times one pass over full rows of each shape, in seconds."""
     import torch
 
-    from finetune.cpu import allocator, attention, kernels, packing
+    from finetune.models.cpu import allocator, attention, kernels, packing
 
     torch.set_num_threads(1)
     model, bf16 = _model().eval(), precision == "bf16"
@@ -97,7 +97,7 @@ def of_training(
     """Return what times both passes over padded rows of each shape, in seconds."""
     import torch
 
-    from finetune.cpu import allocator, attention, dropout, kernels, unpadded
+    from finetune.models.cpu import allocator, attention, dropout, kernels, unpadded
 
     model, bf16 = _model().train(), precision == "bf16"
     if "all" in on:
@@ -128,7 +128,7 @@ def _model() -> Any:
     import torch
 
     from finetune.commands import console
-    from finetune.pretrained import load_classifier
+    from finetune.models.pretrained import load_classifier
 
     console.quiet()
     torch.manual_seed(0)
@@ -138,7 +138,7 @@ def _model() -> Any:
 def _take_every_shape() -> None:
     import torch
 
-    from finetune.cpu import attention, dropout, packing, unpadded
+    from finetune.models.cpu import attention, dropout, packing, unpadded
 
     attention.LEAST_SEQUENCES = attention.LEAST_TOKENS = 1
     unpadded.LEAST_ROWS, unpadded.MOST_TOKENS = 1, 1.0

@@ -17,10 +17,11 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
-from finetune import hub, scoring
-from finetune.cpu import attention
-from finetune.cpu.packing import PackedLinear
+from finetune import scoring
 from finetune.flags import Flags
+from finetune.models.cpu import attention
+from finetune.models.cpu.packing import PackedLinear
+from finetune.runtime import hub
 from finetune.runtime.libraries import resolve
 from finetune.training.sampler import GlobalBatchSampler
 from recipes.yelp import Yelp

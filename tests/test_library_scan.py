@@ -46,7 +46,7 @@ DOCUMENTED = {"_exit", "_replace"}  # of os, and of named tuples
 #: What everybody overrides.
 ORDINARY = {"forward", "backward"}
 # to be removed; they use a tensor's `_version` and `GradBucket.parameters`
-REMOVED = {"finetune/cpu/gelu.py", "finetune/cpu/casts.py"}
+REMOVED = {"finetune/models/cpu/gelu.py", "finetune/models/cpu/casts.py"}
 REMOVED_CLASSES = {"_Table"}
 FILES = [
     name

@@ -114,10 +114,14 @@ _SHARD, _BUCKET = "accelerate.data_loader:DataLoaderShard", "torch.distributed:G
 _OURS = "finetune/training/trainer.py"
 _ARGUMENTS = "finetune/training/arguments.py"
 _CHECKPOINT, _METER = "finetune/training/checkpoint.py", "finetune/training/speed.py"
-_PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/launcher.py"
-_ATTENTION, _UNPADDED = "finetune/cpu/attention.py", "finetune/cpu/unpadded.py"
-_PACKING, _EXCHANGE = "finetune/cpu/packing.py", "finetune/cpu/exchange.py"
-_JOB, _HUB, _FLAGS = "finetune/job.py", "finetune/hub.py", "finetune/flags.py"
+_PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
+_ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
+_PACKING, _EXCHANGE = "finetune/models/cpu/packing.py", "finetune/models/cpu/exchange.py"
+_JOB, _HUB, _FLAGS = (
+    "finetune/runtime/distributed.py",
+    "finetune/runtime/hub.py",
+    "finetune/flags.py",
+)
 _DOWNLOAD = "huggingface_hub.file_download"
 _EXAMPLES = "examples/native_ddp.py examples/accelerate_loop.py"
 _METRICS = " ".join(
@@ -208,7 +212,7 @@ MEMBERS = (
         )
     ),
     # transformers: models and attention
-    Member("mention", _MODEL, "_weight_conversions", "finetune/pretrained.py",
+    Member("mention", _MODEL, "_weight_conversions", "finetune/models/pretrained.py",
            "weights are saved under the names that Trainer reads them by",
            source="transformers.core_model_loading:revert_weight_conversion",
            behaviour="test_weights_keep_the_names_that_the_model_has"),
@@ -236,7 +240,7 @@ MEMBERS = (
            behaviour="test_a_mask_is_true_where_a_token_is_seen"),
     # transformers: files and small functions
     Member("member", _UTILS, "PREFIX_CHECKPOINT_DIR",
-           f"{_CHECKPOINT} finetune/commands/train.py",
+           f"{_CHECKPOINT} finetune/pipeline/train.py",
            "checkpoints are called checkpoint-N", behaviour=_NAMED),
     Member("member", "transformers.trainer", "TRAINER_STATE_NAME",
            f"{_CHECKPOINT} finetune/provenance.py", "the file by which a checkpoint is known",
@@ -249,7 +253,7 @@ MEMBERS = (
             ("SaveStrategy", _CHECKPOINT, "whether epochs are saved"),
             ("EvalLoopOutput", _OURS, "rows are put back into their order"),
             ("TrainOutput", _OURS, "its type"),
-            ("PredictionOutput", "finetune/commands/assess.py", "its type"),
+            ("PredictionOutput", "finetune/pipeline/assess.py", "its type"),
         )
     ),
     Member("member", "transformers.utils", "SAFE_WEIGHTS_NAME", _OURS, "the file of the weights"),
@@ -294,7 +298,7 @@ MEMBERS = (
     Member("member", _FSDP, "set_state_dict_type", _OURS, "the whole model is saved",
            "state_dict_type", behaviour=_SHARDS),
     Member("mention", "accelerate.state", "ACCELERATE_MIXED_PRECISION",
-           "finetune/precision.py finetune/job.py",
+           "finetune/runtime/precision.py finetune/runtime/distributed.py",
            "--precision auto takes what accelerate launch was told",
            source="transformers.training_args:TrainingArguments"),
     Member("mention", "accelerate.state", "ACCELERATE_USE_FSDP", _ARGUMENTS,
@@ -326,9 +330,9 @@ MEMBERS = (
            "weights are laid out once", behaviour="test_a_packed_layer_multiplies"),
     Member("member", "torch:ops.mkldnn", "_linear_pointwise", _PACKING,
            "and multiplied with", behaviour="test_a_packed_layer_multiplies"),
-    Member("member", "torch:ops.aten", "native_dropout_backward", "finetune/cpu/dropout.py",
+    Member("member", "torch:ops.aten", "native_dropout_backward", "finetune/models/cpu/dropout.py",
            "a mask is applied and scaled in one pass", behaviour="test_a_mask_is_applied"),
-    Member("member", "torch.cpu", "_is_avx512_bf16_supported", "finetune/precision.py",
+    Member("member", "torch.cpu", "_is_avx512_bf16_supported", "finetune/runtime/precision.py",
            "whether the CPU multiplies in bf16", behaviour=_ANSWERS),
     Member("member", "torch._C._autograd", "DeviceType", _PROFILE, "where an event took place",
            behaviour=_FIELDS),

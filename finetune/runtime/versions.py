@@ -12,7 +12,8 @@ import re
 import warnings
 from importlib import metadata
 
-DISTRIBUTION = "finetune"
+from finetune.version import DISTRIBUTION
+
 #: Whose private members are relied on.
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub")
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*([^;]*)")  # "torch<2.14,>=2.13; extra == 'gpu'"
