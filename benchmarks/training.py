@@ -26,8 +26,8 @@ def recipe_of(data: str, max_length: int) -> Any:
     import datasets
     import transformers
 
-    from finetune import catalog
     from finetune.commands import console
+    from finetune.recipe import catalog
 
     console.quiet()
     datasets.disable_progress_bars()

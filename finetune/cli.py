@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune import catalog
 from finetune.errors import UserError, suggestion
+from finetune.recipe import catalog
 from finetune.runtime import distributed, faults, namesakes, versions
 from finetune.version import __version__
 

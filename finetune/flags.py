@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from finetune import catalog
 from finetune.errors import UserError, suggestion
-from finetune.recipe import Recipe
+from finetune.recipe import Recipe, catalog
 
 #: Options of a run that are neither the recipe's nor the training's.
 CHOICES = {

@@ -124,7 +124,7 @@ class Run:
 
     def recipe(self) -> Recipe:
         """Return the recipe with the options it had; model and tokenizer are those of the run."""
-        from finetune import catalog
+        from finetune.recipe import catalog
 
         manifest = self.manifest
         options = dict(manifest.options)

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import catalog
 from finetune.errors import UserError, suggestion
 from finetune.flags import CHOICES, Flags, refuse_clashes
-from finetune.recipe import Recipe
+from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from finetune import catalog, cli
+from finetune import cli
 from finetune.commands import imports
+from finetune.recipe import catalog
 from finetune.runtime import hub
 from finetune.version import __version__
 from tests.conftest import ROOT, Command

@@ -16,8 +16,9 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from finetune import catalog, cli
+from finetune import cli
 from finetune.flags import Flags
+from finetune.recipe import catalog
 from tests.conftest import ROOT
 
 CLUSTER = ROOT / "docs" / "cluster"

@@ -17,8 +17,8 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from finetune import catalog
 from finetune.models.cpu import allocator, attention, dropout, packing, unpadded
+from finetune.recipe import catalog
 from tests.models import drawn, padded_pair, small, watched_layer
 
 Shape = tuple[int, int, int, int]

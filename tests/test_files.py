@@ -8,10 +8,11 @@ import pytest
 from datasets import Dataset
 
 import finetune
-from finetune import Recipe, Run, UserError, catalog
+from finetune import Recipe, Run, UserError
 from finetune.commands import predict
 from finetune.commands.evaluate import evaluate
 from finetune.data import files
+from finetune.recipe import catalog
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.trains]
 

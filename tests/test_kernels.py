@@ -14,11 +14,11 @@ from transformers import AutoModelForTokenClassification
 from transformers.models.bert.modeling_bert import BertEncoder
 
 import finetune
-from finetune import UserError, catalog
+from finetune import UserError
 from finetune.commands.evaluate import evaluate
 from finetune.models.cpu import allocator, attention, dropout, exchange, kernels, packing, unpadded
 from finetune.predicting.engine import Predictor
-from finetune.recipe import TextClassification
+from finetune.recipe import TextClassification, catalog
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 from tests.models import drawn, padded_pair, small, watched_layer

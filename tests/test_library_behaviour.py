@@ -17,10 +17,10 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
-from finetune import scoring
 from finetune.flags import Flags
 from finetune.models.cpu import attention
 from finetune.models.cpu.packing import PackedLinear
+from finetune.recipe import scoring
 from finetune.runtime import hub
 from finetune.runtime.libraries import resolve
 from finetune.training.sampler import GlobalBatchSampler

@@ -22,10 +22,11 @@ from PIL import Image
 from safetensors.torch import save_model
 
 import finetune
-from finetune import Run, TextClassification, UserError, catalog
+from finetune import Run, TextClassification, UserError
 from finetune.commands import predict
 from finetune.data import files
 from finetune.predicting import engine
+from finetune.recipe import catalog
 from tests.conftest import ROOT, Command
 
 pytestmark = pytest.mark.usefixtures("one_thread")

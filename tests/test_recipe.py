@@ -11,10 +11,9 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from finetune import catalog
 from finetune.errors import UserError
 from finetune.flags import Flags
-from finetune.recipe import Recipe, TextClassification, option
+from finetune.recipe import Recipe, TextClassification, catalog, option
 from tests.hub.repositories import UNCASED
 
 RECIPES = catalog.names()

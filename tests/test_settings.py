@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from finetune import catalog, provenance
+from finetune import provenance
 from finetune.errors import UserError
 from finetune.flags import USED, Flags
+from finetune.recipe import catalog
 from finetune.runtime import distributed, precision
 from finetune.settings import Settings, from_command_line, from_keywords, peek
 from finetune.training.arguments import REFUSED, ArgumentValues, resolved

@@ -10,7 +10,7 @@ import scipy.stats
 import sklearn.metrics
 from scipy.special import expit, softmax
 
-from finetune import scoring
+from finetune.recipe import scoring
 from finetune.results import (
     assessment,
     calibration,

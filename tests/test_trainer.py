@@ -19,8 +19,9 @@ from torch.nn.functional import cross_entropy
 from transformers import EvalPrediction, TrainingArguments
 
 import finetune
-from finetune import Recipe, Run, TextClassification, UserError, catalog
+from finetune import Recipe, Run, TextClassification, UserError
 from finetune.pipeline.launch import in_fresh_processes
+from finetune.recipe import catalog
 from finetune.results import page
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")

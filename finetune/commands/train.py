@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune import catalog
 from finetune.commands import console, imports
 from finetune.errors import UserError
 from finetune.flags import Flags
+from finetune.recipe import catalog
 from finetune.runtime import distributed, hub
 from finetune.settings import from_command_line, peek
 

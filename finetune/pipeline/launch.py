@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from finetune import catalog, settings
+from finetune import settings
 from finetune.errors import UserError
 from finetune.pipeline.events import Progress, ignore
 from finetune.pipeline.train import prepare, settled, work
+from finetune.recipe import catalog
 from finetune.run import Run
 
 if TYPE_CHECKING:

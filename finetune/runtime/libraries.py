@@ -392,7 +392,7 @@ MEMBERS = (
     Member("hook", "evaluate:EvaluationModule", "_compute", _METRICS, "what a metric gives",
            "predictions references kwargs", source="evaluate:EvaluationModule.compute",
            behaviour="test_a_metric_is_called"),
-    Member("member", "evaluate", "load", "finetune/scoring.py",
+    Member("member", "evaluate", "load", "finetune/recipe/scoring.py",
            "metrics are loaded by path, copied into a cache by their content",
            "path keep_in_memory", behaviour="test_a_metric_is_copied_by_its_content"),
 )

@@ -7,13 +7,6 @@ can be replaced::
     load -> split -> prepare -> build_model, data_collator, loss, compute_metrics -> parts ->
     adapt -> trainer
 
-A text recipe is mostly fields::
-
-    class Yelp(TextClassification):
-        dataset: str = "Yelp/yelp_review_full"
-        model: str = "google-bert/bert-base-cased"
-        training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
-
 Importing a recipe touches neither a device nor the network, and imports no torch.
 """
 
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-    from finetune.scoring import Scoring
+    from finetune.recipe.scoring import Scoring
     from finetune.training.arguments import FinetuneArguments
     from finetune.training.trainer import Trainer
 
@@ -228,7 +221,7 @@ class Recipe:
         return None
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Accuracy and macro F1. Replace it for others: see :class:`finetune.scoring.Scoring`."""
+        """Return accuracy and macro F1; for others see :class:`~finetune.recipe.scoring.Scoring`."""
         return self.scoring(prediction)
 
     @classmethod
@@ -286,7 +279,7 @@ class Recipe:
     @functools.cached_property
     def scoring(self) -> Scoring:
         """The local metric modules that :meth:`compute_metrics` calls."""
-        from finetune.scoring import Scoring
+        from finetune.recipe.scoring import Scoring
 
         return Scoring(accuracy={}, f1={"average": "macro"})
 
@@ -363,109 +356,3 @@ class Recipe:
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer
-
-
-class TextClassification(Recipe):
-    """Sentences or documents with one label each, on an encoder from ``transformers``."""
-
-    model: str = option("", "name of a model on the Hub, or a local directory")
-    model_revision: str | None = option(
-        None, "commit, tag or branch of the model on the Hub (unset: the newest)"
-    )
-    text_column: str = option("text", "column that holds the text")
-    label_column: str = option("label", "column that holds the label")
-    drop_invalid: bool = option(False, "drop rows without a text or a label, do not refuse them")
-    max_length: int = option(512, "truncate texts to this many tokens")
-    hidden_dropout: float | None = option(
-        None, "dropout of the hidden states (unset: the model's own)"
-    )
-    attention_dropout: float | None = option(
-        0.0, "dropout of the attention; above 0 there is no fused kernel for it on a CPU"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        mistakes = [
-            f"--{name} {value}: expected a probability, 0 or more and below 1"
-            for name in ("hidden_dropout", "attention_dropout")
-            if (value := getattr(self, name)) is not None and not 0 <= value < 1
-        ]
-        if self.max_length < 3:
-            mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
-        if mistakes:
-            raise UserError(*mistakes)
-
-    def load(self) -> DatasetDict:
-        return self.labelled(self.read())
-
-    def read(self) -> DatasetDict:
-        """The source as it is, with an ``id`` added: the number of the row in its split."""
-        from finetune.data import sources
-
-        return sources.read(self.dataset, self.dataset_revision)
-
-    def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """``dataset`` brought to the columns ``id``, ``text`` and ``label``, missing values
-        refused. Other columns stay, for the slices of the report.
-        """
-        from finetune.data import findings, labels
-
-        findings.require_columns(dataset, self.text_column, self.label_column)
-        dataset = findings.without_clashes(dataset, self.text_column, self.label_column)
-        dataset = dataset.rename_columns(
-            {
-                old: new
-                for old, new in ((self.text_column, "text"), (self.label_column, "label"))
-                if old != new
-            }
-        )
-        dataset = findings.only_valid(dataset, drop=self.drop_invalid, note=self.note)
-        return labels.encode(dataset, self.label_names)
-
-    def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data.tokenize import tokenize
-
-        return tokenize(dataset, self.processing_class(), self.max_length)
-
-    def whole_lengths(self, split: str) -> list[int] | None:
-        from finetune.data.tokenize import whole_lengths
-
-        texts, lengths = self.splits[split]["text"][:], self.prepared[split]["length"][:]
-        return whole_lengths(texts, lengths, self.processing_class(), self.max_length)
-
-    def processing_class(self) -> PreTrainedTokenizerBase:
-        return self._tokenizer
-
-    @functools.cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        from finetune.models.pretrained import load_tokenizer
-
-        return load_tokenizer(self.model, self.model_revision)
-
-    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.pretrained import load_classifier
-
-        return load_classifier(
-            self.model,
-            labels,
-            revision=self.model_revision,
-            hidden_dropout=self.hidden_dropout,
-            attention_dropout=self.attention_dropout,
-        )
-
-    def base_revision(self) -> str | None:
-        from finetune.models.pretrained import commit
-
-        return commit(self.model, self.model_revision)
-
-    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.pretrained import load_classifier
-
-        return load_classifier(str(directory), labels)
-
-    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        from transformers import DataCollatorWithPadding
-
-        from finetune.data.batches import PADDED_TO
-
-        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=PADDED_TO)

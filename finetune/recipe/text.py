@@ -1,0 +1,130 @@
+"""Recipes of text: one text and one label a row, on an encoder of ``transformers``.
+
+A text recipe is mostly fields::
+
+    class Yelp(TextClassification):
+        dataset: str = "Yelp/yelp_review_full"
+        model: str = "google-bert/bert-base-cased"
+        training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune.errors import UserError
+from finetune.recipe.base import Recipe, option
+
+if TYPE_CHECKING:
+    import torch
+    from datasets import DatasetDict
+    from transformers import PreTrainedTokenizerBase
+
+
+class TextClassification(Recipe):
+    """Sentences or documents with one label each, on an encoder from ``transformers``."""
+
+    model: str = option("", "name of a model on the Hub, or a local directory")
+    model_revision: str | None = option(
+        None, "commit, tag or branch of the model on the Hub (unset: the newest)"
+    )
+    text_column: str = option("text", "column that holds the text")
+    label_column: str = option("label", "column that holds the label")
+    drop_invalid: bool = option(False, "drop rows without a text or a label, do not refuse them")
+    max_length: int = option(512, "truncate texts to this many tokens")
+    hidden_dropout: float | None = option(
+        None, "dropout of the hidden states (unset: the model's own)"
+    )
+    attention_dropout: float | None = option(
+        0.0, "dropout of the attention; above 0 there is no fused kernel for it on a CPU"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        mistakes = [
+            f"--{name} {value}: expected a probability, 0 or more and below 1"
+            for name in ("hidden_dropout", "attention_dropout")
+            if (value := getattr(self, name)) is not None and not 0 <= value < 1
+        ]
+        if self.max_length < 3:
+            mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        if mistakes:
+            raise UserError(*mistakes)
+
+    def load(self) -> DatasetDict:
+        return self.labelled(self.read())
+
+    def read(self) -> DatasetDict:
+        """The source as it is, with an ``id`` added: the number of the row in its split."""
+        from finetune.data import sources
+
+        return sources.read(self.dataset, self.dataset_revision)
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """``dataset`` brought to the columns ``id``, ``text`` and ``label``, missing values
+        refused. Other columns stay, for the slices of the report.
+        """
+        from finetune.data import findings, labels
+
+        findings.require_columns(dataset, self.text_column, self.label_column)
+        dataset = findings.without_clashes(dataset, self.text_column, self.label_column)
+        dataset = dataset.rename_columns(
+            {
+                old: new
+                for old, new in ((self.text_column, "text"), (self.label_column, "label"))
+                if old != new
+            }
+        )
+        dataset = findings.only_valid(dataset, drop=self.drop_invalid, note=self.note)
+        return labels.encode(dataset, self.label_names)
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.data.tokenize import tokenize
+
+        return tokenize(dataset, self.processing_class(), self.max_length)
+
+    def whole_lengths(self, split: str) -> list[int] | None:
+        from finetune.data.tokenize import whole_lengths
+
+        texts, lengths = self.splits[split]["text"][:], self.prepared[split]["length"][:]
+        return whole_lengths(texts, lengths, self.processing_class(), self.max_length)
+
+    def processing_class(self) -> PreTrainedTokenizerBase:
+        return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from finetune.models.pretrained import load_tokenizer
+
+        return load_tokenizer(self.model, self.model_revision)
+
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.pretrained import load_classifier
+
+        return load_classifier(
+            self.model,
+            labels,
+            revision=self.model_revision,
+            hidden_dropout=self.hidden_dropout,
+            attention_dropout=self.attention_dropout,
+        )
+
+    def base_revision(self) -> str | None:
+        from finetune.models.pretrained import commit
+
+        return commit(self.model, self.model_revision)
+
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.pretrained import load_classifier
+
+        return load_classifier(str(directory), labels)
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from transformers import DataCollatorWithPadding
+
+        from finetune.data.batches import PADDED_TO
+
+        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=PADDED_TO)
