@@ -18,7 +18,8 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import Trainer, get_scheduler, logging, set_seed
 
-from finetune import UserError, settings
+from finetune import UserError
+from finetune.config import settings
 from finetune.runtime import distributed, faults
 
 

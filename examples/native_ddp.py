@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from transformers import Trainer, get_scheduler, logging, set_seed
 
-from finetune import UserError, settings
+from finetune import UserError
+from finetune.config import settings
 from finetune.runtime import distributed, faults
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from transformers import TrainerState
     from transformers.trainer_utils import TrainOutput
 
+    from finetune.config.settings import Settings
     from finetune.recipe import Recipe
-    from finetune.settings import Settings
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")

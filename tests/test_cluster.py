@@ -17,7 +17,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from finetune import cli
-from finetune.flags import Flags
+from finetune.config.flags import Flags
 from finetune.recipe import catalog
 from tests.conftest import ROOT
 

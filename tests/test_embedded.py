@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from datasets import DatasetDict
 
+from finetune.config.settings import from_keywords
 from finetune.data import embedded, sources
 from finetune.errors import UserError
-from finetune.settings import from_keywords
 
 FILES = {
     "imdb": embedded._REVIEWS,

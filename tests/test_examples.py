@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from examples import accelerate_loop, native_ddp
-from finetune import settings
+from finetune.config import settings
 from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed
 

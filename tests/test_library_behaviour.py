@@ -17,7 +17,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
-from finetune.flags import Flags
+from finetune.config.flags import Flags
 from finetune.models.cpu import attention
 from finetune.models.cpu.packing import PackedLinear
 from finetune.recipe import scoring

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
+from finetune.config.flags import Flags
 from finetune.errors import UserError
-from finetune.flags import Flags
 from finetune.recipe import Recipe, TextClassification, catalog, option
 from tests.hub.repositories import UNCASED
 

@@ -11,11 +11,11 @@ import pytest
 from transformers import TrainingArguments
 
 from finetune import provenance
+from finetune.config.flags import USED, Flags
+from finetune.config.settings import Settings, from_command_line, from_keywords, peek
 from finetune.errors import UserError
-from finetune.flags import USED, Flags
 from finetune.recipe import catalog
 from finetune.runtime import distributed, precision
-from finetune.settings import Settings, from_command_line, from_keywords, peek
 from finetune.training.arguments import REFUSED, ArgumentValues, resolved
 from recipes.yelp import Yelp
 

@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from finetune import provenance
 from finetune.commands import console
+from finetune.config.settings import Settings
 from finetune.data import sources
 from finetune.models import pretrained
 from finetune.models.cpu import exchange
@@ -30,7 +31,6 @@ from finetune.pipeline.events import (
 from finetune.results import wording
 from finetune.run import Run
 from finetune.runtime import distributed
-from finetune.settings import Settings
 from finetune.training.arguments import FinetuneArguments
 
 _ORDER = {"random": "", "sequential": " in their order", "group_by_length": " of like length"}

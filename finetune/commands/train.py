@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finetune.commands import console, imports
+from finetune.config.flags import Flags
+from finetune.config.settings import from_command_line, peek
 from finetune.errors import UserError
-from finetune.flags import Flags
 from finetune.recipe import catalog
 from finetune.runtime import distributed, hub
-from finetune.settings import from_command_line, peek
 
 
 def main(words: Sequence[str]) -> int:

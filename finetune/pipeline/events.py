@@ -16,8 +16,8 @@ from finetune.runtime import distributed
 if TYPE_CHECKING:
     import torch
 
+    from finetune.config.settings import Settings
     from finetune.run import Run
-    from finetune.settings import Settings
     from finetune.training.arguments import FinetuneArguments
 
 

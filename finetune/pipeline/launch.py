@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from finetune import settings
+from finetune.config import settings
 from finetune.errors import UserError
 from finetune.pipeline.events import Progress, ignore
 from finetune.pipeline.train import prepare, settled, work
@@ -19,8 +19,8 @@ from finetune.recipe import catalog
 from finetune.run import Run
 
 if TYPE_CHECKING:
+    from finetune.config.settings import Settings
     from finetune.recipe import Recipe
-    from finetune.settings import Settings
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import settings
+from finetune.config import settings
+from finetune.config.settings import Settings
 from finetune.errors import UserError, suggestion
 from finetune.pipeline.events import (
     Collated,
@@ -29,7 +30,6 @@ from finetune.pipeline.events import (
 from finetune.recipe import Recipe
 from finetune.run import Run
 from finetune.runtime import distributed, hub, versions
-from finetune.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -120,7 +120,7 @@ _PACKING, _EXCHANGE = "finetune/models/cpu/packing.py", "finetune/models/cpu/exc
 _JOB, _HUB, _FLAGS = (
     "finetune/runtime/distributed.py",
     "finetune/runtime/hub.py",
-    "finetune/flags.py",
+    "finetune/config/flags.py",
 )
 _DOWNLOAD = "huggingface_hub.file_download"
 _EXAMPLES = "examples/native_ddp.py examples/accelerate_loop.py"

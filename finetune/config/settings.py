@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.config.flags import CHOICES, Flags, refuse_clashes
 from finetune.errors import UserError, suggestion
-from finetune.flags import CHOICES, Flags, refuse_clashes
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
 

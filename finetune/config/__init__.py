@@ -1,0 +1,1 @@
+"""From what was typed to a recipe and its training arguments."""
