@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     run = Run.load(given.run)
     refuse_without_model(run)
     hub.go_offline()  # everything is in the run: the libraries shall not ask the network
-    imports.at_once("datasets", "finetune.predicting.task")
+    imports.at_once("datasets", "finetune.predicting.request")
     console.quiet()
     if given.text is not None:
         _say_of_one_text(run, given)
@@ -176,16 +176,16 @@ def _to_screen(run: Run, given: argparse.Namespace) -> None:
     from finetune.pipeline.predict import stream
     from finetune.predicting import formats
     from finetune.predicting.inputs import Input
-    from finetune.predicting.task import Options, Task
+    from finetune.predicting.request import Options, Request
 
-    task = Task.of(run, Input.open(given.input), Options.of(_options(given)))
-    suffix = formats.of_screen(task.input.kind)
+    request = Request.of(run, Input.open(given.input), Options.of(_options(given)))
+    suffix = formats.of_screen(request.input.kind)
     with _utf8_lines() as screen, Bar() as bar:
-        formats.write_header(screen, suffix, task.columns)
-        for chunk, added in stream(task, bar):
-            formats.write_rows(screen, suffix, task.input.columns, chunk, added)
+        formats.write_header(screen, suffix, request.columns)
+        for chunk, added in stream(request, bar):
+            formats.write_rows(screen, suffix, request.input.columns, chunk, added)
             screen.flush()
-    for note in task.notes:
+    for note in request.notes:
         print(note, file=sys.stderr)
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from finetune.data.files import Chunk
     from finetune.predicting.engine import Predictor
-    from finetune.predicting.parts import Parts
+    from finetune.predicting.partial_output import PartialOutput
     from finetune.predicting.progress import Position
-    from finetune.predicting.task import Task
+    from finetune.predicting.request import Request
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 
@@ -63,7 +63,7 @@ def predict(
         data: A frame, texts, or rows as mappings. What the model reads is the column
             ``text_column`` (default: that of the run if there is one, else ``text``).
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
-        **options: Those of :class:`~finetune.predicting.task.Options`.
+        **options: Those of :class:`~finetune.predicting.request.Options`.
 
     Returns:
         A copy with the columns ``label`` and ``probability`` added (in a regression
@@ -80,20 +80,20 @@ def predict(
 
     frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
     source = Input("the data", "frame", tuple(frame.columns), len(frame))
-    task = _task(run, source, options)
-    added: dict[str, list[Any]] = {name: [] for name in task.answers.names}
+    request = _request(run, source, options)
+    columns: dict[str, list[Any]] = {name: [] for name in request.added.names}
     if len(frame):
         rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        position, predictor = _position(task, progress), _predictor(task, len(rows))
+        position, predictor = _position(request, progress), _predictor(request, len(rows))
         for number, start in enumerate(range(0, len(rows), CHUNK_ROWS)):
             some = rows[start : start + CHUNK_ROWS]
             chunk = Chunk(number, some, start + len(some))
             position.begin(chunk)
-            for name, values in task.predict(predictor, chunk, position.advance).items():
-                added[name] += values
-            task.passed(chunk)
+            for name, values in request.predict(predictor, chunk, position.advance).items():
+                columns[name] += values
+            request.passed(chunk)
             position.end(chunk)
-    for name, values in added.items():
+    for name, values in columns.items():
         frame[name] = values
     return frame
 
@@ -118,54 +118,56 @@ def predict_file(
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
         resume: Whether to go on where an interrupted prediction stopped.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`, on rank 0.
-        **options: Those of :class:`~finetune.predicting.task.Options`.
+        **options: Those of :class:`~finetune.predicting.request.Options`.
 
     Raises:
         UserError: if the input, the output or the options cannot be.
     """
     from finetune.predicting.inputs import Input
-    from finetune.predicting.parts import Parts
+    from finetune.predicting.partial_output import PartialOutput
 
     refuse_output(str(source), output)
-    me, parts = distributed.ranks(), Parts(Path(output).expanduser())
+    me, parts = distributed.ranks(), PartialOutput(Path(output).expanduser())
 
-    def prepared() -> Task:
-        task = _task(run, Input.open(str(source)), options)
+    def prepared() -> Request:
+        request = _request(run, Input.open(str(source)), options)
         if me.rank == 0:
-            parts.begin(task.facts(), resume)
-        return task
+            parts.begin(request.facts(), resume)
+        return request
 
-    task = distributed.rank_zero_first(prepared)
+    request = distributed.rank_zero_first(prepared)
     distributed.join(None, _LONGEST_WAIT, use_cpu=_on_cpu())
     started = time.perf_counter()
     with parts.after_a_mistake() if me.rank == 0 else contextlib.nullcontext():
-        done, count = _share_of_this_rank(task, parts, on_rank_zero(progress))
+        done, count = _share_of_this_rank(request, parts, on_rank_zero(progress))
         everyone = distributed.gather(done)
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if me.rank == 0:
-            parts.finish(count, task.columns)
+            parts.finish(count, request.columns)
     predicted = sum(everyone)
     return FilePrediction(
         parts.output,
-        task.rows,
-        task.rows - predicted,
+        request.rows,
+        request.rows - predicted,
         predicted / seconds,
-        task.precision,
-        task.notes,
+        request.precision,
+        request.notes,
     )
 
 
-def stream(task: Task, progress: Progress = ignore) -> Iterator[tuple[Chunk, dict[str, list[Any]]]]:
+def stream(
+    request: Request, progress: Progress = ignore
+) -> Iterator[tuple[Chunk, dict[str, list[Any]]]]:
     """Predict an input chunk by chunk, in this process.
 
     Yields:
         A chunk, and the columns that are added to it.
     """
-    predictor = _predictor(task)
-    position = _position(task, progress)
-    for chunk, _ in task.chunks(lambda number: True, position):
-        yield chunk, task.predict(predictor, chunk, position.advance)
+    predictor = _predictor(request)
+    position = _position(request, progress)
+    for chunk, _ in request.chunks(lambda number: True, position):
+        yield chunk, request.predict(predictor, chunk, position.advance)
 
 
 def refuse_output(source: str, output: str | Path) -> None:
@@ -187,34 +189,36 @@ def refuse_output(source: str, output: str | Path) -> None:
         raise UserError(*mistakes)
 
 
-def _share_of_this_rank(task: Task, parts: Parts, progress: Progress) -> tuple[int, int]:
+def _share_of_this_rank(
+    request: Request, parts: PartialOutput, progress: Progress
+) -> tuple[int, int]:
     """Predict the chunks of this process that are not done yet.
 
     Returns:
         Rows predicted here, and chunks of the whole input.
     """
-    me, predictor, position = distributed.ranks(), None, _position(task, progress)
+    me, predictor, position = distributed.ranks(), None, _position(request, progress)
     done = count = 0
 
     def wanted(number: int) -> bool:
         return number % me.world_size == me.rank and not parts.has(number)
 
-    for chunk, here in task.chunks(wanted, position):
+    for chunk, here in request.chunks(wanted, position):
         count += 1
         if here:
-            predictor = predictor or _predictor(task)
-            added = task.predict(predictor, chunk, position.advance)
-            parts.write(task.input.columns, chunk, added)
+            predictor = predictor or _predictor(request)
+            added = request.predict(predictor, chunk, position.advance)
+            parts.write(request.input.columns, chunk, added)
             done += len(chunk)
     return done, count
 
 
-def _task(run: Run | str | Path, source: Any, options: Mapping[str, Any]) -> Task:
-    from finetune.predicting.task import Options, Task
+def _request(run: Run | str | Path, source: Any, options: Mapping[str, Any]) -> Request:
+    from finetune.predicting.request import Options, Request
 
     run = run if isinstance(run, Run) else Run.load(run)
     refuse_without_model(run)
-    return Task.of(run, source, Options.of(options))
+    return Request.of(run, source, Options.of(options))
 
 
 def refuse_without_model(run: Run) -> None:
@@ -229,18 +233,18 @@ def refuse_without_model(run: Run) -> None:
         )
 
 
-def _predictor(task: Task, rows: int | None = None) -> Predictor:
+def _predictor(request: Request, rows: int | None = None) -> Predictor:
     """The model, made ready for so many rows if that is known."""
     from finetune.predicting.engine import Predictor
 
-    batch_tokens = task.options.batch_tokens
-    return Predictor(task.run, task.precision, batch_tokens, task.cpu_kernels, count=rows)
+    batch_tokens = request.options.batch_tokens
+    return Predictor(request.run, request.precision, batch_tokens, request.cpu_kernels, count=rows)
 
 
-def _position(task: Task, progress: Progress) -> Position:
+def _position(request: Request, progress: Progress) -> Position:
     from finetune.predicting.progress import Position
 
-    source = task.input
+    source = request.input
 
     def tell(position: float, rows: int) -> None:
         progress(Predicted(position, source.total, rows, source.counted))

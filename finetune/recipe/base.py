@@ -221,7 +221,7 @@ class Recipe:
         return None
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Return accuracy and macro F1; for others see :class:`~finetune.recipe.scoring.Scoring`."""
+        """Return accuracy and macro F1. Others: :class:`~finetune.recipe.scoring.Scoring`."""
         return self.scoring(prediction)
 
     @classmethod

@@ -12,7 +12,7 @@ from finetune.data.files import CHUNK_ROWS, Chunk
 from finetune.errors import UserError, suggestion
 from finetune.models import cpu
 from finetune.predicting import engine
-from finetune.predicting.answers import Answers
+from finetune.predicting.columns import AddedColumns
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.recipe import TextClassification
 from finetune.run import Run
@@ -70,14 +70,14 @@ class Options:
 
 
 @dataclass
-class Task:
+class Request:
     """What is to be done, checked.
 
     Attributes:
         run: Whose model predicts.
         input: What is predicted.
         column: Of the input, which the model sees; the files themselves if it is a folder.
-        answers: Makes the added columns.
+        added: Makes the added columns.
         precision: Of the computation.
         cpu_kernels: ``auto`` or ``off``, on a CPU.
         options: As they were given.
@@ -88,7 +88,7 @@ class Task:
     run: Run
     input: Input
     column: str
-    answers: Answers
+    added: AddedColumns
     precision: str
     cpu_kernels: str
     options: Options
@@ -96,8 +96,8 @@ class Task:
     missing: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, run: Run, input: Input, options: Options) -> Task:
-        """Return the task that these options make of an input.
+    def of(cls, run: Run, input: Input, options: Options) -> Request:
+        """Return the request that these options make of an input.
 
         Raises:
             UserError: if the run or the input has not what they ask for.
@@ -112,25 +112,25 @@ class Task:
             mistakes.append(f"--calibrated: {run.path} has no temperature in its run.json")
         if mistakes:
             raise UserError(*mistakes)
-        answers = Answers.beside(
+        added = AddedColumns.beside(
             input.columns, run.labels, options.all_probabilities, float(temperature or 1.0)
         )
         column = _column(run, input, options.text_column)
         precision = options.precision or engine.default_precision(run)
         trained = run.manifest.arguments.get("cpu_kernels", "auto")
         kernels = options.cpu_kernels or trained
-        return cls(run, input, column, answers, precision, kernels, options)
+        return cls(run, input, column, added, precision, kernels, options)
 
     @property
     def columns(self) -> list[str]:
         """Of the output."""
-        return [*self.input.columns, *self.answers.names]
+        return [*self.input.columns, *self.added.names]
 
     @property
     def notes(self) -> list[str]:
         """What the user is to be told when all is done."""
         found = []
-        if renamed := [name for name in self.answers.names if name.startswith("predicted ")]:
+        if renamed := [name for name in self.added.names if name.startswith("predicted ")]:
             named = ", ".join(f"'{name}'" for name in renamed)
             found.append(f"added as {named}: the input has columns of the shorter names")
         if self.missing:
@@ -148,8 +148,8 @@ class Task:
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
             "--text_column": self.column,
-            "the columns added": self.answers.names,
-            "the temperature": self.answers.temperature,
+            "the columns added": self.added.names,
+            "the temperature": self.added.temperature,
             "--precision": self.precision,
             "--cpu_kernels": self.cpu_kernels,
             "the rows of a part": CHUNK_ROWS,
@@ -181,7 +181,7 @@ class Task:
                             f"in '{self.column}', found {text!r}"
                         )
                 logits = predictor.texts(some, advance)
-        return self.answers.columns(logits, present, len(chunk))
+        return self.added.columns(logits, present, len(chunk))
 
     def chunks(
         self, wanted: Callable[[int], bool], progress: Position

@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 
 @dataclass(frozen=True)
-class Answers:
+class AddedColumns:
     """Makes the added columns of logits.
 
     Attributes:
@@ -31,7 +31,7 @@ class Answers:
         labels: Sequence[str],
         all_probabilities: bool,
         temperature: float = 1.0,
-    ) -> Answers:
+    ) -> AddedColumns:
         """Those for an input with these columns.
 
         Where the input has a column ``label`` of its own, as a labelled test file does, the added

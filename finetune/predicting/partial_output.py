@@ -23,7 +23,7 @@ _MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartialOutput:
     """The parts of one output.
 
     Attributes:
