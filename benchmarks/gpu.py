@@ -141,7 +141,7 @@ def of_profile(model: str, length: int, batch: int) -> Callable[[], float]:
     trainer = _ours(model, length, batch, 12, profile=10)
 
     def turn() -> float:
-        from finetune.run import Run
+        from finetune.runs.run import Run
 
         trainer.train()
         found = Run(Path(trainer.args.output_dir)).profile

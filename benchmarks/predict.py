@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, nargs="+", default=[256, 512])
     given = parser.parse_args()
 
-    from finetune.run import Run
+    from finetune.runs.run import Run
 
     for max_length in given.max_length:
         compare(Run.load(given.run), reviews(given.rows), max_length, given.rounds)
@@ -44,7 +44,7 @@ def of_pipeline(run: str, texts: list[str], max_length: int) -> Callable[[], np.
     """Probabilities by the pipeline of the library, shape `(rows, classes)`."""
     import transformers
 
-    from finetune.run import Run
+    from finetune.runs.run import Run
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -68,7 +68,7 @@ def of_predict(
     from scipy.special import softmax
 
     from finetune.predicting.engine import Predictor
-    from finetune.run import Run
+    from finetune.runs.run import Run
 
     transformers.logging.disable_progress_bar()
     predictor = Predictor(Run.load(run), precision)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from finetune.pipeline.report import Report, report
     from finetune.pipeline.train import train
     from finetune.recipe import Recipe, TextClassification, option
-    from finetune.run import Run
+    from finetune.runs.run import Run
 
 _HOME = {
     "Comparison": "finetune.pipeline.compare",
@@ -33,7 +33,7 @@ _HOME = {
     "FilePrediction": "finetune.pipeline.predict",
     "Recipe": "finetune.recipe",
     "Report": "finetune.pipeline.report",
-    "Run": "finetune.run",
+    "Run": "finetune.runs.run",
     "TextClassification": "finetune.recipe",
     "UserError": "finetune.errors",
     "compare": "finetune.pipeline.compare",

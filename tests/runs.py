@@ -18,8 +18,9 @@ from scipy.special import softmax
 import finetune
 from finetune import Run
 from finetune.recipe.scoring import Scoring
-from finetune.results import assessment, predictions
+from finetune.results import assessment
 from finetune.results.predicted import Predicted
+from finetune.runs import predictions
 from finetune.training.manifest import Metrics, Statistics
 
 SCORING: dict[str, dict[str, Any]] = {"accuracy": {}, "f1": {"average": "macro"}}

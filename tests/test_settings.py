@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from finetune import provenance
 from finetune.config.flags import USED, Flags
 from finetune.config.settings import Settings, from_command_line, from_keywords, peek
 from finetune.errors import UserError
+from finetune.pipeline import provenance
 from finetune.recipe import catalog
 from finetune.runtime import distributed, precision
 from finetune.training.arguments import REFUSED, ArgumentValues, resolved

@@ -17,7 +17,7 @@ from finetune.commands import console, imports
 from finetune.commands.parser import Parser
 from finetune.errors import UserError
 from finetune.models import cpu
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from finetune.commands.parser import Parser
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.recipe import TextClassification
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
 
 _SHOWN_CLASSES = 5

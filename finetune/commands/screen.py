@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from finetune import provenance
 from finetune.commands import console
 from finetune.config.settings import Settings
 from finetune.data import sources
 from finetune.models import pretrained
 from finetune.models.cpu import exchange
 from finetune.models.cpu import kernels as cpu
+from finetune.pipeline import provenance
 from finetune.pipeline.events import (
     Collated,
     Event,
@@ -29,7 +29,7 @@ from finetune.pipeline.events import (
     Started,
 )
 from finetune.results import wording
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 

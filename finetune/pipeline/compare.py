@@ -24,7 +24,7 @@ from finetune.results import (
 )
 from finetune.results.pairs import McNemar
 from finetune.results.predicted import Predicted
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.training.manifest import Manifest
 
 _ROWS = 30

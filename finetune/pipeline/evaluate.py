@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError
 from finetune.pipeline.train import refuse_other_labels
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.training.manifest import Statistics
 
@@ -136,7 +136,7 @@ def _on(data: str, recipe: Recipe, names: list[str], reading: dict[str, Any]) ->
 def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput) -> Evaluation:
     import numpy as np
 
-    from finetune import provenance
+    from finetune.pipeline import provenance
     from finetune.results import assessment
     from finetune.results.predicted import Predicted
 

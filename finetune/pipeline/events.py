@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from finetune.config.settings import Settings
-    from finetune.run import Run
+    from finetune.runs.run import Run
     from finetune.training.arguments import FinetuneArguments
 
 

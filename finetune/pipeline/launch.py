@@ -16,7 +16,7 @@ from finetune.errors import UserError
 from finetune.pipeline.events import Progress, ignore
 from finetune.pipeline.train import prepare, settled, work
 from finetune.recipe import catalog
-from finetune.run import Run
+from finetune.runs.run import Run
 
 if TYPE_CHECKING:
     from finetune.config.settings import Settings

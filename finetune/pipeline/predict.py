@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.errors import UserError
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import SUFFIXES
-from finetune.run import PREDICTIONS, Run
+from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
 from finetune.training.manifest import MANIFEST
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from finetune.run import Run
+from finetune.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from finetune.pipeline.events import (
     on_rank_zero,
 )
 from finetune.recipe import Recipe
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, versions
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def prepare(chosen: Settings) -> Prepared:
     Raises:
         UserError: what is wrong with the options, the data or the directory.
     """
-    from finetune import provenance
+    from finetune.pipeline import provenance
     from finetune.training.checkpoint import to_resume
     from finetune.training.directory import refuse_foreign
     from finetune.training.profile import BEFORE
@@ -148,7 +148,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
     Returns:
         The finished run.
     """
-    from finetune import provenance
+    from finetune.pipeline import provenance
     from finetune.results import card, page
     from finetune.training.directory import make_way
     from finetune.training.trainer import build_trainer
@@ -245,9 +245,9 @@ def _write_results(
     baseline: bool,
 ) -> None:
     """Write the predictions and what they are worth; what is known is written as soon as it is."""
-    from finetune import provenance
+    from finetune.pipeline import provenance
     from finetune.pipeline.assess import assess
-    from finetune.results import predictions
+    from finetune.runs import predictions
     from finetune.training.manifest import Metrics, Statistics
 
     rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
@@ -312,7 +312,7 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe) -> None:
 def _refuse_different_machines(prepared: Prepared) -> None:
     """What torchrun does not compare: each machine has its own command line, data and disk."""
     from finetune.data.splits import fingerprint
-    from finetune.provenance import versions
+    from finetune.pipeline.provenance import versions
     from finetune.runtime.agreement import agree, refuse_half_directories
 
     if distributed.machines() == 1:

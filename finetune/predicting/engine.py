@@ -20,7 +20,7 @@ from finetune.data.batches import cut, split
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
 from finetune.recipe import TextClassification
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.runtime import distributed, precision, threads
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from finetune.predicting import engine
 from finetune.predicting.columns import AddedColumns
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.recipe import TextClassification
-from finetune.run import Run
+from finetune.runs.run import Run
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
 from finetune.results import wording
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
 from finetune.training.manifest import Manifest, Metrics

@@ -15,7 +15,7 @@ import pandas as pd
 from finetune.results import curves, html, plots, rows, wording
 from finetune.results.figure import Plot
 from finetune.results.predicted import Predicted
-from finetune.run import Run
+from finetune.runs.run import Run
 from finetune.training.manifest import Manifest, Statistics
 
 PAGE, PLOTS = "report.html", "plots"

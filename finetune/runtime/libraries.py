@@ -243,7 +243,7 @@ MEMBERS = (
            f"{_CHECKPOINT} finetune/pipeline/train.py",
            "checkpoints are called checkpoint-N", behaviour=_NAMED),
     Member("member", "transformers.trainer", "TRAINER_STATE_NAME",
-           f"{_CHECKPOINT} finetune/provenance.py", "the file by which a checkpoint is known",
+           f"{_CHECKPOINT} finetune/pipeline/provenance.py", "the file by which a checkpoint is known",
            behaviour=_NAMED),
     Member("member", _UTILS, "get_last_checkpoint", _CHECKPOINT,
            "what --resume_from_checkpoint last means", "folder", behaviour=_NAMED),

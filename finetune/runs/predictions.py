@@ -12,7 +12,7 @@ from datasets import Dataset, Value
 from scipy.special import softmax
 
 from finetune.data.labels import class_names
-from finetune.run import PREDICTIONS
+from finetune.runs.run import PREDICTIONS
 
 
 def write(directory: Path, rows: Dataset, logits: Any, tokens: Sequence[int] | None = None) -> None:
