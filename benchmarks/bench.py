@@ -305,7 +305,7 @@ def main() -> None:
 
 def show(lines: list[Line]) -> None:
     """Print a table for each case in it."""
-    from finetune.commands import console
+    from finetune.cli import console
 
     for case in dict.fromkeys(line["case"] for line in lines):
         these = [line for line in lines if line["case"] == case]

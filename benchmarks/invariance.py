@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from transformers import PrinterCallback
 
 from finetune import TextClassification
-from finetune.commands import console
+from finetune.cli import console
 from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed
 

@@ -127,7 +127,7 @@ def _model() -> Any:
     """MiniLM-L6 with a head, as the recipes train it: no dropout of the attention."""
     import torch
 
-    from finetune.commands import console
+    from finetune.cli import console
     from finetune.models.pretrained import load_classifier
 
     console.quiet()

@@ -49,7 +49,7 @@ def measure(tokens: int, batch: int, steps: int, training: dict[str, Any]) -> di
     """
     import torch
 
-    from finetune.commands import console
+    from finetune.cli import console
     from finetune.runtime import distributed
 
     console.quiet()
@@ -179,7 +179,7 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 
-    from finetune.commands import console
+    from finetune.cli import console
     from finetune.models.pretrained import load_classifier
     from finetune.runtime import distributed, threads
 

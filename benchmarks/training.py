@@ -26,7 +26,7 @@ def recipe_of(data: str, max_length: int) -> Any:
     import datasets
     import transformers
 
-    from finetune.commands import console
+    from finetune.cli import console
     from finetune.recipe import catalog
 
     console.quiet()

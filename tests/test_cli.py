@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from finetune import cli
-from finetune.commands import imports
+from finetune.cli import imports
 from finetune.recipe import catalog
 from finetune.runtime import hub
 from finetune.version import __version__

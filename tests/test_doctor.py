@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from finetune import cli
-from finetune.commands import meeting
+from finetune.cli import meeting
 from finetune.doctor import collectives, interfaces, machine, network
 from finetune.doctor.interfaces import Interface
 from finetune.errors import UserError
@@ -365,7 +365,7 @@ def test_ranks_that_do_not_come_are_an_error(command: Command) -> None:
 
 
 def test_help_is_quick_and_says_how_it_is_launched(capsys: pytest.CaptureFixture[str]) -> None:
-    from finetune.commands import doctor
+    from finetune.cli import doctor
 
     with pytest.raises(SystemExit) as ended:
         doctor.main(["--help"])

@@ -9,8 +9,8 @@ from datasets import Dataset
 
 import finetune
 from finetune import Recipe, Run, UserError
-from finetune.commands import predict
-from finetune.commands.evaluate import evaluate
+from finetune.cli import predict
+from finetune.cli.evaluate import evaluate
 from finetune.data import files
 from finetune.recipe import catalog
 

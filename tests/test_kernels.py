@@ -15,7 +15,7 @@ from transformers.models.bert.modeling_bert import BertEncoder
 
 import finetune
 from finetune import UserError
-from finetune.commands.evaluate import evaluate
+from finetune.cli.evaluate import evaluate
 from finetune.models.cpu import allocator, attention, dropout, exchange, kernels, packing, unpadded
 from finetune.predicting.engine import Predictor
 from finetune.recipe import TextClassification, catalog

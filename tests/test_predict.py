@@ -23,7 +23,7 @@ from safetensors.torch import save_model
 
 import finetune
 from finetune import Run, TextClassification, UserError
-from finetune.commands import predict
+from finetune.cli import predict
 from finetune.data import files
 from finetune.predicting import engine
 from finetune.recipe import catalog

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune.commands import screen
+from finetune.cli import screen
 from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments, resolved
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from finetune.commands import console, meeting
-from finetune.commands.parser import Parser
+from finetune.cli import console, meeting
+from finetune.cli.parser import Parser
 from finetune.doctor import machine
 from finetune.doctor.network import Network, lines
 from finetune.errors import UserError

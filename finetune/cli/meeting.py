@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from finetune.commands import console
+from finetune.cli import console
 from finetune.doctor import collectives, machine
 from finetune.doctor.network import Network, lines
 from finetune.errors import UserError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune.commands import console, imports
+from finetune.cli import console, imports
 from finetune.config.flags import Flags
 from finetune.config.settings import from_command_line, peek
 from finetune.errors import UserError
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
             hub.go_offline()
         imports.at_once("datasets", "finetune.training.trainer")
 
-    from finetune.commands import screen
+    from finetune.cli import screen
     from finetune.pipeline import train
 
     console.quiet()

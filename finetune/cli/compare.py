@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from finetune.commands.parser import Parser
+from finetune.cli.parser import Parser
 
 if TYPE_CHECKING:
     from finetune.pipeline.compare import Comparison
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _show(found: Comparison, page: str) -> None:
-    from finetune.commands import console
+    from finetune.cli import console
 
     lines = []
     for number, name in enumerate(found.names):

@@ -24,8 +24,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from finetune.commands import console, imports
-from finetune.commands.parser import Parser
+from finetune.cli import console, imports
+from finetune.cli.parser import Parser
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.recipe import TextClassification
@@ -172,7 +172,7 @@ def _say_of_one_text(run: Run, given: argparse.Namespace) -> None:
 
 def _to_screen(run: Run, given: argparse.Namespace) -> None:
     """Lines as they are predicted; all other words go to standard error."""
-    from finetune.commands.bar import Bar
+    from finetune.cli.bar import Bar
     from finetune.pipeline.predict import stream
     from finetune.predicting import formats
     from finetune.predicting.inputs import Input
@@ -197,7 +197,7 @@ def _utf8_lines() -> Iterator[TextIO]:
 
 
 def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
-    from finetune.commands.bar import Bar
+    from finetune.cli.bar import Bar
     from finetune.pipeline.predict import predict_file
 
     try:

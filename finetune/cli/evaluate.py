@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from finetune.commands import console, imports
-from finetune.commands.parser import Parser
+from finetune.cli import console, imports
+from finetune.cli.parser import Parser
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.runs.run import Run

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from finetune.commands import console
+from finetune.cli import console
 from finetune.config.settings import Settings
 from finetune.data import sources
 from finetune.models import pretrained

@@ -82,7 +82,7 @@ def _run(words: list[str]) -> int:
     told = [*versions.untested(), *(namesakes.claim() if verb != "doctor" else ())]
     for sentence in told if distributed.ranks().rank == 0 else ():
         print(f"warning: {sentence}", file=sys.stderr)
-    return int(importlib.import_module(f"finetune.commands.{verb}").main(rest))
+    return int(importlib.import_module(f"finetune.cli.{verb}").main(rest))
 
 
 def usage() -> str:

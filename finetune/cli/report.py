@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune.commands.parser import Parser
+from finetune.cli.parser import Parser
 
 
 def main(words: Sequence[str]) -> int:
@@ -16,7 +16,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     given = parser.parse_args(words)
 
-    from finetune.commands import console
+    from finetune.cli import console
     from finetune.pipeline.report import report
 
     written = report(given.run)

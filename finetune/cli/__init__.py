@@ -1,0 +1,5 @@
+"""The command line: one file a verb, which parses, calls the pipeline and shows the result."""
+
+from finetune.cli.dispatch import main
+
+__all__ = ["main"]

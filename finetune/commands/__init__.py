@@ -1,1 +1,0 @@
-"""One file for each verb of the command line; each reads like the path of a run."""
