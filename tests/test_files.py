@@ -10,8 +10,8 @@ from datasets import Dataset
 import finetune
 from finetune import Recipe, Run, UserError
 from finetune.cli import predict
-from finetune.cli.evaluate import evaluate
 from finetune.data import files
+from finetune.pipeline.evaluate import evaluate
 from finetune.recipe import catalog
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.trains]

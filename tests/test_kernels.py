@@ -15,8 +15,9 @@ from transformers.models.bert.modeling_bert import BertEncoder
 
 import finetune
 from finetune import UserError
-from finetune.cli.evaluate import evaluate
+from finetune.cli.screen import Screen
 from finetune.models.cpu import allocator, attention, dropout, exchange, kernels, packing, unpadded
+from finetune.pipeline.evaluate import evaluate
 from finetune.predicting.engine import Predictor
 from finetune.recipe import TextClassification, catalog
 from finetune.runtime import distributed
@@ -376,13 +377,13 @@ def test_a_run_without_kernels_is_evaluated_and_predicted_without(
         eval_strategy="no",
         cpu_kernels="off",
         baseline=False,
+        progress=Screen(),
         use_cpu=True,
         output_dir=str(tmp_path / "run"),
     )
-    assert run is not None
     assert "cpu kernels  off\n" in capfd.readouterr().out
     assert run.manifest["arguments"]["cpu_kernels"] == "off"
-    assert evaluate(run) == pytest.approx(run.metrics["test"], abs=1e-6)
+    assert evaluate(run).metrics == pytest.approx(run.metrics["test"], abs=1e-6)
     logits = Predictor(run).texts(["so good"])
     assert logits.shape == (1, len(run.labels))
     for wanted in (
@@ -416,10 +417,10 @@ def test_an_adapted_model_is_what_is_trained(
         eval_strategy="no",
         baseline=False,
         precision="fp32",
+        progress=Screen(),
         use_cpu=True,
         output_dir=str(tmp_path / "run"),
     )
-    assert run is not None
     said = " ".join(capfd.readouterr().out.split())
     assert (
         "cpu kernels attention, dropout, padding-free encoder layers (sequences packed), "
@@ -430,7 +431,7 @@ def test_an_adapted_model_is_what_is_trained(
     before = dict(TextClassification(model=tiny_model).build_model(run.labels).named_parameters())
     changed = {name for name, each in trained.items() if not torch.equal(each, before[name])}
     assert changed == {"classifier.weight", "classifier.bias"}
-    assert evaluate(run) == pytest.approx(run.metrics["test"], abs=1e-6)
+    assert evaluate(run).metrics == pytest.approx(run.metrics["test"], abs=1e-6)
 
 
 def test_a_trainer_trains_the_adapted_model(

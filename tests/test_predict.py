@@ -605,7 +605,7 @@ def test_a_file_of_100_000_rows_in_bounded_memory(run: Run, tmp_path: Path) -> N
     """Beside 1,100 rows in the same process; each has characters that are only carried along."""
     code = """if True:
         import resource, sys
-        from finetune.commands import predict
+        from finetune.cli import predict
         run, *files = sys.argv[1:]
         for file in files:
             predict.main([run, file, "--output", file + ".csv", "--precision", "fp32"])
