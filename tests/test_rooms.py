@@ -83,6 +83,15 @@ def test_the_house_stays_small() -> None:
     assert 5_000 < sum(lines.values()) < MOST_IN_ALL
 
 
-@pytest.mark.parametrize("module", ["finetune.training.trainer", "finetune.errors", "finetune"])
-def test_a_module_has_its_room(module: str) -> None:
-    assert room(module) == {"finetune": "__init__"}.get(module, module.split(".")[1])
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("finetune.training.trainer.Trainer", "training"),
+        ("finetune.models.cpu.attention", "models/cpu"),
+        ("finetune.models.pretrained", "models"),
+        ("finetune.errors.UserError", "errors"),
+        ("finetune.Recipe", "__init__"),
+    ],
+)
+def test_a_module_has_its_room(module: str, expected: str) -> None:
+    assert room(module) == expected
