@@ -1,9 +1,9 @@
 """How fast a run was: rows, tokens, FLOPs, the phases of a step, and the profile of a few."""
 
+import itertools
 import json
 import re
 import shutil
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ import finetune
 from finetune import Run, TextClassification, UserError, cli
 from finetune.models.cpu import attention
 from finetune.results import wording
-from finetune.training import flops
+from finetune.training import flops, speed
 from finetune.training.profile import where
 from finetune.training.speed import Meter
 
@@ -54,6 +54,12 @@ def trained(uneven_reviews: Path, tiny_model: str, tmp_path: Path) -> Any:
         )
 
     return run
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock for the meter that goes on by a second each time that it is read."""
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
 
 
 # ---- model FLOPs ---------------------------------------------------------------------------------
@@ -109,13 +115,16 @@ def test_rows_without_tokens_have_flops_too() -> None:
     assert found == flops.Flops(row=2 * 784 * 10)
 
 
-def test_the_peak_is_at_least_that_of_one_product() -> None:
-    one = torch.randn(1024, 1024)
-    began = time.perf_counter()
-    torch.mm(one, one)
-    measured = 2 * 1024**3 / (time.perf_counter() - began)
+def test_the_peak_is_that_of_the_fastest_of_several_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock that says when the time is up, and that products took 20, 10 and 40 ms."""
+    readings = iter([0.0, 0.01, 1.0, 1.02, 0.05, 2.0, 2.01, 0.09, 3.0, 3.04, 9.0])
+    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=readings.__next__))
     state = torch.get_rng_state()
-    assert flops.peak(torch.device("cpu"), torch.float32) > 0.2 * measured
+    peak = flops.peak(torch.device("cpu"), torch.float32)
+    assert peak == pytest.approx(2 * 1024**3 / 0.01)
+    assert list(readings) == []
     assert torch.equal(state, torch.get_rng_state())  # in the middle of a training, of a profile
 
 
@@ -138,20 +147,22 @@ def test_tokens_and_padding_are_counted_row_by_row() -> None:
     assert "share_of_peak" not in found  # a sharded model cannot be asked
 
 
+@pytest.mark.usefixtures("ticks")
 def test_the_manifest_says_how_fast_the_steps_were(trained: Any) -> None:
     run = trained(max_tokens_per_batch=512)
     speed, data = run.manifest["speed"], run.recipe().prepared["train"]
     seconds = speed["seconds"]
     lengths = np.asarray(data["length"][:])
-    assert speed["rows_per_second"] * seconds["step"] == pytest.approx(len(data), rel=1e-2)
-    assert speed["tokens_per_second"] * seconds["step"] == pytest.approx(lengths.sum(), rel=1e-2)
+    assert speed["rows_per_second"] * seconds["step"] == pytest.approx(len(data))
+    assert speed["tokens_per_second"] * seconds["step"] == pytest.approx(lengths.sum())
     assert 0 < speed["padding"] < 0.5
+    steps = run.manifest["steps"]
     parts = [seconds[name] for name in ("data", "forward", "backward", "optimizer")]
-    assert all(each > 0 for each in parts)
-    assert 0.7 * seconds["step"] < sum(parts) <= seconds["step"] + 0.01
+    assert min(parts) >= steps  # each in each step
+    assert sum(parts) < seconds["step"]
     asked = speed["model_flops_per_second"]
+    assert asked > 0
     assert speed["share_of_peak"] == pytest.approx(asked / speed["peak_flops_per_second"])
-    assert 0 < speed["share_of_peak"] < 1
     logged = [entry for entry in run.manifest["history"] if "rows_per_second" in entry]
     assert logged
 
@@ -177,18 +188,19 @@ def test_flops_have_a_unit_of_their_size(flops: float, shown: str) -> None:
     assert text == f"2.0 rows a second; {shown}, 12% of the peak of matrix products"
 
 
-def test_a_phase_does_not_count_what_is_in_another() -> None:
+def test_a_phase_does_not_count_what_is_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     meter = Meter(torch.device("cpu"), torch.float32)
     with meter.during("evaluation"):  # before any step
-        pass
+        now[0] += 100
     meter.step_begins()
     with meter.during("outer"):
-        time.sleep(0.01)
+        now[0] += 1
         with meter.during("inner"):
-            time.sleep(0.05)
-    assert meter.seconds["inner"] >= 0.05
-    assert 0.01 <= meter.seconds["outer"] < 0.05
-    assert meter.seconds.keys() == {"inner", "outer"}
+            now[0] += 5
+        now[0] += 2
+    assert meter.seconds == {"inner": 5, "outer": 3}
 
 
 # ---- the profile ---------------------------------------------------------------------------------
@@ -274,13 +286,16 @@ def test_a_profile_is_written_and_shown(trained: Any, capsys: pytest.CaptureFixt
     phases = found["milliseconds"]
     step = phases.pop("step")
     assert sum(phases.values()) == pytest.approx(step, rel=1e-3)
-    assert phases["forward"] > 0.05 * step
-    assert phases["backward"] > 0.05 * step
-    assert {"aten::addmm", "aten::mm"} <= {each["name"] for each in found["operators"]}
+    assert phases["forward"] > 0
+    assert phases["backward"] > 0
+    milliseconds = [each["milliseconds"] for each in found["operators"]]
+    assert len(milliseconds) > 5
+    assert milliseconds == sorted(milliseconds, reverse=True)
     assert found["speed"]["tokens_per_second"] > 0
     trace = json.loads((run.path / "profile" / "trace.json").read_text())
     named = [each["name"] for each in trace["traceEvents"] if "name" in each]
     assert named.count("finetune::forward") == 4
+    assert {"aten::addmm", "aten::mm"} <= set(named)
     shown = capsys.readouterr().out
     assert "where the time of 4 steps went" in shown
     assert "communication" in shown
@@ -305,24 +320,30 @@ def test_a_resumed_run_with_too_few_steps_left_is_not_profiled(
     assert "where the time" not in shown
 
 
+@pytest.mark.usefixtures("ticks")
 def test_evaluations_are_not_a_part_of_the_steps(trained: Any) -> None:
-    run = trained(profile=3, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=1)
-    seconds = run.manifest["speed"]["seconds"]
-    parts = sum(each for name, each in seconds.items() if name != "step")
-    assert parts <= seconds["step"] + 0.01
-    phases = run.profile["milliseconds"]
-    assert phases["other"] < 0.2 * phases["step"]
+    without = trained(profile=3)
+    evaluated = trained(profile=3, eval_strategy="steps", eval_steps=1)
+    assert len([each for each in evaluated.manifest["history"] if "eval_loss" in each]) == 9
+    seconds = [run.manifest["speed"]["seconds"] for run in (without, evaluated)]
+    assert seconds[0] == seconds[1]
+    trace = json.loads((evaluated.path / "profile" / "trace.json").read_text())
+    named = [each["name"] for each in trace["traceEvents"] if "name" in each]
+    assert named.count("finetune::step") == named.count("finetune::forward") == 3
 
 
+@pytest.mark.usefixtures("ticks")
 def test_a_second_training_is_counted_by_itself(
     uneven_reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
     recipe = Reviews(dataset=str(uneven_reviews), model=tiny_model)
     trainer = recipe.trainer(output_dir=str(tmp_path), max_steps=2)
+    found = []
     for _ in range(2):
         trainer.train()
-        found = trainer.speed()
-        assert found["rows_per_second"] * found["seconds"]["step"] == pytest.approx(32, rel=0.05)
+        found.append(trainer.speed())
+    assert found[0]["rows_per_second"] * found[0]["seconds"]["step"] == pytest.approx(32)
+    assert found[0]["seconds"] == found[1]["seconds"]
 
 
 def test_steps_to_profile_are_a_number_of_them(
