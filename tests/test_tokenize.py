@@ -1,13 +1,13 @@
 """Tokenization truncates, never pads, and is done once for the same data, tokenizer and length."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import DatasetDict
 from tokenizers import normalizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from finetune.data import tokenize as module
 from finetune.data.tokenize import tokenize
 from finetune.recipe import TextClassification
 
@@ -24,10 +24,6 @@ def files(dataset: DatasetDict) -> dict[str, list[str]]:
     return {
         split: [file["filename"] for file in rows.cache_files] for split, rows in dataset.items()
     }
-
-
-def refuse(*_: object, **__: object) -> None:
-    raise AssertionError("tokenized again")
 
 
 def test_rows_are_truncated_and_never_padded(reviews: Path, tiny_model: str) -> None:
@@ -58,37 +54,46 @@ def test_length_is_that_of_each_row(tmp_path: Path, tiny_model: str) -> None:
     assert max(rows["length"]) == 9
 
 
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every text that a tokenizer of the library is given from here on."""
+    seen: list[str] = []
+    call = PreTrainedTokenizerBase.__call__
+
+    def remember(self: PreTrainedTokenizerBase, text: list[str], *given: Any, **named: Any) -> Any:
+        seen.extend(text)
+        return call(self, text, *given, **named)
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", remember)
+    return seen
+
+
 def test_only_the_rows_drawn_are_tokenized(
-    reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+    reviews: Path, tiny_model: str, tokenized: list[str]
 ) -> None:
-    seen = []
-    encode = module._encode
+    subject = recipe(reviews, tiny_model, train_samples=11, eval_samples=5)
 
-    def counted(batch: dict[str, list[str]], **options: object) -> dict[str, list[int]]:
-        seen.extend(batch["text"])
-        return encode(batch, **options)
-
-    monkeypatch.setattr(module, "_encode", counted)
-    prepared = recipe(reviews, tiny_model, train_samples=11, eval_samples=5).prepared
-
-    assert prepared.num_rows == {"train": 11, "validation": 5, "test": 5}
-    assert len(seen) == 21
+    assert subject.prepared.num_rows == {"train": 11, "validation": 5, "test": 5}
+    drawn = [text for rows in subject.splits.values() for text in rows["text"]]
+    assert sorted(tokenized) == sorted(drawn)
 
 
 def test_the_same_is_not_tokenized_again(
-    reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+    reviews: Path, tiny_model: str, tokenized: list[str]
 ) -> None:
     first = recipe(reviews, tiny_model)
     expected = files(first.prepared)
     assert all(expected.values())
+    assert tokenized
 
-    monkeypatch.setattr(module, "_encode", refuse)
     again = recipe(reviews, tiny_model)
     # what it was used with stays in a fast tokenizer; datasets would hash it
     again.processing_class()(["a b", "c"], padding="max_length", truncation=True, max_length=64)
+    tokenized.clear()
 
     assert files(again.prepared) == expected
     assert again.prepared["train"].to_dict() == first.prepared["train"].to_dict()
+    assert tokenized == []
 
 
 @pytest.mark.parametrize("options", [{"max_length": 9}, {"split_seed": 7}])
