@@ -162,21 +162,6 @@ def build(recipe: Reviews, tmp_path: Path, twice: Twice) -> Callable[[int], Trai
 # ---- DataParallel --------------------------------------------------------------------------------
 
 
-def test_the_trainer_takes_our_class_where_the_library_takes_torchs(
-    recipe: Reviews, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distributed, "devices_in_training", lambda use_cpu: 1)
-    trainer = recipe.trainer(output_dir=str(tmp_path))
-    trainer.args._n_gpu = 2
-    for training in (True, False):
-        wrapped = trainer._wrap_model(trainer.model, training=training)
-        assert type(wrapped) is DataParallel
-        assert wrapped.module is trainer.model
-        assert type(super(Trainer, trainer)._wrap_model(trainer.model)) is torch.nn.DataParallel
-    trainer.args._n_gpu = 1
-    assert trainer._wrap_model(trainer.model) is trainer.model
-
-
 def test_the_loss_is_the_mean_over_the_rows_of_unequal_shares(
     build: Callable[[int], Trainer], recipe: Reviews, twice: Twice
 ) -> None:
@@ -190,11 +175,11 @@ def test_the_loss_is_the_mean_over_the_rows_of_unequal_shares(
         logits = bare(**{name: value for name, value in batch.items() if name != "labels"}).logits
     of_row = cross_entropy(logits, labels, reduction="none")
     assert of_row[:8].mean() != pytest.approx(of_row[8:].mean().item(), rel=1e-4)
-    counted = trainer._get_num_items_in_batch([batch], labels.device)
+    _, counted = trainer.get_batch_samples(iter([batch]), 1, labels.device)
     assert counted.numel() == 2  # one entry for each device
     for items, rows_of_step in ((counted, BATCH), (counted * 2, 2 * BATCH), (None, BATCH)):
         loss, outputs = trainer.compute_loss(
-            trainer._wrap_model(bare), dict(batch), True, num_items_in_batch=items
+            twice.wrap(bare), dict(batch), True, num_items_in_batch=items
         )
         assert loss.dim() == 0
         assert loss.item() == pytest.approx(of_row.sum().item() / rows_of_step, rel=1e-5)
@@ -211,6 +196,7 @@ def test_two_devices_train_save_and_predict_as_one(
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*scalars; will instead unsqueeze")
             trainer.train()
+            assert isinstance(trainer.model_wrapped, DataParallel) == (devices == 2)
             assert twice.copies == ([2] * STEPS + [2] if devices == 2 else [])
             twice.copies.clear()
             predicted[devices] = trainer.predict(recipe.prepared["test"])
