@@ -19,18 +19,26 @@ QUOTES = [
 ]
 
 
-def test_the_page_quotes_the_loop() -> None:
+def test_the_page_about_processes_quotes_the_native_loop() -> None:
     assert len(QUOTES) >= 12
 
 
 @pytest.mark.parametrize("quote", QUOTES)
-def test_what_it_quotes_of_the_native_loop_is_a_line_there(quote: str) -> None:
+def test_a_quote_of_the_native_loop_is_a_line_there(quote: str) -> None:
     for piece in "".join(quote.split()).split("..."):
         assert piece.strip(",)") in LOOP
 
 
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+
+
+def test_there_are_pages_with_links() -> None:
+    assert len(PAGES) >= 8
+    assert sum(len(links(page)) for page in PAGES) >= 20
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_its_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-    for link in links:
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for link in links(page):
         assert link.startswith("https://") or (page.parent / link).exists(), link

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -89,7 +88,7 @@ def seen(run: Run) -> Page:
     return Page(run.path / "report.html")
 
 
-def test_it_has_every_section_and_image(run: Run, seen: Page) -> None:
+def test_a_report_has_every_section_and_image(run: Run, seen: Page) -> None:
     assert seen.headings[1:-1] == [*SECTIONS, "Provenance"]
     assert {link.removeprefix("#") for link in seen.links} == set(seen.ids)
     assert len(seen.images) == len(PLOTS)
@@ -101,13 +100,14 @@ def test_it_has_every_section_and_image(run: Run, seen: Page) -> None:
             assert len(picture.convert("L").getcolors()) > 20  # something is drawn
 
 
-def test_it_needs_no_network_and_no_script(seen: Page) -> None:
+def test_a_report_needs_no_network_and_no_script(seen: Page) -> None:
     assert not re.search(r"<script|<link|<img|src=|@import|url\((?!#)", seen.text)
+    assert "</html>" in seen.text
     addresses = set(re.findall(r"https?://[^\s\"'<]+", seen.text))
     assert all("w3.org" in each for each in addresses)  # name spaces and the type of SVG
 
 
-def test_its_numbers_are_those_of_metrics_json(run: Run, seen: Page) -> None:
+def test_a_report_has_the_numbers_of_metrics_json(run: Run, seen: Page) -> None:
     statistics, cells = run.metrics["statistics"], [" ".join(each.split()) for each in seen.cells]
 
     def shown(found: dict[str, float], signed: bool = False) -> str:
@@ -128,7 +128,7 @@ def test_its_numbers_are_those_of_metrics_json(run: Run, seen: Page) -> None:
     assert sum(map(sum, statistics["confusion"])) == statistics["rows"] == 300
 
 
-def test_the_worst_rows_are_shown(run: Run, seen: Page) -> None:
+def test_a_report_shows_the_worst_rows(run: Run, seen: Page) -> None:
     table = run.predictions
     wrong = table[table["label"] != table["prediction"]]
     sure = wrong[[name for name in table if name.startswith("probability of")]].max(axis=1)
@@ -177,15 +177,14 @@ def test_a_class_that_no_test_row_has_and_names_with_signs(tmp_path: Path) -> No
     assert all(name in found.cells for name in names)
 
 
-def test_a_large_test_set_is_a_small_page_soon(tmp_path: Path) -> None:
+def test_a_large_test_set_has_a_small_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=25_000, texts=["a long review, again " * 50] * 25_000)
-    started = time.perf_counter()
     path = page.write(run)
-    assert time.perf_counter() - started < 10
+    assert "25,000 rows" in Page(path).words
     assert path.stat().st_size < 3_000_000
 
 
-def test_the_verb_makes_it_again(
+def test_the_report_verb_makes_the_same_page_again(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (run.path / "report.html").read_bytes()

@@ -418,7 +418,8 @@ def test_an_interrupted_run_can_be_continued_and_that_is_said(tmp_path: Path) ->
     assert "--resume_from_checkpoint" in said
     make_run(tmp_path / "mnist", status="interrupted")
     (tmp_path / "mnist" / "checkpoint-3").rmdir()  # nothing to go on from
-    assert "--resume_from_checkpoint" not in (clear_way(tmp_path / "mnist") or "")
+    moved = clear_way(tmp_path / "mnist")
+    assert moved == f"the run that was in {tmp_path / 'mnist'} is now in {tmp_path / 'mnist.1'}"
 
 
 def test_an_empty_directory_is_used(tmp_path: Path) -> None:
