@@ -164,7 +164,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_message(
+def test_a_mistake_is_told_and_leaves_no_run(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, words, expected = CASES[case]
@@ -186,7 +186,7 @@ def test_message(
 
 
 @pytest.mark.processes
-def test_two_processes_say_it_once(tmp_path: Path, command: Command) -> None:
+def test_two_processes_tell_a_mistake_once(tmp_path: Path, command: Command) -> None:
     (tmp_path / "data.csv").write_text(GOOD)
     answer = command(
         *["yelp", "--dataset", tmp_path / "data.csv", "--text_column", "txt", *MODEL[:1], tmp_path],

@@ -10,7 +10,7 @@ from finetune.results import card
 from tests.runs import trained, write_run
 
 
-def test_it_is_read_back_with_the_metrics_of_the_run(tmp_path: Path) -> None:
+def test_a_model_card_is_read_back_with_the_metrics_of_the_run(tmp_path: Path) -> None:
     options = {**trained().manifest.options, "model": "embedded:minilm"}
     run = write_run(tmp_path / "reviews", options=options)
     found = ModelCard.load(card.write(run))

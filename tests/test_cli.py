@@ -16,7 +16,7 @@ from finetune.cli import imports
 from finetune.recipe import catalog
 from finetune.runtime import hub
 from finetune.version import __version__
-from tests.conftest import ROOT, Command
+from tests.conftest import ROOT
 
 RECIPES = catalog.names()
 LIBRARIES = {"torch", "transformers", "datasets", "accelerate", "numpy", "sklearn", "pandas"}

@@ -45,7 +45,7 @@ def test_the_better_run_is_told_from_the_worse_and_not_from_its_like(
     assert "is better than" in page.words
 
 
-def test_its_numbers_are_those_of_the_predictions(runs: list[Run], tmp_path: Path) -> None:
+def test_a_comparison_has_the_numbers_of_the_predictions(runs: list[Run], tmp_path: Path) -> None:
     found = compare(runs[:2], tmp_path / "page.html")
     weak, strong = (run.predictions for run in runs[:2])
     right = [table["label"] == table["prediction"] for table in (weak, strong)]
@@ -115,7 +115,7 @@ def test_other_rows_are_refused(runs: list[Run], tmp_path: Path) -> None:
         ([], "compare: the following arguments are required: RUN"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_of_compare_are_told(
     runs: list[Run],
     words: list[str],
     said: str,

@@ -62,7 +62,7 @@ def test_unequal_micro_batches_add_up_to_the_mean_of_the_step(sizes: list[int]) 
     torch.testing.assert_close(total, cross_entropy(logits, labels))
 
 
-def test_so_do_their_gradients() -> None:
+def test_gradients_of_unequal_micro_batches_add_up_to_that_of_the_mean() -> None:
     logits, labels = batch()
     whole, divided = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     cross_entropy(whole, labels).backward()

@@ -80,7 +80,7 @@ def test_a_row_comes_at_most_once_an_epoch(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
-def test_another_handful_is_left_out_each_epoch(strategy: str) -> None:
+def test_other_rows_are_left_out_in_each_epoch(strategy: str) -> None:
     left_out = [
         frozenset(range(ROWS)).difference(*steps_of(strategy, epoch=epoch)) for epoch in range(5)
     ]
@@ -96,7 +96,7 @@ def test_sequential_goes_through_the_rows_in_order() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
-def test_the_order_hangs_on_the_seed_and_the_epoch(strategy: str) -> None:
+def test_the_order_depends_on_the_seed_and_the_epoch(strategy: str) -> None:
     assert steps_of(strategy) == steps_of(strategy)
     assert steps_of(strategy, epoch=1) != steps_of(strategy)
     assert steps_of(strategy, seed=43) != steps_of(strategy)
@@ -173,7 +173,7 @@ def test_the_longest_step_comes_first(epoch: int) -> None:
     assert longest != sorted(longest, reverse=True)
 
 
-def test_it_is_the_batch_sampler_of_a_data_loader() -> None:
+def test_a_data_loader_takes_the_sampler_as_its_batch_sampler() -> None:
     loader = DataLoader(list(range(ROWS)), batch_sampler=sampler("sequential"))  # type: ignore[arg-type]
     first = next(iter(loader))
     assert len(loader) == STEPS
@@ -279,7 +279,9 @@ def test_the_longest_step_of_tokens_comes_first_and_the_others_are_mixed(epoch: 
         ([1000, 1000], [2]),
     ],
 )
-def test_the_rest_is_no_step_of_a_row_or_two(lengths: list[int], sizes: list[int]) -> None:
+def test_the_last_steps_of_a_number_of_tokens_are_made_equal(
+    lengths: list[int], sizes: list[int]
+) -> None:
     made = GlobalBatchSampler(
         len(lengths), max_tokens=BUDGET, strategy="group_by_length", lengths=lengths
     )

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from finetune import cli, job
+from finetune import cli
+from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
 
@@ -29,7 +30,7 @@ def facts(printed: str) -> dict[str, str]:
 def test_several_gpus_and_no_launcher_are_told_how_to_be_faster(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(job, "devices_in_training", lambda use_cpu: 4)
+    monkeypatch.setattr(distributed, "devices_in_training", lambda use_cpu: 4)
     assert cli.main(words) == 0
     found = facts(capsys.readouterr().out)
     assert "DataParallel on 4 GPUs, 1 process" in found["device"]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import TrainingArguments
 
 from finetune.config.flags import USED, Flags

@@ -157,7 +157,7 @@ def test_draws_are_part_of_what_was_carved() -> None:
         assert shares(drawn[name])[1] == pytest.approx(0.1)
 
 
-def test_all_hangs_on_the_seed() -> None:
+def test_splits_depend_on_the_seed() -> None:
     first, again, other = (
         carve(train=rows(500), seed=seed, train_samples=50) for seed in (42, 42, 43)
     )

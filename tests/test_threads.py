@@ -99,11 +99,11 @@ def test_without_launcher_and_flag_it_is_the_librarys_choice(omp: str | None) ->
     assert os.environ.get("OMP_NUM_THREADS") == omp
 
 
-def test_the_arguments_use_them() -> None:
+def test_num_threads_of_the_arguments_is_in_force() -> None:
     FinetuneArguments(output_dir="unused", num_threads=2)
     assert torch.get_num_threads() == 2
 
 
-def test_no_threads_are_refused() -> None:
+def test_num_threads_0_is_refused() -> None:
     with pytest.raises(UserError, match="--num_threads 0: expected 1 or more"):
         resolved({"num_threads": 0})

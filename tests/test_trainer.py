@@ -115,7 +115,7 @@ def test_the_parts_of_a_recipe_are_right_in_the_librarys_trainer_too(
 
 
 @pytest.mark.processes
-def test_its_own_loss_and_gradient_are_doubled_by_two_processes(
+def test_the_librarys_own_loss_and_gradient_are_doubled_by_two_processes(
     recipe: Reviews, in_two: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """The reason for our loss. If this fails, the library has been mended: say so in the design."""
