@@ -1,6 +1,5 @@
 """`doctor`: which interface the backends take, what it proposes, and the meeting of ranks."""
 
-import itertools
 import os
 import re
 import subprocess
@@ -13,133 +12,130 @@ import pytest
 
 from finetune import cli
 from finetune.cli import meeting
-from finetune.doctor import collectives, interfaces, machine, network
-from finetune.doctor.interfaces import Interface
+from finetune.doctor import collectives, machine, network
 from finetune.errors import UserError
 from finetune.runtime import bounded
 from tests.conftest import ROOT, Command
 
-LO = Interface("lo", ("127.0.0.1", "::1"))
-ETH0 = Interface("eth0", ("10.0.0.5", "fe80::5%eth0"), megabits=10_000)
-ETH1 = Interface("eth1", ("192.168.7.5",))
-ETH10 = Interface("eth10", ("192.168.8.5",))
-IB0 = Interface("ib0", ("10.9.0.5",))
-DOCKER = Interface("docker0", ("172.17.0.1",))
-VETH = Interface("veth1a2b", ("fe80::9%veth1a2b",))
-BRIDGE = Interface("br-0f1e", ("172.18.0.1",))
-LINK_LOCAL = Interface("usb0", ("169.254.3.1",))
-DOWN = Interface("eth2", ("10.1.0.5",), up=False)
-EVERY = [LO, DOCKER, VETH, BRIDGE, LINK_LOCAL, DOWN, IB0, ETH0, ETH1, ETH10]
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+INTERFACES = {
+    "lo": ("127.0.0.1", "::1"),
+    "docker0": ("172.17.0.1",),
+    "eth0": ("10.0.0.5", "fe80::5%eth0"),
+    "eth1": ("192.168.7.5",),
+    "eth10": ("192.168.8.5",),
+}
 DEBIAN = ["127.0.1.1"]  # what its /etc/hosts makes of the host name
 
 
-# ---- what the backends take --------------------------------------------------------------------
+# ---- the route -----------------------------------------------------------------------------------
+
+
+class Socket:
+    """A datagram socket of a machine with two cables, and a default route over the first."""
+
+    def __init__(self, family: int, kind: int) -> None:
+        self.own = ""
+
+    def __enter__(self) -> "Socket":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def connect(self, address: tuple[str, int]) -> None:
+        if ":" in address[0]:
+            raise OSError("no route")
+        own = ("127.0.0.1", "192.168.7.5")
+        self.own = next((each for each in own if each[:4] == address[0][:4]), "10.0.0.5")
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.own, 40_000
 
 
 @pytest.mark.parametrize(
-    ("host_addresses", "variable", "taken"),
+    ("environment", "address"),
     [
-        (["10.0.0.5"], "", ["eth0"]),
-        (["192.168.7.5", "10.0.0.5"], "", ["eth1"]),
-        (["203.0.113.9", "10.0.0.5"], "", ["eth0"]),  # the first that can be bound to
-        (["fe80::5%eth0"], "", ["eth0"]),
-        (DEBIAN, "", ["lo"]),
-        (["127.0.1.1", "10.0.0.5"], "", ["lo"]),
-        (["203.0.113.9"], "", ["lo"]),
-        ([], "", ["lo"]),
-        (DEBIAN, "eth1", ["eth1"]),
-        (DEBIAN, "eth0,eth1", ["eth0", "eth1"]),
-        (DEBIAN, "eth", ["eth"]),  # a whole name, no prefix
+        ({}, "10.0.0.5"),
+        ({"MASTER_ADDR": "192.168.7.9"}, "192.168.7.5"),
+        ({"MASTER_ADDR": "2001:db8::9"}, "10.0.0.5"),  # no route
+        ({"MASTER_ADDR": "127.0.0.1"}, "10.0.0.5"),  # leads nowhere else
     ],
 )
-def test_gloo(host_addresses: list[str], variable: str, taken: list[str]) -> None:
-    assert interfaces.gloo_takes(EVERY, host_addresses, variable) == taken
-
-
-@pytest.mark.parametrize(
-    ("table", "variable", "taken"),
-    [
-        (EVERY, "", ["ib0"]),
-        ([LO, DOCKER, VETH, ETH0, ETH1], "", ["veth1a2b", "eth0", "eth1"]),
-        ([LO, DOCKER, DOWN, ETH0], "", ["eth0"]),
-        ([LO, DOCKER], "", ["docker0"]),
-        ([LO], "", ["lo"]),
-        ([], "", []),
-        (EVERY, "eth", ["eth0", "eth1", "eth10"]),
-        (EVERY, "eth1", ["eth1", "eth10"]),
-        (EVERY, "=eth1", ["eth1"]),
-        (EVERY, "=eth1,eth0", ["eth0", "eth1"]),
-        (EVERY, "eth0,ib", ["ib0", "eth0"]),
-        (EVERY, "^lo,docker,veth,br-,usb,ib", ["eth0", "eth1", "eth10"]),
-        (EVERY, "^=eth1,lo", ["docker0", "veth1a2b", "br-0f1e", "usb0", "ib0", "eth0", "eth10"]),
-        (EVERY, "eth0:9000", ["eth0"]),
-        (EVERY, "eth2", []),  # it is down
-        (EVERY, "wlan", []),
-    ],
-)
-def test_nccl(table: list[Interface], variable: str, taken: list[str]) -> None:
-    assert interfaces.nccl_takes(table, variable) == taken
-
-
-# ---- what is proposed --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("table", "routes", "name"),
-    [
-        (EVERY, ["192.168.7.5", "10.0.0.5"], "eth1"),
-        (EVERY, ["127.0.0.1", "10.0.0.5"], "eth0"),  # rank 0 is on this machine
-        (EVERY, ["172.17.0.1"], "ib0"),
-        ([LO, DOCKER, DOWN, LINK_LOCAL, ETH1], ["10.1.0.5"], "eth1"),
-        ([LO, DOCKER, VETH, BRIDGE, LINK_LOCAL, DOWN], ["172.18.0.1"], None),
-        ([], [], None),
-    ],
-)
-def test_the_interface_that_leads_out(
-    table: list[Interface], routes: list[str], name: str | None
+def test_the_own_address_is_that_of_the_route(
+    environment: dict[str, str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best = interfaces.candidate(table, routes)
+    monkeypatch.setattr(network.socket, "socket", Socket)
 
-    assert (best.name if best else None) == name
+    assert network.own_address(environment) == address
+
+
+def test_without_a_route_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(network.socket, "socket", Socket)
+    monkeypatch.setattr(Socket, "connect", connect)
+    for variable in (GLOO, NCCL):
+        monkeypatch.delenv(variable, raising=False)
+    here = network.Network.here()
+
+    assert (here.address, here.interface, here.advice) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("resolved", "nccl", "reasons"),
+    [
+        (["10.0.0.5"], False, []),
+        (DEBIAN, False, ["which is 127.0.1.1; other machines are reached over eth0"]),
+        ([], False, ["which is nothing; other machines are reached over eth0"]),
+        (["10.0.0.5"], True, ["NCCL may take docker0, eth1, eth10; other"]),
+    ],
+)
+def test_what_is_said_of_a_machine_with_several_interfaces(
+    resolved: list[str], nccl: bool, reasons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "own_address", lambda: "10.0.0.5")
+    monkeypatch.setattr(network, "interfaces_here", lambda: INTERFACES)
+    monkeypatch.setattr(network, "resolve", lambda name: resolved)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: nccl)
+    for variable in (GLOO, NCCL, "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    here = network.Network.here()
+
+    assert here.interface == "eth0"
+    assert len(here.advice) == len(reasons)
+    for each, reason in zip(here.advice, reasons, strict=True):
+        assert reason in each.reason
+    assert here.urgent == []  # the job stays on this machine
+
+
+# ---- what is proposed ----------------------------------------------------------------------------
 
 
 def advice(
-    variable: str,
-    table: list[Interface],
-    value: str = "",
-    host: tuple[str, ...] = ("127.0.1.1",),
-    route: str = "10.0.0.5",
-) -> interfaces.Advice | None:
-    if variable.startswith("GLOO"):
-        taken = interfaces.gloo_takes(table, host, value)
-    else:
-        taken = interfaces.nccl_takes(table, value)
-    best = interfaces.candidate(table, [route])
-    return interfaces.advise(variable, value, taken, table, best)
-
-
-GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+    variable: str, value: str = "", best: str | None = "eth0", unset: str = ""
+) -> network.Advice | None:
+    return network.advise(variable, value, INTERFACES, best, unset)
 
 
 @pytest.mark.parametrize(
     ("found", "line", "reason"),
     [
-        (advice(GLOO, [LO, ETH0]), f"{GLOO}=eth0", "gloo listens on lo"),
-        (advice(GLOO, [LO, ETH0], value="lo"), f"{GLOO}=eth0", "gloo listens on lo"),
-        (advice(GLOO, [LO, ETH0, ETH1], host=("192.168.7.5",)), f"{GLOO}=eth0", "takes eth1, but"),
-        (advice(GLOO, [LO, DOCKER, ETH0], host=("172.17.0.1",)), f"{GLOO}=eth0", "on docker0"),
-        (advice(NCCL, [LO, BRIDGE, ETH0]), f"{NCCL}=eth0", "uses br-0f1e"),
-        (advice(NCCL, [LO, ETH0, VETH]), f"{NCCL}=eth0", "uses veth1a2b"),
-        (advice(NCCL, [LO, ETH1, ETH0]), f"{NCCL}=eth0", "NCCL takes eth1, but"),
-        (advice(NCCL, [LO, ETH0], value="docker"), f"{NCCL}=eth0", "docker names no interface"),
-        (
-            advice(NCCL, [LO, ETH0, ETH10, ETH1], route="192.168.7.5"),
-            f"{NCCL}='=eth1'",  # eth1 alone would be a prefix of eth10
-            "NCCL takes eth0, but",
-        ),
+        (advice(GLOO, unset="gloo listens"), f"{GLOO}=eth0", "gloo listens; other machines are"),
+        (advice(NCCL, unset="NCCL may"), f"{NCCL}=eth0", "reached over eth0"),
+        (advice(GLOO, "lo"), f"{GLOO}=eth0", "other machines cannot reach"),
+        (advice(NCCL, "lo"), f"{NCCL}=eth0", "other machines cannot reach"),
+        (advice(GLOO, "eth"), f"{GLOO}=eth0", "eth names no interface"),  # a whole name, no prefix
+        (advice(GLOO, "eth0,ens3"), f"{GLOO}=eth0", "ens3 names no interface"),
+        (advice(NCCL, "wlan,ens"), f"{NCCL}=eth0", "ens names no interface"),
+        (advice(NCCL, "=eth"), f"{NCCL}=eth0", "eth names no interface"),
+        # eth1 alone would be a prefix of eth10
+        (advice(NCCL, best="eth1", unset="it may"), f"{NCCL}='=eth1'", "it may"),
+        (advice(GLOO, best="eth1", unset="it may"), f"{GLOO}=eth1", "it may"),
     ],
 )
-def test_what_to_export(found: interfaces.Advice | None, line: str, reason: str) -> None:
+def test_what_to_export(found: network.Advice | None, line: str, reason: str) -> None:
     assert found is not None
     assert found.lines == (f"export {line}",)
     assert reason in found.reason
@@ -148,43 +144,30 @@ def test_what_to_export(found: interfaces.Advice | None, line: str, reason: str)
 @pytest.mark.parametrize(
     "found",
     [
-        advice(GLOO, [LO, ETH0], host=("10.0.0.5",)),
-        advice(GLOO, [LO, ETH0, ETH1], value="eth1"),  # the user's choice stands
-        advice(GLOO, [LO, VETH]),  # nothing can be proposed
-        advice(NCCL, [LO, ETH0, ETH1]),
-        advice(NCCL, [LO, IB0, ETH0]),  # InfiniBand is meant to come first
-        advice(NCCL, [LO, BRIDGE, ETH0], value="eth"),
+        advice(GLOO),
+        advice(GLOO, "eth1", unset="it may"),  # the user's choice stands
+        advice(GLOO, "eth0,eth1"),
+        advice(GLOO, best=None, unset="it may"),
+        advice(GLOO, "lo", best=None),
+        advice(NCCL, "eth"),
+        advice(NCCL, "ens,eth"),  # one of them is enough
+        advice(NCCL, "=eth1:9000"),
+        advice(NCCL, "^docker,lo"),
     ],
 )
-def test_nothing_to_export(found: interfaces.Advice | None) -> None:
+def test_nothing_to_export(found: network.Advice | None) -> None:
     assert found is None
 
 
 def test_a_name_that_is_not_there_is_wrong_on_one_machine_too() -> None:
-    found = advice(GLOO, [LO, ETH0], value="ens3")
-    alone = advice(GLOO, [LO], value="ens3")
+    found, alone = advice(GLOO, "ens3"), advice(GLOO, "ens3", best=None)
 
     assert found is not None
     assert alone is not None
     assert found.everywhere
     assert "ens3 names no interface" in found.reason
-    assert "(there are: lo, eth0)" in found.reason
+    assert "(there are: lo, docker0, eth0, eth1, eth10)" in found.reason
     assert alone.lines == (f"unset {GLOO}",)
-
-
-def test_interfaces_of_the_machine_itself_are_never_proposed() -> None:
-    """Over every subset of the table, in either order, with and without the variables."""
-    lines = set()
-    for size in range(len(EVERY) + 1):
-        for chosen in itertools.combinations(EVERY, size):
-            for table in (list(chosen), list(reversed(chosen))):
-                for variable, value in itertools.product((GLOO, NCCL), ("", "lo", "veth", "ens3")):
-                    for route in ("127.0.0.1", "172.17.0.1", "10.0.0.5"):
-                        if found := advice(variable, table, value, route=route):
-                            lines |= set(found.lines)
-
-    names = {re.sub(r".*=|'", "", line) for line in lines if line.startswith("export")}
-    assert names == {"ib0", "eth0", "eth1", "eth10"}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +184,7 @@ def test_interfaces_of_the_machine_itself_are_never_proposed() -> None:
 def test_the_address_of_rank_0(
     address: str, resolved: list[str], leads: bool, lines: tuple[str, ...] | None
 ) -> None:
-    found = interfaces.advise_master(address, resolved, ETH0, leads)
+    found = network.advise_master(address, resolved, "10.0.0.5", leads)
 
     assert (found.lines if found else None) == lines
 
@@ -210,10 +193,10 @@ def test_the_address_of_rank_0(
 
 
 def test_this_machine_has_a_loopback_interface() -> None:
-    table = network.interfaces_here()
-
     assert "127.0.0.1" in network.resolve("localhost")
-    assert interfaces.carrier(table, "127.0.0.1") is not None
+    assert [name for name, each in network.interfaces_here().items() if "127.0.0.1" in each] == [
+        "lo"
+    ]
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
@@ -327,7 +310,7 @@ def test_on_one_machine(tmp_path: Path) -> None:
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("    export")] or [
         line for line in done.stdout.splitlines() if line.startswith("    unset")
     ]
-    assert re.fullmatch(rf"    (export {GLOO}=(?!lo|docker|veth)\S+|unset {GLOO})", line)
+    assert re.fullmatch(rf"    (export {GLOO}=(?!lo)\S+|unset {GLOO})", line)
 
 
 @pytest.mark.processes

@@ -9,7 +9,6 @@ Under a launcher the ranks meet besides, and time their all-reduce:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from finetune.cli import console, meeting
@@ -18,8 +17,6 @@ from finetune.doctor import machine
 from finetune.doctor.network import Network, lines
 from finetune.errors import UserError
 from finetune.runtime import distributed, namesakes
-
-_INTERNAL_SHOWN = 8
 
 
 def main(words: Sequence[str]) -> int:
@@ -61,27 +58,11 @@ def describe(network: Network) -> None:
 
 
 def _network(network: Network) -> machine.Facts:
-    shown = [each for each in network.table if each.up and (each.name == "lo" or not each.internal)]
-    facts: machine.Facts = {}
-    for each in shown:
-        speed = f", {each.megabits / 1000:g} Gbit/s" if each.megabits else ""
-        facts[each.name] = ", ".join(each.addresses) + speed
-    if hidden := [each.name for each in network.table if each.up and each not in shown]:
-        left_out = len(hidden) - _INTERNAL_SHOWN
-        more = f" and {left_out} more" if left_out > 0 else ""
-        facts["internal"] = ", ".join(hidden[:_INTERNAL_SHOWN]) + more
-    resolved = ", ".join(dict.fromkeys(network.host_addresses)) or "nothing"
-    how = {"GLOO": f"the host name {network.host} resolves to {resolved}", "NCCL": "by itself"}
-    for library, taken in (("GLOO", network.gloo), ("NCCL", network.nccl)):
-        if os.environ.get(f"{library}_SOCKET_IFNAME"):
-            how[library] = f"as {library}_SOCKET_IFNAME says"
-        name = "gloo" if library == "GLOO" else library
-        facts[f"{name} takes"] = f"{', '.join(taken)}: {how[library]}" if taken else "nothing"
-    facts["others"] = (
-        f"are reached over {network.best.name}" if network.best else "no interface leads to them"
-    )
-    facts["variables"] = machine.variables() or "none that changes any of this is set"
-    return facts
+    return {
+        "route": f"other machines are reached over {network.route}",
+        "interfaces": ", ".join(network.interfaces) or "none",
+        "variables": machine.variables() or "none that changes any of this is set",
+    }
 
 
 def _versions(found: dict[str, str]) -> machine.Facts:
@@ -97,8 +78,8 @@ def _say_what_to_set(network: Network) -> None:
     if not network.advice:
         console.say(
             "nothing needs to be set"
-            if network.best
-            else "nothing to propose: no interface here is known to lead to other machines"
+            if network.interface
+            else "nothing to propose: no route leads from here to other machines"
         )
         return
     console.block(

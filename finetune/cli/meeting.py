@@ -167,9 +167,6 @@ class _Watch:
     def _what_to_look_at(self, network: Network) -> str:
         address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
         open_ = port.isdecimal() and accepts(address, int(port))
-        taken = f"gloo takes {', '.join(network.gloo)}"
-        if network.nccl:
-            taken += f", NCCL {', '.join(network.nccl)}"
         to_type = lines(network.urgent)
         if self.peers:
             to_type.append("export NCCL_P2P_DISABLE=1   # if GPUs wait for each other in vain")
@@ -177,9 +174,9 @@ class _Watch:
             [
                 f"  MASTER_ADDR:MASTER_PORT  {address}:{port} "
                 f"{'accepts' if open_ else 'does not accept'} connections from {network.host}",
-                f"  interfaces               {taken} there",
-                f"  the launch               {distributed.ranks().world_size} processes: the same "
-                "command on every machine, but for its own rank",
+                f"  interface                other machines are reached over {network.route}",
+                f"  the launch               {distributed.ranks().world_size} processes: the same command "
+                "on every machine, but for its own rank",
                 *(f"      {line}" for line in to_type),
             ]
         )
