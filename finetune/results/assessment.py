@@ -118,7 +118,7 @@ def of_outputs(
             [[evaluated(each[rows], labels[rows]) for each in said.values()] for rows in drawn]
         )  # shape (draws, model and baselines, metrics)
         of_each[:, 1:] = of_each[:, :1] - of_each[:, 1:]
-        return of_each.reshape(len(drawn), -1)
+        return of_each.reshape(len(drawn), -1).T
 
     rows = len(labels)
     draws = intervals.DRAWS if rows <= _MANY_ROWS else _FEWER_DRAWS

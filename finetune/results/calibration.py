@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+import pandas as pd
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
@@ -12,38 +11,22 @@ BINS = 15
 _COLDEST, _HOTTEST = 0.05, 20.0
 
 
-@dataclass(frozen=True)
-class Reliability:
-    """Rows by how sure the model is of them; bins without rows are left out.
-
-    Attributes:
-        confidence: The mean probability of the predicted class, shape ``(bins,)``.
-        accuracy: The share that is right, shape ``(bins,)``.
-        rows: How many, shape ``(bins,)``.
-    """
-
-    confidence: np.ndarray
-    accuracy: np.ndarray
-    rows: np.ndarray
-
-
-def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> Reliability:
-    """Accuracy against confidence, in bins of equal width.
+def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> pd.DataFrame:
+    """Return accuracy against confidence, in bins of equal width.
 
     Args:
         probabilities: Shape ``(rows, classes)``.
         labels: The true classes, shape ``(rows,)``.
-        bins: Between 0 and 1.
+        bins: Between 0 and 1; those without rows are left out.
+
+    Returns:
+        For each bin ``confidence``, the mean probability of the predicted class; ``accuracy``, the
+        share that is right; and ``rows``, how many.
     """
     sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-    number = bins_of(sure, bins)
-    rows = np.bincount(number, minlength=bins)
-    filled = rows > 0
-    return Reliability(
-        np.bincount(number, sure, minlength=bins)[filled] / rows[filled],
-        np.bincount(number, right, minlength=bins)[filled] / rows[filled],
-        rows[filled],
-    )
+    table = pd.DataFrame({"confidence": sure, "accuracy": right.astype(float), "rows": 1})
+    by_bin = table.groupby(bins_of(sure, bins))
+    return by_bin.agg({"confidence": "mean", "accuracy": "mean", "rows": "sum"})
 
 
 def bins_of(sure: np.ndarray, bins: int = BINS) -> np.ndarray:

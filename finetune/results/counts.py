@@ -9,6 +9,7 @@ The formulas are those of scikit-learn, and a division by zero gives 0, as it do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,19 +19,19 @@ import numpy as np
 _CELLS_AT_ONCE = 20_000_000
 
 
-def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """How often each class was taken for each.
+def of_kinds(kinds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return how many rows there are of each kind.
 
     Args:
-        labels: The true classes, shape ``(rows,)``.
-        predicted: Those that the model said, shape ``(rows,)``.
-        classes: How many there are.
+        kinds: The kind of each row, a flat index into ``shape``; shape ``(draws, rows)``.
+        shape: Of one set of counts.
 
     Returns:
-        Counts of shape ``(classes, classes)``, true by predicted.
+        Counts of shape ``(draws, *shape)``.
     """
-    cells = np.bincount(labels * classes + predicted, minlength=classes * classes)
-    return cells.reshape(classes, classes)
+    draws, size = len(kinds), math.prod(shape)
+    own = kinds + size * np.arange(draws)[:, None]
+    return np.bincount(own.ravel(), minlength=draws * size).reshape(draws, *shape)
 
 
 def resampled(
@@ -52,29 +53,12 @@ def resampled(
     filled = np.flatnonzero(counts)  # most cells of many classes are empty, and stay so
     rows = int(counts.sum())
     shares = counts.ravel()[filled] / rows
-    for some in _parts(draws, max(counts.size, made_of_each)):
-        samples = np.zeros((len(some), counts.size), dtype=np.int64)
-        samples[:, filled] = generator.multinomial(rows, shares, size=len(some))
-        yield samples.reshape(len(some), *counts.shape)
-
-
-def without_a_row(
-    counts: np.ndarray, cells: np.ndarray, made_of_each: int = 1
-) -> Iterator[np.ndarray]:
-    """Counts that lack a row of one cell, some at a time.
-
-    Args:
-        counts: Of any shape.
-        cells: Flat indices of the cells, one for each set of counts.
-        made_of_each: As in :func:`resampled`.
-
-    Yields:
-        Arrays of shape ``(some, *counts.shape)``.
-    """
-    for some in _parts(len(cells), max(counts.size, made_of_each)):
-        less = np.repeat(counts.reshape(1, -1), len(some), axis=0)
-        less[np.arange(len(some)), cells[some]] -= 1
-        yield less.reshape(len(some), *counts.shape)
+    at_once = max(1, _CELLS_AT_ONCE // max(counts.size, made_of_each))
+    for start in range(0, draws, at_once):
+        some = min(at_once, draws - start)
+        samples = np.zeros((some, counts.size), dtype=np.int64)
+        samples[:, filled] = generator.multinomial(rows, shares, size=some)
+        yield samples.reshape(some, *counts.shape)
 
 
 def hidden(matrix: np.ndarray, rows: float) -> Iterator[np.ndarray]:
@@ -173,13 +157,6 @@ def metric(name: str, arguments: Mapping[str, Any]) -> Callable[[np.ndarray], np
             (matrices.sum(axis=-1) + matrices.sum(axis=-2) > 0).astype(np.float64),
         )
     return None
-
-
-def _parts(count: int, numbers: int) -> Iterator[np.ndarray]:
-    """Indices below ``count``, as many at once as there is room for, each with ``numbers``."""
-    at_once = max(1, _CELLS_AT_ONCE // numbers)
-    for start in range(0, count, at_once):
-        yield np.arange(start, min(count, start + at_once))
 
 
 def _right(matrices: np.ndarray) -> np.ndarray:

@@ -6,17 +6,21 @@ rows. They say nothing of another training: another seed gives another model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
-from scipy.stats import norm
+from scipy.stats import DegenerateDataWarning, binomtest, bootstrap, norm
 
 from finetune.results import counts
 
 LEVEL, DRAWS, SEED = 0.95, 1000, 0
-_INDICES_AT_ONCE = 5_000_000
-_LEFT_OUT_AT_MOST = 500
+#: Numbers that a jackknife goes through at most: each of 5,000 rows as often as there are rows.
+_JACKKNIFE = 5_000**2
+_NUMBERS_AT_ONCE = 1_000_000
 #: Standard deviations that the bootstrap may lie beside the value before its quantiles, which can
 #: go no further than its draws, are given up.
 _MOST_BIAS = 0.8
@@ -69,7 +73,10 @@ def of_counts(
     seed: int = SEED,
     made_of_each: int = 1,
 ) -> dict[str, Interval]:
-    """Of metrics that the rows enter only by how many there are of each kind.
+    """Return intervals of metrics that the rows enter only by how many there are of each kind.
+
+    The counts are drawn, which is what a draw of the rows comes to. Up to 5,000 rows the ends are
+    accelerated (BCa); of more, or of thousands of kinds, that would move them next to nothing.
 
     Args:
         metrics: Each from shape ``(draws, *cells.shape)`` to shape ``(draws,)``.
@@ -80,93 +87,133 @@ def of_counts(
     """
     if not metrics:
         return {}
-    filled, rows = np.flatnonzero(cells), int(cells.sum())
-    numbers = cells.ravel()[filled]
-    if len(filled) > _LEFT_OUT_AT_MOST:  # the skewness of some rows is about that of all
-        some = np.random.default_rng(seed).choice(filled, _LEFT_OUT_AT_MOST, p=numbers / rows)
-        filled, numbers = np.unique(some, return_counts=True)
-    drawn = _of_each(metrics, counts.resampled(cells, draws, seed, made_of_each))
-    without = _of_each(metrics, counts.without_a_row(cells, filled, made_of_each))
-    return {
-        name: _between(
-            float(metric(cells[None])[0]),
-            drawn[name],
-            _acceleration(-without[name], numbers, rows),
-        )
-        for name, metric in metrics.items()
-    }
+
+    def scores(drawn: np.ndarray) -> np.ndarray:
+        return np.stack([metric(drawn) for metric in metrics.values()])
+
+    parts = [scores(some) for some in counts.resampled(cells, draws, seed, made_of_each)]
+    numbers = max(int(cells.sum()), cells.size, made_of_each)
+    found = _bootstrap(
+        lambda kinds: scores(counts.of_kinds(kinds, cells.shape)),
+        np.repeat(np.arange(cells.size), cells.ravel()),
+        scores(cells[None])[:, 0],
+        numbers,
+        accelerated=int(cells.sum()) * numbers <= _JACKKNIFE,
+        drawn=np.concatenate(parts, axis=-1),
+    )
+    return dict(zip(metrics, found, strict=True))
 
 
 def of_mean(values: np.ndarray, draws: int = DRAWS, seed: int = SEED) -> Interval:
-    """Of the mean of what each row has, shape ``(rows,)``."""
-    drawn = _over_rows(
-        lambda rows: values[rows].mean(axis=1, keepdims=True), len(values), draws, seed
-    )
-    acceleration = _acceleration(values, np.ones(len(values)), len(values))
-    return _between(float(values.mean()), drawn[:, 0], acceleration)
+    """Return the interval of the mean of what each row has, shape ``(rows,)``."""
+    return _bootstrap(
+        lambda drawn: drawn.mean(axis=-1)[None],
+        values,
+        values.mean(keepdims=True),
+        len(values),
+        accelerated=len(values) ** 2 <= _JACKKNIFE,
+        n_resamples=draws,
+        rng=seed,
+    )[0]
 
 
 def of_share(hits: float, rows: int) -> Interval:
-    """Of a share of rows (Wilson, Journal of the American Statistical Association 22, 1927).
+    """Return the interval of a share of rows (Wilson, Journal of the American Statistical
+    Association 22, 1927).
 
     It has a width where none or all of few rows are hits, which is where the bootstrap has none.
 
     Args:
-        hits: How many of the rows.
+        hits: How many of the rows. Of ties it may be a fraction; the ends are then those of the
+            nearest whole number, half a row away at most.
         rows: How many there are; of none, nothing is known.
     """
     if not rows:
         return Interval(0.0, 0.0, 1.0)
-    share, square = hits / rows, _ENDS[1] ** 2
-    middle = (hits + square / 2) / (rows + square)
-    reach = np.sqrt(rows * square * share * (1 - share) + square**2 / 4) / (rows + square)
-    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
-    # of none and of all, the end is the share itself but for a rounding
-    return Interval(share, float(min(share, low)), float(max(share, high)))
+    share = float(hits / rows)
+    ends = binomtest(round(hits), rows).proportion_ci(LEVEL, method="wilson")
+    return Interval(share, min(share, float(ends.low)), max(share, float(ends.high)))
 
 
 def of_rows(metrics: Metric, rows: int, draws: int = DRAWS, seed: int = SEED) -> list[Interval]:
-    """Of any metrics: the rows themselves are drawn.
+    """Return intervals of any metrics, corrected for bias only: a jackknife of slow metrics would
+    take longer than all draws.
 
     Args:
-        metrics: From indices of rows, shape ``(draws, rows)``, to shape ``(draws, metrics)``.
+        metrics: From indices of rows, shape ``(draws, rows)``, to shape ``(metrics, draws)``.
         rows: How many there are.
         draws: Bootstrap samples.
         seed: Of the draws.
     """
-    drawn = _over_rows(metrics, rows, draws, seed)
-    values = metrics(np.arange(rows)[None])[0]
-    return [_between(float(value), column) for value, column in zip(values, drawn.T, strict=True)]
+    every = np.arange(rows)
+    values = metrics(every[None])[:, 0]
+    return _bootstrap(metrics, every, values, rows, accelerated=False, n_resamples=draws, rng=seed)
 
 
-def _of_each(metrics: Mapping[str, Metric], parts: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
-    """The metrics of counts that come some at a time."""
-    found: dict[str, list[np.ndarray]] = {name: [] for name in metrics}
-    for some in parts:
-        for name, metric in metrics.items():
-            found[name].append(metric(some))
-    return {name: np.concatenate(each) for name, each in found.items()}
+def _bootstrap(
+    statistics: Metric,
+    rows: np.ndarray,
+    values: np.ndarray,
+    numbers: int,
+    *,
+    accelerated: bool,
+    drawn: np.ndarray | None = None,
+    **options: Any,
+) -> list[Interval]:
+    """Return intervals by :func:`scipy.stats.bootstrap`.
+
+    Args:
+        statistics: From shape ``(draws, rows)`` to shape ``(statistics, draws)``.
+        rows: What there is of each, shape ``(rows,)``.
+        values: The statistics on all rows, shape ``(statistics,)``.
+        numbers: That one draw is turned into.
+        accelerated: Whether each row is left out once, for the acceleration (BCa).
+        drawn: Draws of the statistics, shape ``(statistics, draws)``, if there are any already.
+        **options: How to draw them, if there are none.
+    """
+    if len(rows) < 2:
+        return [Interval(*[float(value)] * 3) for value in values]
+    if drawn is not None:
+        options = {
+            "n_resamples": 0,
+            "bootstrap_result": SimpleNamespace(bootstrap_distribution=drawn),
+        }
+
+    def over(some: np.ndarray, axis: int) -> np.ndarray:
+        found = statistics(some.reshape(-1, some.shape[-1]))
+        return found.reshape(len(values), *some.shape[:-1])
+
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # its ends are NaN: see _between
+        found = bootstrap(
+            (rows,),
+            over,
+            batch=max(1, _NUMBERS_AT_ONCE // numbers),
+            vectorized=True,
+            confidence_level=LEVEL,
+            method="BCa" if accelerated else "percentile",
+            **options,
+        )
+    ends = np.stack(found.confidence_interval, axis=-1)
+    return [
+        _between(float(value), each, own if accelerated else None)
+        for value, each, own in zip(values, found.bootstrap_distribution, ends, strict=True)
+    ]
 
 
-def _over_rows(metrics: Metric, rows: int, draws: int, seed: int) -> np.ndarray:
-    generator = np.random.default_rng(seed)
-    at_once = max(1, _INDICES_AT_ONCE // rows)
-    return np.concatenate(
-        [
-            metrics(generator.integers(rows, size=(min(at_once, draws - start), rows)))
-            for start in range(0, draws, at_once)
-        ]
-    )
-
-
-def _between(value: float, drawn: np.ndarray, acceleration: float = 0.0) -> Interval:
-    """The bias-corrected and accelerated interval, BCa (Efron, Journal of the American Statistical
-    Association 82, 1987).
+def _between(value: float, drawn: np.ndarray, ends: np.ndarray | None = None) -> Interval:
+    """Return the interval of bootstrap draws, corrected for bias (Efron, Journal of the American
+    Statistical Association 82, 1987).
 
     The bootstrap repeats the bias of a metric of few rows, like macro F1 of many classes. Where
     that moves it too far for its quantiles to be corrected, the interval is the normal one around
     the corrected value (Davison and Hinkley, Bootstrap Methods and their Application, 1997, 5.2).
     Draws for which the metric is not defined are left out.
+
+    Args:
+        value: On all rows.
+        drawn: Of each draw, shape ``(draws,)``.
+        ends: Accelerated as well, if they are known and finite.
     """
     drawn = drawn[np.isfinite(drawn)]
     if not len(drawn):
@@ -181,25 +228,8 @@ def _between(value: float, drawn: np.ndarray, acceleration: float = 0.0) -> Inte
         if drawn.max() <= 1:
             high = min(high, 1.0)
         return Interval(value, float(min(value, low)), float(max(value, high)))
-    below = float((drawn < value).mean() + (drawn == value).mean() / 2)
-    middle = norm.ppf(np.clip(below, 0.5 / len(drawn), 1 - 0.5 / len(drawn)))
-    ends = norm.cdf(middle + (middle + _ENDS) / (1 - acceleration * (middle + _ENDS)))
-    low, high = np.quantile(drawn, ends)
-    return Interval(value, float(low), float(high))
-
-
-def _acceleration(influences: np.ndarray, weights: np.ndarray, rows: int) -> float:
-    """How the deviation of a metric changes with its value: a sixth of the skewness of what each
-    row adds to it, over the root of their number.
-
-    Args:
-        influences: Of some rows, up to a factor and a constant, shape ``(kinds,)``.
-        weights: How many rows each stands for.
-        rows: How many there are in all.
-    """
-    apart = influences - np.average(influences, weights=weights)
-    variance = np.average(apart**2, weights=weights)
-    if variance < np.finfo(np.float64).tiny:
-        return 0.0
-    skewness = np.average(apart**3, weights=weights) / variance**1.5
-    return float(skewness / (6 * np.sqrt(rows)))
+    if ends is None or not np.isfinite(ends).all():
+        below = float((drawn < value).mean() + (drawn == value).mean() / 2)
+        middle = norm.ppf(np.clip(below, 0.5 / len(drawn), 1 - 0.5 / len(drawn)))
+        ends = np.quantile(drawn, norm.cdf(2 * middle + _ENDS))
+    return Interval(value, float(ends[0]), float(ends[1]))

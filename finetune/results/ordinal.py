@@ -20,12 +20,6 @@ def mean_absolute_error(matrices: np.ndarray) -> np.ndarray:
     return divide((matrices * off).sum(axis=(-2, -1)), matrices.sum(axis=(-2, -1)))
 
 
-def within_one(matrices: np.ndarray) -> np.ndarray:
-    """The share of rows whose prediction is off by one class at most; shape ``(...)``."""
-    near = _distances(matrices.shape[-1]) <= 1
-    return divide((matrices * near).sum(axis=(-2, -1)), matrices.sum(axis=(-2, -1)))
-
-
 def quadratic_kappa(matrices: np.ndarray) -> np.ndarray:
     """Agreement beyond chance, mistakes weighted by their squared distance (Cohen, Psychological
     Bulletin 70, 1968); shape ``(...)``, 0 where it is undefined.

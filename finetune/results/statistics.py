@@ -9,8 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import confusion_matrix
 
-from finetune.results import calibration, counts, intervals, ordinal, pairs, ranking
+from finetune.results import calibration, intervals, ordinal, pairs, ranking
 from finetune.results.intervals import Interval
 from finetune.results.predicted import Predicted
 
@@ -31,7 +32,7 @@ def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, An
         Facts by name. An interval is ``{"value": ..., "low": ..., "high": ...}`` with a confidence
         of 95%.
     """
-    matrix = counts.confusion(predicted.labels, predicted.classes, len(predicted.names))
+    matrix = _confusion(predicted)
     found: dict[str, Any] = {
         "rows": len(predicted),
         "metrics": scores(predicted, metrics),
@@ -46,7 +47,7 @@ def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, An
             "mean_absolute_error": ordinal.mean_absolute_error,
             "quadratic_kappa": ordinal.quadratic_kappa,
         }
-        near = len(predicted) * float(ordinal.within_one(matrix))
+        near = int((np.abs(predicted.classes - predicted.labels) <= 1).sum())
         found["ordered"] = _plain(
             {
                 **intervals.of_matrix(graded, matrix),
@@ -59,7 +60,7 @@ def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, An
 def scores(predicted: Predicted, metrics: Metrics) -> dict[str, Any]:
     """Metrics of counts, then those that every classifier has, each with its interval."""
     labels, probabilities = predicted.labels, predicted.probabilities
-    matrix = counts.confusion(labels, predicted.classes, len(predicted.names))
+    matrix = _confusion(predicted)
     found = {
         **intervals.of_matrix(metrics, matrix),
         "log_loss": intervals.of_mean(calibration.log_losses(probabilities, labels)),
@@ -78,10 +79,7 @@ def calibrated(predicted: Predicted) -> dict[str, Any]:
             predicted.probabilities, predicted.labels
         ),
         "interval": asdict(_calibration_error(predicted)),
-        "bins": [
-            {"confidence": float(sure), "accuracy": float(right), "rows": int(rows)}
-            for sure, right, rows in zip(bins.confidence, bins.accuracy, bins.rows, strict=True)
-        ],
+        "bins": bins.to_dict("records"),
     }
 
 
@@ -92,7 +90,7 @@ def _calibration_error(predicted: Predicted) -> Interval:
 
     def errors(drawn: np.ndarray) -> np.ndarray:
         sums = [np.bincount(number[rows], apart[rows], calibration.BINS) for rows in drawn]
-        return np.asarray(np.abs(sums).sum(axis=1, keepdims=True) / len(predicted))
+        return np.asarray(np.abs(sums).sum(axis=1)[None] / len(predicted))
 
     return intervals.of_rows(errors, len(predicted))[0]
 
@@ -102,6 +100,12 @@ def beyond(
 ) -> dict[str, Any]:
     """How much more of each metric of counts a model has than a baseline, on the same rows."""
     return _plain(pairs.difference(metrics, labels, baseline, predicted, classes))
+
+
+def _confusion(predicted: Predicted) -> np.ndarray:
+    """True by predicted class, shape ``(classes, classes)``."""
+    every = range(len(predicted.names))
+    return np.asarray(confusion_matrix(predicted.labels, predicted.classes, labels=every))
 
 
 def _plain(found: Mapping[str, Interval]) -> dict[str, Any]:
@@ -116,7 +120,7 @@ def _classes(predicted: Predicted, matrix: np.ndarray) -> dict[str, Any]:
         name: {
             "precision": asdict(intervals.of_share(right[index], said[index])),
             "recall": asdict(intervals.of_share(right[index], true[index])),
-            "f1": asdict(_f1(right[index], true[index], said[index])),
+            "f1": asdict(f1_of_class(right[index], true[index], said[index])),
             **(
                 {"roc_area": asdict(area.roc), "pr_area": asdict(area.precision_recall)}
                 if (area := areas[index])
@@ -128,9 +132,9 @@ def _classes(predicted: Predicted, matrix: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _f1(right: int, true: int, said: int) -> Interval:
-    """F1 of one class, by way of the share of the rows that have or are given the class that are
-    right (the Jaccard index), of which it is a function: 2 J / (1 + J).
+def f1_of_class(right: int, true: int, said: int) -> Interval:
+    """Return F1 of one class, by way of the share of the rows that have or are given the class
+    that are right (the Jaccard index), of which it is a function: 2 J / (1 + J).
     """
     share = intervals.of_share(right, true + said - right)
     return Interval(*(2 * each / (1 + each) for each in (share.value, share.low, share.high)))
