@@ -70,7 +70,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the page, which takes longer than a small training; it has tests of its own."""
-    from finetune.results import page
+    from finetune.reporting import page
 
     monkeypatch.setattr(page, "write", lambda run: run.path)
 

@@ -18,9 +18,9 @@ from scipy.special import softmax
 import finetune
 from finetune import Run
 from finetune.recipe.scoring import Scoring
-from finetune.results import assessment
-from finetune.results.predicted import Predicted
 from finetune.runs import predictions
+from finetune.statistics import assessment
+from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Metrics, Statistics
 
 SCORING: dict[str, dict[str, Any]] = {"accuracy": {}, "f1": {"average": "macro"}}
@@ -96,7 +96,7 @@ def write_run(
     majority = np.zeros((rows, len(names)))
     majority[:, 0] = 1
     statistics = assessment.of_classes(
-        Predicted(list(names), labels, softmax(logits, axis=1)),
+        ScoredRows(list(names), labels, softmax(logits, axis=1)),
         logits,
         SCORING,
         Scoring(**SCORING),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from finetune.results.baseline import bag_of_words, majority
+from finetune.statistics.baseline import bag_of_words, majority
 
 
 def test_majority_is_the_most_frequent_class_of_training() -> None:

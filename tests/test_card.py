@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from finetune.results import card
+from finetune.reporting import card
 from tests.runs import trained, write_run
 
 

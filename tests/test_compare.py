@@ -9,7 +9,7 @@ import sklearn.metrics
 import finetune
 from finetune import Run, UserError, cli
 from finetune.pipeline.compare import compare
-from finetune.results import curves
+from finetune.reporting import curves
 from tests.conftest import ROOT
 from tests.runs import write_run
 from tests.test_report import Page

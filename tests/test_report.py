@@ -12,8 +12,9 @@ from PIL import Image
 
 import finetune
 from finetune import Run, UserError, cli
-from finetune.results import page, rows, wording
-from finetune.results.predicted import Predicted
+from finetune.reporting import page, wording
+from finetune.statistics import mistakes
+from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Statistics
 from tests.conftest import ROOT
 from tests.runs import write_run
@@ -253,8 +254,8 @@ def test_labels_that_were_changed_are_found() -> None:
     changed = generator.choice(600, size=15, replace=False)
     given = labels.copy()
     given[changed] = (given[changed] + 1) % 3
-    predicted = Predicted(["a", "b", "c"], given, probabilities)
-    assert set(rows.likely_label_errors(predicted)) == set(changed)
+    predicted = ScoredRows(["a", "b", "c"], given, probabilities)
+    assert set(mistakes.likely_label_errors(predicted)) == set(changed)
 
 
 def test_the_worst_slice_is_the_one_that_is_worst() -> None:
@@ -270,7 +271,7 @@ def test_the_worst_slice_is_the_one_that_is_worst() -> None:
             "number": np.arange(400),
         }
     )
-    found = rows.worst_slices(Predicted(["a", "b"], labels, probabilities), table, 10)
+    found = mistakes.worst_slices(ScoredRows(["a", "b"], labels, probabilities), table, 10)
     assert (found[0].name, found[0].rows, found[0].lower) == ("source = web", 50, True)
     assert found[0].accuracy.value == 0.5
     assert found[1].name == "0 to 98 tokens"

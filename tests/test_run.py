@@ -17,8 +17,8 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import finetune
 from finetune import Run, TextClassification, UserError, cli
-from finetune.results import baseline
 from finetune.runs import predictions
+from finetune.statistics import baseline
 from finetune.training.directory import clear_way, refuse_foreign
 from finetune.training.manifest import Launch, Process
 from tests.runs import trained

@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainerCallb
 import finetune
 from finetune import Run, TextClassification, UserError, cli
 from finetune.models.cpu import attention
-from finetune.results import wording
+from finetune.reporting import wording
 from finetune.training import flops, speed
 from finetune.training.profile import where
 from finetune.training.speed import Meter

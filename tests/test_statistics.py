@@ -11,17 +11,17 @@ import sklearn.metrics
 from scipy.special import expit, softmax
 
 from finetune.recipe import scoring
-from finetune.results import (
+from finetune.statistics import (
     assessment,
     calibration,
+    classification,
     counts,
     intervals,
     ordinal,
     pairs,
     ranking,
-    statistics,
 )
-from finetune.results.predicted import Predicted
+from finetune.statistics.scored import ScoredRows
 
 METRICS: dict[str, list[dict[str, Any]]] = {
     "accuracy": [{}],
@@ -99,7 +99,7 @@ def test_the_scores_of_ordered_classes_are_those_by_hand() -> None:
     labels, said = drawn(500, 6)
     matrix = confusion(labels, said, 6)
     assert ordinal.mean_absolute_error(matrix) == pytest.approx(np.abs(labels - said).mean())
-    found = statistics.of(Predicted(list("abcdef"), labels, np.eye(6)[said]), {}, ordered=True)
+    found = classification.of(ScoredRows(list("abcdef"), labels, np.eye(6)[said]), {}, ordered=True)
     near = (np.abs(labels - said) <= 1).mean()
     assert found["ordered"]["within_one"]["value"] == pytest.approx(near)
     kappa = sklearn.metrics.cohen_kappa_score(labels, said, weights="quadratic")
@@ -192,7 +192,7 @@ def test_intervals_of_a_class_hold_the_truth() -> None:
     generator, hits = np.random.default_rng(8), 0
     for _ in range(REPEATS):
         sample = generator.multinomial(60, TRUTH.ravel()).reshape(TRUTH.shape)
-        f1 = statistics.f1_of_class(sample[2, 2], sample[2].sum(), sample[:, 2].sum())
+        f1 = classification.f1_of_class(sample[2, 2], sample[2].sum(), sample[:, 2].sum())
         hits += f1.low <= 2 * truth / (1 + truth) <= f1.high
     assert 0.935 < covered(hits) < 0.965
 
@@ -402,7 +402,7 @@ def test_a_metric_with_unusual_arguments_has_an_interval_beside_the_others() -> 
         "f1": {"labels": [0, 2], "average": "micro"},
     }
     found = assessment.of_classes(
-        Predicted(["a", "b", "c"], labels, probabilities),
+        ScoredRows(["a", "b", "c"], labels, probabilities),
         np.log(probabilities),
         arguments,
         scoring.Scoring(**arguments),
@@ -432,7 +432,7 @@ def test_a_calibrated_model_has_no_calibration_error_and_a_temperature_of_one() 
 def test_the_interval_of_the_calibration_error_is_that_of_the_error() -> None:
     """Of a model that is too sure it holds the error of a hundred times as many rows."""
     many, few = (
-        statistics.calibrated(Predicted(list("abc"), labels, probabilities))
+        classification.calibrated(ScoredRows(list("abc"), labels, probabilities))
         for probabilities, labels in (
             probabilities_of(rows, 3, sharper=2) for rows in (10**5, 10**3)
         )

@@ -22,7 +22,7 @@ import finetune
 from finetune import Recipe, Run, TextClassification, UserError
 from finetune.pipeline.launch import in_fresh_processes
 from finetune.recipe import catalog
-from finetune.results import page
+from finetune.reporting import page
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 RECIPES = catalog.names()

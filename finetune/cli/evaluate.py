@@ -99,7 +99,7 @@ def _show(found: Evaluation) -> None:
 
 
 def _show_intervals(source: str, found: Statistics) -> None:
-    from finetune.results import wording
+    from finetune.reporting import wording
 
     console.say(f"\n{source}, {found.rows:,} rows, with intervals of 95%")
     scores = {**found.metrics, **(found.ordered or {})}

@@ -175,8 +175,8 @@ class _Watch:
                 f"  MASTER_ADDR:MASTER_PORT  {address}:{port} "
                 f"{'accepts' if open_ else 'does not accept'} connections from {network.host}",
                 f"  interface                other machines are reached over {network.route}",
-                f"  the launch               {distributed.ranks().world_size} processes: the same command "
-                "on every machine, but for its own rank",
+                f"  the launch               {distributed.ranks().world_size} processes: the same "
+                "command on every machine, but for its own rank",
                 *(f"      {line}" for line in to_type),
             ]
         )

@@ -28,7 +28,7 @@ from finetune.pipeline.events import (
     Noted,
     Started,
 )
-from finetune.results import wording
+from finetune.reporting import wording
 from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments

@@ -12,9 +12,9 @@ from transformers.trainer_utils import PredictionOutput
 
 from finetune.errors import UserError
 from finetune.recipe import Recipe
-from finetune.results import assessment, calibration
-from finetune.results import baseline as baselines
-from finetune.results.predicted import Predicted
+from finetune.statistics import assessment, calibration
+from finetune.statistics import baseline as baselines
+from finetune.statistics.scored import ScoredRows
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def assess(
             np.asarray(validated.predictions, dtype=np.float64), np.asarray(validated.label_ids)
         )
         statistics = assessment.of_classes(
-            Predicted.of_outputs(recipe.labels, labels, outputs),
+            ScoredRows.of_outputs(recipe.labels, labels, outputs),
             outputs,
             recipe.known_scoring,
             recipe.compute_metrics,

@@ -11,20 +11,11 @@ import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError
-from finetune.results import (
-    assessment,
-    calibration,
-    curves,
-    html,
-    intervals,
-    pairs,
-    ranking,
-    statistics,
-    wording,
-)
-from finetune.results.pairs import McNemar
-from finetune.results.predicted import Predicted
+from finetune.reporting import curves, html, wording
 from finetune.runs.run import Run
+from finetune.statistics import assessment, calibration, classification, intervals, pairs, ranking
+from finetune.statistics.pairs import McNemar
+from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Manifest
 
 _ROWS = 30
@@ -113,7 +104,7 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         _refuse_other_rows(runs[0], tables[0], run, table)
     names, tests = runs[0].labels, []
     if names:
-        each = [Predicted.of_table(table, names) for table in tables]
+        each = [ScoredRows.of_table(table, names) for table in tables]
         judged = [_of_classes(runs[0], each[0], other) for other in each[1:]]
         said = [other.classes for other in each]
         tests = [pairs.mcnemar(each[0].labels, said[0], other) for other in said[1:]]
@@ -174,7 +165,7 @@ def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.Dat
         )
 
 
-def _of_classes(run: Run, first: Predicted, second: Predicted) -> _Judged:
+def _of_classes(run: Run, first: ScoredRows, second: ScoredRows) -> _Judged:
     """The second by the metrics of the first run, and how much more it has of each: metrics of
     counts, and the scores that each row has.
     """
@@ -191,7 +182,7 @@ def _of_classes(run: Run, first: Predicted, second: Predicted) -> _Judged:
     if area is not None:
         found["roc_area"] = area
     judged = _Judged(
-        statistics.scores(second, metrics), {name: asdict(each) for name, each in found.items()}
+        classification.scores(second, metrics), {name: asdict(each) for name, each in found.items()}
     )
     if not assessment.has_others(scoring, metrics):
         return judged

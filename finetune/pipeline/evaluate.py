@@ -137,8 +137,8 @@ def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput)
     import numpy as np
 
     from finetune.pipeline import provenance
-    from finetune.results import assessment
-    from finetune.results.predicted import Predicted
+    from finetune.statistics import assessment
+    from finetune.statistics.scored import ScoredRows
 
     scores = provenance.scores_only(output.metrics or {}, "test_")
     rows = len(np.asarray(output.label_ids))
@@ -147,7 +147,7 @@ def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput)
     outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
     if run.labels:
         found = assessment.of_classes(
-            Predicted.of_outputs(run.labels, labels, outputs),
+            ScoredRows.of_outputs(run.labels, labels, outputs),
             outputs,
             recipe.known_scoring,
             recipe.compute_metrics,

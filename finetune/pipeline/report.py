@@ -27,7 +27,7 @@ def report(run: Run | str | Path) -> Report:
     Raises:
         UserError: if the run has no statistics.
     """
-    from finetune.results import card, page
+    from finetune.reporting import card, page
 
     run = run if isinstance(run, Run) else Run.load(run)
     return Report(page=page.write(run), card=card.write(run))

@@ -149,7 +149,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
         The finished run.
     """
     from finetune.pipeline import provenance
-    from finetune.results import card, page
+    from finetune.reporting import card, page
     from finetune.training.directory import make_way
     from finetune.training.trainer import build_trainer
 

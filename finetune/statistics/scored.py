@@ -10,7 +10,7 @@ from scipy.special import softmax
 
 
 @dataclass(frozen=True)
-class Predicted:
+class ScoredRows:
     """Rows with their true class and the probability of every class.
 
     Attributes:
@@ -24,7 +24,7 @@ class Predicted:
     probabilities: np.ndarray
 
     @classmethod
-    def of_table(cls, table: pd.DataFrame, names: list[str]) -> Predicted:
+    def of_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
         """From the table of ``predictions.parquet``."""
         number = {name: index for index, name in enumerate(names)}
         return cls(
@@ -34,7 +34,7 @@ class Predicted:
         )
 
     @classmethod
-    def of_outputs(cls, names: list[str], labels: np.ndarray, outputs: np.ndarray) -> Predicted:
+    def of_outputs(cls, names: list[str], labels: np.ndarray, outputs: np.ndarray) -> ScoredRows:
         """From the logits of a model, shape ``(rows, classes)``, whatever their precision."""
         return cls(names, labels, softmax(outputs.astype(np.float64), axis=1))
 

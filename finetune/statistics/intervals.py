@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import DegenerateDataWarning, binomtest, bootstrap, norm
 
-from finetune.results import counts
+from finetune.statistics import counts
 
 LEVEL, DRAWS, SEED = 0.95, 1000, 0
 #: Numbers that a jackknife goes through at most: each of 5,000 rows as often as there are rows.
@@ -83,7 +83,7 @@ def of_counts(
         cells: How many rows there are of each kind.
         draws: Bootstrap samples.
         seed: Of the draws.
-        made_of_each: See :func:`finetune.results.counts.resampled`.
+        made_of_each: See :func:`finetune.statistics.counts.resampled`.
     """
     if not metrics:
         return {}

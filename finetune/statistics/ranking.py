@@ -14,8 +14,8 @@ from scipy.special import expit, logit
 from scipy.stats import norm, rankdata
 from sklearn.metrics import average_precision_score
 
-from finetune.results import intervals
-from finetune.results.intervals import LEVEL, Interval
+from finetune.statistics import intervals
+from finetune.statistics.intervals import LEVEL, Interval
 
 _FEWEST_ROWS = 100
 _TINY = 1e-9

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from finetune.results import wording
-from finetune.results.figure import (
+from finetune.reporting import wording
+from finetune.reporting.figure import (
     BLUE,
     COLOURS,
     GREEN,

@@ -10,8 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from finetune.results import intervals
-from finetune.results.figure import (
+from finetune.reporting.figure import (
     BLUE,
     GREEN,
     GREY,
@@ -23,6 +22,7 @@ from finetune.results.figure import (
     figure_of,
     titled,
 )
+from finetune.statistics import intervals
 
 _LONGEST_NAME = 24
 _MOST_CELLS_WITH_NUMBERS = 12 * 12

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-from finetune.results import calibration, counts, intervals, statistics
-from finetune.results.predicted import Predicted
+from finetune.statistics import calibration, classification, counts, intervals
+from finetune.statistics.scored import ScoredRows
 
 #: Of so many rows a whole evaluation takes too long to be repeated as often.
 _MANY_ROWS, _FEWER_DRAWS = 5_000, 200
@@ -18,7 +18,7 @@ Compute = Callable[[EvalPrediction], dict[str, float]]
 
 
 def of_classes(
-    predicted: Predicted,
+    predicted: ScoredRows,
     outputs: np.ndarray,
     scoring: Mapping[str, Mapping[str, Any]],
     compute: Compute,
@@ -40,11 +40,11 @@ def of_classes(
         temperature: Fitted on the validation rows, if there is one.
     """
     metrics = of_counts(scoring)
-    found = statistics.of(predicted, metrics, ordered=ordered)
+    found = classification.of(predicted, metrics, ordered=ordered)
     beyond = {}
     for name, said in baselines.items():
         classes = said.argmax(axis=1)
-        beyond[name] = statistics.beyond(
+        beyond[name] = classification.beyond(
             predicted.labels, classes, predicted.classes, len(predicted.names), metrics
         )
     if has_others(scoring, metrics):
@@ -52,14 +52,14 @@ def of_classes(
         found["metrics"] = {**own["metrics"], **found["metrics"]}
         beyond = {name: {**own["beyond"][name], **each} for name, each in beyond.items()}
     if temperature is not None:
-        mended = Predicted(
+        mended = ScoredRows(
             predicted.names,
             predicted.labels,
             calibration.scaled(predicted.probabilities, temperature),
         )
         found["calibration"] |= {
             "temperature": temperature,
-            "after": statistics.calibrated(mended),
+            "after": classification.calibrated(mended),
         }
     return {**found, "beyond": beyond}
 

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-from finetune.results import calibration, intervals, ordinal, pairs, ranking
-from finetune.results.intervals import Interval
-from finetune.results.predicted import Predicted
+from finetune.statistics import calibration, intervals, ordinal, pairs, ranking
+from finetune.statistics.intervals import Interval
+from finetune.statistics.scored import ScoredRows
 
 #: Shares of the rows on which a model that abstains on the others is judged.
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 Metrics = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 
 
-def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, Any]:
+def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, Any]:
     """All of them.
 
     Args:
         predicted: The rows.
-        metrics: Those of counts, by name: see :func:`finetune.results.counts.metric`.
+        metrics: Those of counts, by name: see :func:`finetune.statistics.counts.metric`.
         ordered: Whether the classes have an order, like stars.
 
     Returns:
@@ -57,7 +57,7 @@ def of(predicted: Predicted, metrics: Metrics, *, ordered: bool) -> dict[str, An
     return found
 
 
-def scores(predicted: Predicted, metrics: Metrics) -> dict[str, Any]:
+def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
     """Metrics of counts, then those that every classifier has, each with its interval."""
     labels, probabilities = predicted.labels, predicted.probabilities
     matrix = _confusion(predicted)
@@ -71,7 +71,7 @@ def scores(predicted: Predicted, metrics: Metrics) -> dict[str, Any]:
     return _plain(found)
 
 
-def calibrated(predicted: Predicted) -> dict[str, Any]:
+def calibrated(predicted: ScoredRows) -> dict[str, Any]:
     """The calibration error, and the bins that it is made of."""
     bins = calibration.reliability(predicted.probabilities, predicted.labels)
     return {
@@ -83,7 +83,7 @@ def calibrated(predicted: Predicted) -> dict[str, Any]:
     }
 
 
-def _calibration_error(predicted: Predicted) -> Interval:
+def _calibration_error(predicted: ScoredRows) -> Interval:
     """With what other rows might have given; the error of few rows is too large by itself."""
     sure, right = predicted.probabilities.max(axis=1), predicted.classes == predicted.labels
     number, apart = calibration.bins_of(sure), right - sure
@@ -102,7 +102,7 @@ def beyond(
     return _plain(pairs.difference(metrics, labels, baseline, predicted, classes))
 
 
-def _confusion(predicted: Predicted) -> np.ndarray:
+def _confusion(predicted: ScoredRows) -> np.ndarray:
     """True by predicted class, shape ``(classes, classes)``."""
     every = range(len(predicted.names))
     return np.asarray(confusion_matrix(predicted.labels, predicted.classes, labels=every))
@@ -112,7 +112,7 @@ def _plain(found: Mapping[str, Interval]) -> dict[str, Any]:
     return {name: asdict(each) for name, each in found.items()}
 
 
-def _classes(predicted: Predicted, matrix: np.ndarray) -> dict[str, Any]:
+def _classes(predicted: ScoredRows, matrix: np.ndarray) -> dict[str, Any]:
     """Of each class: precision, recall, F1, areas, and how many rows have it."""
     areas = ranking.of_classes(predicted.probabilities, predicted.labels)
     right, true, said = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
@@ -140,7 +140,7 @@ def f1_of_class(right: int, true: int, said: int) -> Interval:
     return Interval(*(2 * each / (1 + each) for each in (share.value, share.low, share.high)))
 
 
-def _top_k(predicted: Predicted) -> dict[str, Any]:
+def _top_k(predicted: ScoredRows) -> dict[str, Any]:
     """How often the true class is among the k most probable ones, for k below the classes.
 
     Classes that are as probable as the true one come before it or after it by chance.
@@ -157,7 +157,7 @@ def _top_k(predicted: Predicted) -> dict[str, Any]:
     }
 
 
-def _coverage(predicted: Predicted) -> list[dict[str, Any]]:
+def _coverage(predicted: ScoredRows) -> list[dict[str, Any]]:
     """The accuracy on the surest share of the rows."""
     accuracy = calibration.coverage(predicted.probabilities, predicted.labels)
     rows = [max(1, round(share * len(predicted))) for share in COVERAGES]

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from finetune.data.findings import is_own_column
-from finetune.results import intervals
-from finetune.results.intervals import Interval
-from finetune.results.predicted import Predicted
+from finetune.statistics import intervals
+from finetune.statistics.intervals import Interval
+from finetune.statistics.scored import ScoredRows
 
 _FEWEST_ROWS = 20
 _MOST_VALUES = 30
@@ -35,14 +35,14 @@ class Slice:
     lower: bool
 
 
-def surest_mistakes(predicted: Predicted) -> np.ndarray:
+def surest_mistakes(predicted: ScoredRows) -> np.ndarray:
     """Indices of wrong rows, the one with the highest probability first."""
     wrong = np.flatnonzero(predicted.classes != predicted.labels)
     sure = predicted.probabilities.max(axis=1)[wrong]
     return wrong[np.argsort(-sure, kind="stable")]
 
 
-def likely_label_errors(predicted: Predicted) -> np.ndarray:
+def likely_label_errors(predicted: ScoredRows) -> np.ndarray:
     """Indices of rows whose label is likely wrong, the likeliest first.
 
     Confident learning (Northcutt, Jiang and Chuang, JAIR 70, 2021): a row is taken to be of a
@@ -64,7 +64,7 @@ def likely_label_errors(predicted: Predicted) -> np.ndarray:
     return suspected[np.argsort(-margin, kind="stable")]
 
 
-def worst_slices(predicted: Predicted, table: pd.DataFrame, most: int) -> list[Slice]:
+def worst_slices(predicted: ScoredRows, table: pd.DataFrame, most: int) -> list[Slice]:
     """The slices with the lowest accuracy: by true class, by length, by the columns of the data.
 
     Args:

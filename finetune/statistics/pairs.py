@@ -10,8 +10,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.stats import binomtest
 
-from finetune.results import counts, intervals
-from finetune.results.intervals import Interval, Metric
+from finetune.statistics import counts, intervals
+from finetune.statistics.intervals import Interval, Metric
 
 #: Of fewer rows with different predictions, all may favour one model by chance in 1 of 20 cases.
 _FEWEST_APART = 6

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from finetune.results import wording
+from finetune.reporting import wording
 from finetune.runtime.files import write_whole
 
 _LONGEST_TEXT = 1200
@@ -23,7 +23,7 @@ def write(path: Path, template: str, content: Mapping[str, Any]) -> None:
         content: What it is filled with.
     """
     environment = Environment(
-        loader=PackageLoader("finetune.results", "templates"),
+        loader=PackageLoader("finetune.reporting", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

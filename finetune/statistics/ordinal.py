@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from finetune.results.counts import divide
+from finetune.statistics.counts import divide
 
 
 def mean_absolute_error(matrices: np.ndarray) -> np.ndarray:

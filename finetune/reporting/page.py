@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from finetune.results import curves, html, plots, rows, wording
-from finetune.results.figure import Plot
-from finetune.results.predicted import Predicted
+from finetune.reporting import curves, html, plots, wording
+from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
+from finetune.statistics import mistakes
+from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Manifest, Statistics
 
 PAGE, PLOTS = "report.html", "plots"
@@ -42,7 +43,7 @@ def write(run: Run) -> Path:
 def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     manifest, metrics, table = run.manifest, run.metrics, run.predictions
     statistics, headline, names = run.statistics, run.headline, run.labels
-    predicted = Predicted.of_table(table, names) if names else None
+    predicted = ScoredRows.of_table(table, names) if names else None
     figures = _figures(manifest, statistics, table, predicted)
     content = {
         "title": f"{manifest.recipe}: {manifest.data.source}",
@@ -64,11 +65,14 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         "plots": _by_section(figures),
     }
     if predicted is not None:
-        wrong, suspected = rows.surest_mistakes(predicted), rows.likely_label_errors(predicted)
+        wrong, suspected = (
+            mistakes.surest_mistakes(predicted),
+            mistakes.likely_label_errors(predicted),
+        )
         shown = wrong[:_MISTAKES]
         further = suspected[~np.isin(suspected, shown)][:_MISTAKES]
         content |= {
-            "slices": rows.worst_slices(predicted, table, _SLICES),
+            "slices": mistakes.worst_slices(predicted, table, _SLICES),
             "mistakes": _rows(predicted, table, shown, suspected),
             "suspects": _rows(predicted, table, further),
             "mistaken": f"{len(wrong):,} of {len(predicted):,} rows are wrong. Of "
@@ -83,7 +87,7 @@ def _figures(
     manifest: Manifest,
     statistics: Statistics,
     table: pd.DataFrame,
-    predicted: Predicted | None,
+    predicted: ScoredRows | None,
 ) -> dict[str, Plot]:
     history = manifest.history
     found: dict[str, Plot | None] = {
@@ -176,7 +180,7 @@ def _of_calibration(statistics: Statistics) -> str:
 
 
 def _rows(
-    predicted: Predicted, table: pd.DataFrame, chosen: np.ndarray, suspected: np.ndarray = _NONE
+    predicted: ScoredRows, table: pd.DataFrame, chosen: np.ndarray, suspected: np.ndarray = _NONE
 ) -> list[dict[str, Any]]:
     """What a table of rows shows; those whose label is ``suspected`` are marked."""
     found = []

@@ -1,0 +1,1 @@
+"""Numbers about predictions: arrays in, intervals, calibration, comparisons and baselines out."""
