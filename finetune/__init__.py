@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from finetune.version import __version__ as __version__
+from finetune.runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from finetune.errors import UserError

@@ -15,7 +15,7 @@ from finetune import cli
 from finetune.cli import imports
 from finetune.recipe import catalog
 from finetune.runtime import hub
-from finetune.version import __version__
+from finetune.runtime.version import __version__
 from tests.conftest import ROOT
 
 RECIPES = catalog.names()

@@ -14,7 +14,7 @@ from pathlib import Path
 from finetune.errors import UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import distributed, faults, namesakes, versions
-from finetune.version import __version__
+from finetune.runtime.version import __version__
 
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.errors import UserError
-from finetune.version import DISTRIBUTION
+from finetune.runtime.version import DISTRIBUTION
 
 PREFIX = "embedded:"
 _REVIEWS = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from finetune.runtime import distributed, hub, threads
-from finetune.version import __version__
+from finetune.runtime.version import __version__
 
 Facts = dict[str, str | list[str]]
 LIBRARIES = (

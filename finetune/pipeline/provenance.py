@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from finetune.data import sources
 from finetune.data.splits import fingerprint
 from finetune.runtime import distributed, namesakes
+from finetune.runtime.version import __version__
 from finetune.training import checks
 from finetune.training.manifest import Data, Launch, Manifest, Process
-from finetune.version import __version__
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -19,7 +19,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from finetune.errors import UserError
-from finetune.version import DISTRIBUTION, __version__
+from finetune.runtime.version import DISTRIBUTION, __version__
 
 HOUSE = Path(__file__).resolve().parents[2]
 PACKAGES = ("recipes", "metrics")

@@ -12,7 +12,7 @@ import re
 import warnings
 from importlib import metadata
 
-from finetune.version import DISTRIBUTION
+from finetune.runtime.version import DISTRIBUTION
 
 #: Whose private members are relied on.
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub")
