@@ -20,10 +20,7 @@ _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLE
 
 def keep_large_blocks() -> bool:
     """Keep freed blocks of up to 1 GiB in this process (32 MiB with an old glibc), unless the user
-    set such a threshold.
-
-    Returns:
-        Whether it could be done.
+    set such a threshold; return whether that is so.
     """
     global _kept
     try:

@@ -27,14 +27,13 @@ class Dropout(torch.nn.Dropout):
         """Drop elements of a tensor of any shape; by torch where :func:`_knows` says no."""
         if not self.training or self.inplace or not _knows(input, self.p):
             return super().forward(input)
-        found: torch.Tensor = _Dropout.apply(input, self.p)  # type: ignore[no-untyped-call]
-        return found
+        output: torch.Tensor = _Dropout.apply(input, self.p)  # type: ignore[no-untyped-call]
+        return output
 
 
 def use(model: torch.nn.Module) -> None:
     """Let every ``torch.nn.Dropout`` below ``model`` be one, but for those in place; hooks stay."""
     for _, _, layer in layers.of_type(model, torch.nn.Dropout):
-        assert isinstance(layer, torch.nn.Dropout)
         if not layer.inplace:
             layer.__class__ = Dropout
 
@@ -58,25 +57,20 @@ def _knows(input: torch.Tensor, probability: float) -> bool:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, probability: float) -> torch.Tensor:
+    def forward(ctx: Any, input: torch.Tensor, probability: float) -> Any:
         dropped = round(probability * _STEPS)
         kept, ctx.scale = _kept(input, dropped), _STEPS / (_STEPS - dropped)
         ctx.save_for_backward(kept)
-        return _masked(input, kept, ctx.scale)
+        return torch.ops.aten.native_dropout_backward(input, kept, ctx.scale)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (kept,) = ctx.saved_tensors
-        return _masked(gradient, kept, ctx.scale), None
-
-
-def _masked(values: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.aten.native_dropout_backward(values, kept, scale)
-    return found
+        return torch.ops.aten.native_dropout_backward(gradient, kept, ctx.scale), None
 
 
 def _kept(like: torch.Tensor, dropped: int) -> torch.Tensor:
-    """A mask of the shape of ``like``, false with the probability ``dropped / 65,536``."""
+    """Return a mask like ``like``, false with the probability ``dropped / 65,536``."""
     seed = int(torch.randint(2**63 - 1, ()))
     generator = np.random.Generator(np.random.SFC64(seed))
     words = generator.integers(2**64, size=-(-like.numel() // 4), dtype=np.uint64)

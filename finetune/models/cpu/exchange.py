@@ -29,35 +29,27 @@ class _Shared:
     """Takes what DDP hands over, bucket by bucket, and averages it when the last has come.
 
     Only then do the processes wait for each other: at each bucket they would wait for whoever is
-    slower just there.
-
-    Args:
-        memory: Shape ``(processes, gradients)``.
-        timed: What is done inside.
+    slower just there. The memory has shape ``(processes, gradients)``.
     """
 
     def __init__(self, memory: torch.Tensor, timed: Timed) -> None:
         self.memory, self.timed = memory, timed
-        self._begin()
-
-    def _begin(self) -> None:
-        self.filled = 0
         self.buckets: list[tuple[slice, torch.Tensor, Future[torch.Tensor]]] = []
 
     def take(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
-        """A future of the average over the processes, in the memory of the bucket."""
-        if bucket.index() == 0:  # also where the step before was broken off
-            self._begin()
+        """Return a future of the average over the processes, in the memory of the bucket."""
+        if bucket.index() == 0:
+            self.buckets = []  # also where the step before was broken off
         gradients: torch.Tensor = bucket.buffer()
-        here = slice(self.filled, self.filled + len(gradients))
-        self.filled = here.stop
-        found: Future[torch.Tensor] = Future()
-        self.buckets.append((here, gradients, found))
+        first = self.buckets[-1][0].stop if self.buckets else 0
+        here = slice(first, first + len(gradients))
+        average: Future[torch.Tensor] = Future()
+        self.buckets.append((here, gradients, average))
         with self.timed():
             torch.div(gradients, len(self.memory), out=self.memory[dist.get_rank(), here])
             if bucket.is_last():
                 self._average()
-        return found
+        return average
 
     def _average(self) -> None:
         _wait()
@@ -69,9 +61,9 @@ class _Shared:
         for here, gradients, _ in self.buckets:
             gradients.copy_(self.memory[0, here])
         _wait()
-        for _, gradients, found in self.buckets:
-            found.set_result(gradients)
-        self._begin()
+        for _, gradients, average in self.buckets:
+            average.set_result(gradients)
+        self.buckets = []
 
 
 def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
@@ -86,10 +78,7 @@ def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
     """
     if model in _exchanging:
         return True
-    if not _knows(model):
-        return False
-    memory = _common(_gradients(model))
-    if memory is None:
+    if not _knows(model) or (memory := _common(_gradients(model))) is None:
         return False
     model.register_comm_hook(_Shared(memory, timed), _Shared.take)
     _exchanging.add(model)
@@ -100,9 +89,10 @@ def expected(model: torch.nn.Module) -> bool:
     """Return whether the processes of this job are going to exchange the gradients of ``model`` so;
     any of them can be asked.
     """
-    if distributed.ranks().world_size < 2 or not _knows(model):
+    world_size = distributed.ranks().world_size
+    if world_size < 2 or not _knows(model):
         return False
-    size = torch.float32.itemsize * distributed.ranks().world_size * _gradients(model)
+    size = torch.float32.itemsize * world_size * _gradients(model)
     return shutil.disk_usage(_DIRECTORY).free >= size
 
 
@@ -118,14 +108,12 @@ def _gradients(model: torch.nn.Module) -> int:
 
 
 def _common(columns: int) -> torch.Tensor | None:
-    """Return zeros in fp32 that all processes see, of shape ``(processes, columns)``, or None if
-    there is no room for them.
-    """
-    shape = distributed.ranks().world_size, columns
+    """Return fp32 zeros that all processes see, ``(processes, columns)``; None without room."""
+    me = distributed.ranks()
+    shape = me.world_size, columns
     size = math.prod(shape)
-    path = distributed.gather(
-        _file(torch.float32.itemsize * size) if distributed.ranks().rank == 0 else None
-    )[0]
+    path = _file(torch.float32.itemsize * size) if me.rank == 0 else None
+    path = distributed.gather(path)[0]
     if path is None:
         return None
     memory = None
@@ -133,18 +121,18 @@ def _common(columns: int) -> torch.Tensor | None:
     if all(distributed.gather(Path(path).exists())):
         memory = torch.from_file(path, shared=True, size=size, dtype=torch.float32).view(shape)
         distributed.gather(None)  # all have it
-    if distributed.ranks().rank == 0:
+    if me.rank == 0:
         os.unlink(path)
     return memory
 
 
 def _wait() -> None:
-    """For all processes."""
+    """Wait for all processes."""
     dist.all_reduce(torch.zeros(1))
 
 
 def _file(size: int) -> str | None:
-    """Of so many bytes, or None if they are not to be had: to write to less would end a process."""
+    """Make a file of ``size`` bytes, all of them reserved: to write to less would end a process."""
     try:
         descriptor, path = tempfile.mkstemp(dir=_DIRECTORY, prefix="finetune-")
     except OSError:

@@ -21,8 +21,7 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
 
     Args:
         model: On the CPU. Of a model that is not of ``transformers`` only the memory is kept.
-        bf16: Whether matrix products are computed in bf16; in fp32 torch's attention is faster
-            than ours wherever there is padding.
+        bf16: Whether matrix products are in bf16; in fp32 torch's attention is faster with padding.
         recomputes: Whether activations are computed again in the backward pass, which may hand the
             layers a mask that does not know where the sequences lie.
     """

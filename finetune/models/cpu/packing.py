@@ -8,6 +8,8 @@ reached 460 so and 490 with weights packed. Results differ in the last bits only
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from finetune.models.cpu import layers
@@ -23,10 +25,6 @@ class PackedLinear(torch.nn.Module):
 
     Args:
         linear: With weights on the CPU, which are copied.
-
-    Attributes:
-        weight: As ``linear`` had it, unpacked whenever it is asked for: some models read it.
-        bias: Shape ``(outputs,)``, or None.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -35,18 +33,14 @@ class PackedLinear(torch.nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Shape ``(..., inputs)`` to ``(..., outputs)``."""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            input, self._packed, self.bias, "none", [], ""
-        )
-        return output
+    def forward(self, input: torch.Tensor) -> Any:
+        """Map shape ``(..., inputs)`` to ``(..., outputs)``."""
+        return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
 
     @property
-    def weight(self) -> torch.Tensor:
-        """Shape ``(outputs, inputs)``."""
-        unpacked: torch.Tensor = self._packed.to_dense()
-        return unpacked
+    def weight(self) -> Any:
+        """Shape ``(outputs, inputs)``, unpacked whenever it is asked for: some models read it."""
+        return self._packed.to_dense()
 
 
 def pack(model: torch.nn.Module, rows: int | None = None) -> None:
@@ -59,19 +53,12 @@ def pack(model: torch.nn.Module, rows: int | None = None) -> None:
         model: To be used under ``torch.inference_mode()`` only.
         rows: How many it will predict in all, if that is known.
     """
-    if not layers.of_library(model) or not worth(rows):
+    if not layers.of_library(model) or (rows is not None and rows < LEAST_ROWS):
         return
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return
-    for module, name, layer in layers.of_type(model, torch.nn.Linear):
-        assert isinstance(layer, torch.nn.Linear)
-        if _knows(layer):
-            setattr(module, name, PackedLinear(layer))
-
-
-def worth(rows: int | None) -> bool:
-    """Return whether packing pays for so many rows; None for an unknown number."""
-    return rows is None or rows >= LEAST_ROWS
+    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        for module, name, layer in layers.of_type(model, torch.nn.Linear):
+            if _knows(layer):
+                setattr(module, name, PackedLinear(layer))
 
 
 def _knows(layer: torch.nn.Linear) -> bool:

@@ -18,11 +18,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from finetune.data import batches
 from finetune.models.cpu import attention, dropout, layers
 
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
-#: the places of the tokens.
+#: the positions of the tokens.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 #: Rows of a batch from which on it is taken, and the share of the tokens with padding that may be
 #: left at most.
@@ -36,11 +35,10 @@ _HEAD = "ForSequenceClassification"
 #: Where modules come from that compute for one token at a time, besides those of the library.
 _TOKEN_BY_TOKEN = (
     "transformers.",
-    "torch.nn.modules.activation",
-    "torch.nn.modules.container",
-    "torch.nn.modules.dropout",
-    "torch.nn.modules.linear",
-    "torch.nn.modules.normalization",
+    *(
+        f"torch.nn.modules.{name}"
+        for name in ("activation", "container", "dropout", "linear", "normalization")
+    ),
     dropout.__name__,
 )
 
@@ -52,20 +50,19 @@ def knows(model: torch.nn.Module) -> bool:
     of layers, in which nobody has replaced a module, dropped attention weights or hung a hook that
     would see the states of all rows as one sequence.
     """
-    if not layers.of_library(model):
-        return False
-    config = model.config
     return (
-        config.model_type in KNOWN
+        layers.of_library(model)
+        and model.config.model_type in KNOWN
         and type(model).__name__.endswith(_HEAD)
-        and not any(getattr(config, name, 0) for name in ("is_decoder", "chunk_size_feed_forward"))
+        and not getattr(model.config, "is_decoder", False)
+        and not getattr(model.config, "chunk_size_feed_forward", 0)
         and not attention.drops_weights(model)
         and _stack(model) is not None
     )
 
 
 def use(model: torch.nn.Module) -> bool:
-    """Let the layers of ``model`` see no padding, if that is known to be the same.
+    """Let the layers of ``model`` see no padding, where that is known to be the same.
 
     Returns:
         Whether it is: see :func:`knows`; and it attends by :mod:`finetune.models.cpu.attention`.
@@ -74,7 +71,6 @@ def use(model: torch.nn.Module) -> bool:
         return True  # of another trainer
     if not attention.used_by(model) or not knows(model):
         return False
-    assert isinstance(model, PreTrainedModel)
     _Hooks(model)
     return True
 
@@ -87,22 +83,15 @@ def used_by(model: torch.nn.Module) -> bool:
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
-    """The tokens that are computed of rows of these lengths, padded to so many each or not."""
-    tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
-    multiple = max(_MULTIPLE, 2 ** (tokens.bit_length() - 5))
-    found = _whole(tokens, multiple)
-    return found if worth(len(lengths), found, cells) else cells
-
-
-def worth(rows: int, tokens: int, cells: int) -> bool:
-    """Return whether it pays for a batch.
+    """Return the tokens that are computed of rows of these lengths, padded to so many each or not.
 
     Args:
-        rows: Of the batch.
-        tokens: That would be computed.
-        cells: That are computed with padding.
+        lengths: Tokens of each row, shape ``(rows,)``.
+        padded: Tokens of each row with its padding.
     """
-    return rows >= LEAST_ROWS and tokens < MOST_TOKENS * cells
+    tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
+    found = _whole(tokens, max(_MULTIPLE, 2 ** (tokens.bit_length() - 5)))
+    return found if len(lengths) >= LEAST_ROWS and found < MOST_TOKENS * cells else cells
 
 
 def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
@@ -115,9 +104,8 @@ def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
 
 
 def _is_known(module: torch.nn.Module) -> bool:
-    kind = type(module)
     mixes = isinstance(module, torch.nn.MultiheadAttention)
-    if mixes or not kind.__module__.startswith(_TOKEN_BY_TOKEN):
+    if mixes or not type(module).__module__.startswith(_TOKEN_BY_TOKEN):
         return False
     if module._forward_hooks or module._forward_pre_hooks:
         return False
@@ -168,13 +156,13 @@ class _Hooks:
             return found
         rows, tokens = layout.shape
         padded = found.new_zeros(rows * tokens, found.shape[-1])
-        padded = padded.index_copy(0, layout.padded, found[0, : len(layout.padded)])
+        padded = padded.index_copy(0, layout.source[: layout.real], found[0, : layout.real])
         return padded.view(rows, tokens, -1)
 
 
 def _is_known_call(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Return whether a layer is handed hidden states and a mask of them by their places, in a
-    dtype that the attention multiplies, and nothing else that depends on the places of the tokens.
+    """Return whether a layer is handed hidden states and their mask by position, in a dtype that
+    the attention multiplies, and nothing else that depends on the positions of the tokens.
     """
     if len(given) < 2 or any(each is not None for each in given[2:]):
         return False
@@ -204,20 +192,20 @@ class _Layout:
 
     Attributes:
         shape: Rows of the batch, and tokens of each with padding.
-        padded: Of each token of the rows, its place in the padded batch.
-        source: The same of all tokens that are computed: some more, in no group.
+        source: Index in the padded batch of each token that is computed.
+        real: How many of them are tokens of the rows; those after them are in no group.
         groups: Of the attention.
     """
 
     shape: tuple[int, int]
-    padded: torch.Tensor
     source: torch.Tensor
+    real: int
     groups: list[attention.Group]
 
 
 def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
-    """None if little is padded, if a row begins with padding, whose state a head may read, or if
-    the mask says more than what is padding.
+    """Return None if little is padded, if a row begins with padding, whose state a head may read,
+    or if the mask says more than what is padding.
     """
     rows, _, _, tokens = mask.shape
     seen = mask[:, 0, 0]
@@ -226,30 +214,20 @@ def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
         return None
     if not torch.equal(mask, seen[:, None, None].expand_as(mask)):
         return None
-    dtype = _dtype_of_products(hidden)
-    sequences = _sequences(lengths)
-    groups, first = [], 0
+    sequences, groups = _sequences(lengths), list[attention.Group]()
     for mine in _alike(sequences, lengths):
-        groups.append(_group(mine, lengths, first, int(lengths.sum()), dtype))
-        first = groups[-1].tokens.stop
+        first = groups[-1].tokens.stop if groups else 0
+        groups.append(_group(mine, lengths, first, _dtype_of_products(hidden)))
     places = np.split(np.flatnonzero(seen.numpy()), np.cumsum(lengths)[:-1])
-    padded = np.concatenate([places[row] for sequence in sequences for row in sequence])
-    source = np.concatenate([padded, np.repeat(padded[:1], every - len(padded))])
-    return _Layout((rows, tokens), torch.from_numpy(padded), torch.from_numpy(source), groups)
+    real = np.concatenate([places[row] for sequence in sequences for row in sequence])
+    source = np.concatenate([real, np.repeat(real[:1], every - len(real))])
+    return _Layout((rows, tokens), torch.from_numpy(source), len(real), groups)
 
 
 def _group(
-    sequences: list[list[int]], lengths: np.ndarray, first: int, other: int, dtype: torch.dtype
+    sequences: list[list[int]], lengths: np.ndarray, first: int, dtype: torch.dtype
 ) -> attention.Group:
-    """Of sequences as long as the first with what fills it up.
-
-    Args:
-        sequences: The rows of each.
-        lengths: Of all rows.
-        first: Their first token.
-        other: A token of no row.
-        dtype: Of the products.
-    """
+    """Return sequences, each the rows in it, as a group whose first token is ``first``."""
     length = _filled(sequences[0], lengths)
     count = len(sequences) if len(sequences) < 4 else _whole(len(sequences), 4)
     owner = np.full((count, length), -1)  # the row of each token
@@ -259,7 +237,7 @@ def _group(
     here = slice(first, first + len(real))
     if len(real) == owner.size and all(len(rows) == 1 for rows in sequences):
         return attention.Group(here, count, length)
-    taken = np.full(owner.size, other)
+    taken = np.full(owner.size, lengths.sum())  # a token of no row
     taken[real] = np.arange(here.start, here.stop)
     if any(len(rows) > 1 for rows in sequences):
         visible = owner[:, None] == owner[:, :, None]
@@ -267,13 +245,11 @@ def _group(
         visible = ((owner >= 0) | (owner[:, :1] < 0))[:, None]
     unseen = ~torch.from_numpy(visible)[:, None]
     bias = torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, attention.lowest(dtype))
-    return attention.Group(
-        here, count, length, bias, torch.from_numpy(taken), torch.from_numpy(real)
-    )
+    return attention.Group(here, count, length, bias, *map(torch.from_numpy, (taken, real)))
 
 
 def _alike(sequences: list[list[int]], lengths: np.ndarray) -> Iterator[list[list[int]]]:
-    """Sequences that are as long with what fills them up, as many as make a group."""
+    """Yield sequences of one length with what fills them up, as many as make a group."""
     for length, mine in groupby(sequences, lambda rows: _filled(rows, lengths)):
         every, some = list(mine), attention.at_once(length)
         for first in range(0, len(every), some):
@@ -281,7 +257,7 @@ def _alike(sequences: list[list[int]], lengths: np.ndarray) -> Iterator[list[lis
 
 
 def _sequences(lengths: np.ndarray) -> list[list[int]]:
-    """The rows of each, the longest first: a row is in the first that has room for it."""
+    """Return the rows of each, the longest first: a row is in the first that has room for it."""
     found: list[list[int]] = []
     room: list[int] = []
     for row in np.argsort(-lengths, kind="stable").tolist():
@@ -297,10 +273,10 @@ def _sequences(lengths: np.ndarray) -> list[list[int]]:
 
 
 def _filled(rows: list[int], lengths: np.ndarray) -> int:
-    """The length of their sequence, with what fills it up."""
-    tokens = sum(lengths[rows])
+    """Return the length of the sequence of these rows, with what fills it up."""
+    tokens = int(sum(lengths[rows]))
     return _whole(tokens, _SHORT if tokens <= _SHARED else _LONG)
 
 
 def _whole(tokens: int, multiple: int) -> int:
-    return int(batches.padded([tokens], multiple)[0])
+    return -(-tokens // multiple) * multiple
