@@ -4,8 +4,10 @@ package.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -37,15 +39,10 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
         revision: Commit, tag or branch on the Hub; the newest if None.
 
     Raises:
-        UserError: if there is none to be had under this name.
+        UserError: if it cannot be loaded.
     """
-    source = _source(model)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, **_pinned(model, revision)
-        )
-    except (OSError, ValueError) as error:
-        raise _not_loaded(model, error) from error
+    with _loading(model, revision) as source:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source)
     return tokenizer
 
 
@@ -56,24 +53,21 @@ def load_classifier(
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
 ) -> PreTrainedModel:
-    """``model`` with a classification head, in fp32 whatever the checkpoint says.
+    """Return ``model`` with a classification head, in fp32 whatever the checkpoint says.
 
     Args:
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
-        labels: The names of the classes; they go into the configuration, so that ``pipeline()``
-            says them.
+        labels: The names of the classes; they go into the configuration, for ``pipeline()``.
         revision: Commit, tag or branch on the Hub; the newest if None.
         hidden_dropout: Probability, or None for the model's own.
-        attention_dropout: Probability, or None for the model's own.
+        attention_dropout: Likewise.
 
     Raises:
-        UserError: if the model cannot be had, or has no such dropout.
+        UserError: if the model cannot be loaded, or has no such dropout.
     """
-    source = _source(model)
-    try:
+    with _loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(
-            source,
-            **_pinned(model, revision),
+            **source,
             num_labels=len(labels),
             id2label=dict(enumerate(labels)),
             label2id={name: index for index, name in enumerate(labels)},
@@ -81,14 +75,8 @@ def load_classifier(
         _set_dropout(config, "hidden_dropout", hidden_dropout)
         _set_dropout(config, "attention_dropout", attention_dropout)
         classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            source,
-            **_pinned(model, revision),
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
+            **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
-    except (OSError, ValueError) as error:
-        raise _not_loaded(model, error) from error
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
     # leave every LayerNorm out of the best model and of a resumed run.
@@ -104,50 +92,40 @@ def commit(model: str, revision: str | None = None) -> str | None:
     return Path(found).parent.name if isinstance(found, str) else None
 
 
-def _pinned(model: str, revision: str | None) -> dict[str, str]:
-    """The keyword that pins a revision, where one is given.
-
-    Raises:
-        UserError: if the model is not from the Hub, and so has no revision.
-    """
-    if revision is None:
-        return {}
-    if not hub.names_repository(model):
-        raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
-    return {"revision": revision}
-
-
 def describe(model: str) -> str:
-    """Where the model came from, in a few words."""
+    """Return where a model comes from, in a few words."""
     if model.startswith(embedded.PREFIX):
         return embedded.describe(model)
     return f"{model} ({'Hub' if hub.names_repository(model) else 'local'})"
 
 
-def _source(model: str) -> str:
-    if model == embedded.PREFIX + "minilm":
-        return str(embedded.model_directory())
+@contextmanager
+def _loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
+    """Give what ``from_pretrained`` takes, and refuse what it cannot load."""
+    source = model
     if not model:
         raise UserError("--model: this recipe names no model of its own, give one")
-    if not hub.names_repository(model):
-        path = Path(model).expanduser()
-        if not (path / "config.json").exists():
+    if model == embedded.PREFIX + "minilm":
+        source = str(embedded.model_directory())
+    elif not hub.names_repository(model):
+        source = str(Path(model).expanduser())
+        if not (Path(source) / "config.json").exists():
             raise UserError(f"--model {model}: expected a directory that holds a config.json")
-        return str(path)
-    return model
+    if revision is not None and not hub.names_repository(model):
+        raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
+    pinned = {} if revision is None else {"revision": revision}
+    try:
+        yield {"pretrained_model_name_or_path": source, **pinned}
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"--model {model} could not be loaded: {reason}") from error
 
 
 def _set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
     if probability is None:
         return
     name = next((name for name in DROPOUTS[option] if hasattr(config, name)), None)
-    if name is None and not probability:
-        return
-    if name is None:
+    if name is not None:
+        setattr(config, name, probability)
+    elif probability:
         raise UserError(f"--{option}: a model of type '{config.model_type}' has no such dropout")
-    setattr(config, name, probability)
-
-
-def _not_loaded(model: str, error: Exception) -> UserError:
-    reason = str(error).strip().partition("\n")[0]
-    return UserError(f"--model {model} could not be loaded: {reason}")
