@@ -32,11 +32,7 @@ DROPOUTS = {
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of ``model``.
-
-    Args:
-        model: A name on the Hub, a local directory, or ``embedded:minilm``.
-        revision: Commit, tag or branch on the Hub; the newest if None.
+    """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
 
     Raises:
         UserError: if it cannot be loaded.

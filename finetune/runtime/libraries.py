@@ -219,7 +219,7 @@ MEMBERS = (
     Member("member", _MODEL, "_keys_to_ignore_on_save", _OURS, "tied weights do not lack",
            source=f"{_TRAINER}._issue_warnings_after_load"),
     Member("member", _MODEL, "_no_split_modules", _OURS, "the units that FSDP shards"),
-    Member("member", _MODEL, "is_activation_checkpointing", _OURS,
+    Member("member", _MODEL, "is_activation_checkpointing", "finetune/models/cpu/kernels.py",
            "layers that are computed again keep their padding"),
     Member("member", "transformers.modeling_layers:GradientCheckpointingLayer",
            "gradient_checkpointing", _UNPADDED,

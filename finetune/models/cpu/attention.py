@@ -44,11 +44,8 @@ _IN_THE_MASK = frozenset({"sliding_window"})  # where there is one
 
 
 def use(model: torch.nn.Module, only_if_unpadded: bool = False) -> None:
-    """Let ``model`` attend by :func:`forward` if it attends by torch's kernel now.
-
-    Args:
-        model: Any; one that is not of ``transformers`` stays as it is.
-        only_if_unpadded: Leave batches with their padding to torch's kernel.
+    """Let ``model`` attend by :func:`forward` if it attends by torch's kernel now; batches with
+    padding not, if ``only_if_unpadded``.
     """
     if isinstance(model, PreTrainedModel) and model.config._attn_implementation == "sdpa":
         name = IF_UNPADDED if only_if_unpadded else NAME
@@ -95,22 +92,12 @@ def forward(
     only_if_unpadded: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as ``transformers`` asks for it; what is not known is left to torch's kernel.
+    """Attend as an ``AttentionInterface`` of ``transformers`` does; what is not known, and a batch
+    with padding if ``only_if_unpadded``, is left to torch's kernel.
 
-    Args:
-        module: The layer.
-        query: Shape ``(sequences, heads, tokens, size)``, like ``key`` and ``value``.
-        key: Likewise.
-        value: Likewise.
-        attention_mask: True where a token is seen, shape ``(sequences, 1, tokens, tokens)``.
-        dropout: Probability; only torch's kernel drops weights.
-        scaling: Factor of the products; one over the root of ``size`` if None.
-        is_causal: Whether a token sees only those before it; None for what the layer says.
-        only_if_unpadded: Leave a batch with its padding to torch's kernel.
-        **others: What a model may ask for besides.
-
-    Returns:
-        Shape ``(sequences, tokens, heads, size)``, and no weights.
+    Query, key and value have shape ``(sequences, heads, tokens, size)``, the mask is true where a
+    token is seen, of shape ``(sequences, 1, tokens, tokens)``. Returns no weights beside the output
+    of shape ``(sequences, tokens, heads, size)``.
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     groups: list[Group] | None = getattr(attention_mask, GROUPS, None)
@@ -149,6 +136,7 @@ def recorded() -> bool:
 
 
 def _knows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether they are of one shape and dtype that is multiplied here."""
     return (
         query.ndim == 4
         and query.numel() > 0
@@ -171,22 +159,15 @@ def _knows_batch(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A few sequences whose weights are in memory at a time.
+    """A few sequences whose weights are in memory at a time."""
 
-    Attributes:
-        tokens: Theirs, of those of all sequences.
-        sequences: How many.
-        length: Of each, with what fills it up.
-        bias: Added to the products, shape ``(sequences, 1, length or 1, length)``.
-        taken: Index of each token, shape ``(sequences * length,)``, that of a token in no group
-            where a sequence is filled up; None if none is.
-        real: The places that are not filled up.
-    """
-
-    tokens: slice
+    tokens: slice  # theirs, of those of all sequences
     sequences: int
-    length: int
+    length: int  # of each, with what fills it up
+    #: Added to the products, shape ``(sequences, 1, length or 1, length)``.
     bias: torch.Tensor | None = None
+    #: Where sequences are filled up: the index of each token, ``(sequences * length,)``, there that
+    #: of a token in no group, and the places that are not filled up.
     taken: torch.Tensor | None = None
     real: torch.Tensor | None = None
 
@@ -262,10 +243,8 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class _FewSequences(torch.autograd.Function):
     """Exponentials of the products are multiplied with the values and with a column of ones: the
     last column of the result is what the others are divided by, and the softmax takes one pass over
-    the products in place of three.
-
-    Where exponentials are too large or too small for that, the group has a softmax. They are
-    computed again in the backward pass: to keep them would take more memory than everything else.
+    the products in place of three. Where they are too large or too small for that, the group has a
+    softmax. The backward pass computes them again: to keep them would take too much memory.
     """
 
     @staticmethod
@@ -333,18 +312,12 @@ class _FewSequences(torch.autograd.Function):
 
 
 class _Room:
-    """Memory that one group after another is computed in: it stays in the cache.
-
-    Args:
-        given: Queries, keys and values, shape ``(sequences, heads, tokens, size)``.
-        groups: All of them.
-        scaling: Factor of the products.
-    """
+    """Memory that one group after another is computed in: it stays in the cache."""
 
     def __init__(
         self, given: Sequence[torch.Tensor], groups: Sequence[Group], scaling: float
     ) -> None:
-        # shape (tokens of all sequences, heads, size)
+        # queries, keys and values, (sequences, heads, tokens, size) to (all tokens, heads, size)
         self.given = [each.transpose(1, 2).reshape(-1, *each.shape[1::2]) for each in given]
         self.grouped, self.scaling = groups[-1].tokens.stop, scaling
         self.kept: dict[str, torch.Tensor] = {}
@@ -358,24 +331,18 @@ class _Room:
         return self.kept[name][:size].view(shape)
 
     def start(self, group: Group) -> tuple[torch.Tensor, ...]:
-        """Return the queries of a group, its keys, its values with a column of ones, and the
-        products.
-        """
-        size = self.given[0].shape[-1]
-        queries, keys, with_ones = (
-            group.take(each, self(group, name, columns))
-            for each, name, columns in zip(
-                self.given, ("queries", "keys", "values"), (size, size, size + 1), strict=True
-            )
-        )
+        """Return a group's queries, keys, values with a column of ones, and products."""
+        queries, keys, values = self.given
+        size = values.shape[-1]
+        queries = group.take(queries, self(group, "queries", size))
+        keys = group.take(keys, self(group, "keys", size))
+        with_ones = group.take(values, self(group, "values", size + 1))
         with_ones[..., size] = 1
         out = self(group, "products", group.length)
         return queries, keys, with_ones, group.products(queries, keys, self.scaling, out)
 
     def of_all(self, columns: int) -> torch.Tensor:
-        """Return room for ``(tokens of all sequences, heads, columns)``, to be kept; of tokens in
-        no group it is zero.
-        """
+        """Return room to keep for ``(all tokens, heads, columns)``, zero for those in no group."""
         found = self.given[0].new_empty(*self.given[0].shape[:2], columns)
         found[self.grouped :] = 0
         return found

@@ -67,18 +67,15 @@ class _Shared:
 
 
 def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
-    """Let ``model`` exchange its gradients so; every process calls it.
-
-    Args:
-        model: Any.
-        timed: Makes a context for the exchange.
+    """Let ``model`` exchange its gradients so, in contexts of ``timed``; every process calls it.
 
     Returns:
         Whether it does: not between machines, nor where there is too little memory to share.
     """
     if model in _exchanging:
         return True
-    if not _knows(model) or (memory := _common(_gradients(model))) is None:
+    learned = _learned(model)
+    if learned is None or (memory := _common(sum(map(torch.numel, learned)))) is None:
         return False
     model.register_comm_hook(_Shared(memory, timed), _Shared.take)
     _exchanging.add(model)
@@ -89,22 +86,20 @@ def expected(model: torch.nn.Module) -> bool:
     """Return whether the processes of this job are going to exchange the gradients of ``model`` so;
     any of them can be asked.
     """
-    world_size = distributed.ranks().world_size
-    if world_size < 2 or not _knows(model):
+    world_size, learned = distributed.ranks().world_size, _learned(model)
+    if world_size < 2 or learned is None:
         return False
-    size = torch.float32.itemsize * world_size * _gradients(model)
+    size = world_size * sum(each.nbytes for each in learned)
     return shutil.disk_usage(_DIRECTORY).free >= size
 
 
-def _knows(model: torch.nn.Module) -> bool:
+def _learned(model: torch.nn.Module) -> list[torch.nn.Parameter] | None:
+    """Return the parameters whose gradients are exchanged, or None if that is left to gloo."""
     learned = [each for each in model.parameters() if each.requires_grad]
     alike = all(each.dtype == torch.float32 and each.device.type == "cpu" for each in learned)
     sparse = any(getattr(each, "sparse", False) for each in model.modules())  # of embeddings
-    return distributed.machines() == 1 and alike and not sparse and _DIRECTORY.is_dir()
-
-
-def _gradients(model: torch.nn.Module) -> int:
-    return sum(each.numel() for each in model.parameters() if each.requires_grad)
+    known = distributed.machines() == 1 and alike and not sparse and _DIRECTORY.is_dir()
+    return learned if known else None
 
 
 def _common(columns: int) -> torch.Tensor | None:

@@ -21,11 +21,7 @@ LEAST_ROWS = 1
 
 
 class PackedLinear(torch.nn.Module):
-    """``torch.nn.Linear``, for inference.
-
-    Args:
-        linear: With weights on the CPU, which are copied.
-    """
+    """``torch.nn.Linear``, for inference, with a copy of the weights."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()

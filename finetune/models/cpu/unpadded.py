@@ -62,10 +62,8 @@ def knows(model: torch.nn.Module) -> bool:
 
 
 def use(model: torch.nn.Module) -> bool:
-    """Let the layers of ``model`` see no padding, where that is known to be the same.
-
-    Returns:
-        Whether it is: see :func:`knows`; and it attends by :mod:`finetune.models.cpu.attention`.
+    """Let the layers of ``model`` see no padding, if :func:`knows` and it attends by
+    :mod:`finetune.models.cpu.attention`; return whether that is so.
     """
     if used_by(model):
         return True  # of another trainer
@@ -83,11 +81,8 @@ def used_by(model: torch.nn.Module) -> bool:
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
-    """Return the tokens that are computed of rows of these lengths, padded to so many each or not.
-
-    Args:
-        lengths: Tokens of each row, shape ``(rows,)``.
-        padded: Tokens of each row with its padding.
+    """Return the tokens that are computed of rows of these ``lengths``, shape ``(rows,)``: with
+    ``padded`` tokens each, or without padding.
     """
     tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
     found = _whole(tokens, max(_MULTIPLE, 2 ** (tokens.bit_length() - 5)))
@@ -188,18 +183,11 @@ def _dtype_of_products(hidden: torch.Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the tokens of a batch are.
+    """Where the tokens of a batch are."""
 
-    Attributes:
-        shape: Rows of the batch, and tokens of each with padding.
-        source: Index in the padded batch of each token that is computed.
-        real: How many of them are tokens of the rows; those after them are in no group.
-        groups: Of the attention.
-    """
-
-    shape: tuple[int, int]
-    source: torch.Tensor
-    real: int
+    shape: tuple[int, int]  # rows, and tokens of each with padding
+    source: torch.Tensor  # index in the padded batch of each token that is computed
+    real: int  # how many of them are tokens of the rows; those after them are in no group
     groups: list[attention.Group]
 
 
@@ -258,18 +246,16 @@ def _alike(sequences: list[list[int]], lengths: np.ndarray) -> Iterator[list[lis
 
 def _sequences(lengths: np.ndarray) -> list[list[int]]:
     """Return the rows of each, the longest first: a row is in the first that has room for it."""
-    found: list[list[int]] = []
+    sequences: list[list[int]] = []
     room: list[int] = []
     for row in np.argsort(-lengths, kind="stable").tolist():
-        for number, left in enumerate(room):
-            if lengths[row] <= left:
-                found[number].append(row)
-                room[number] -= lengths[row]
-                break
-        else:
-            found.append([row])
-            room.append(_SHARED - lengths[row])
-    return sorted(found, key=lambda rows: -sum(lengths[rows]))
+        fits = (number for number, left in enumerate(room) if lengths[row] <= left)
+        if (number := next(fits, len(room))) == len(room):
+            sequences.append([])
+            room.append(_SHARED)
+        sequences[number].append(row)
+        room[number] -= lengths[row]
+    return sorted(sequences, key=lambda rows: -sum(lengths[rows]))
 
 
 def _filled(rows: list[int], lengths: np.ndarray) -> int:
