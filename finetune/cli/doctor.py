@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune.cli import console, meeting
+from finetune.cli import console
 from finetune.cli.parser import Parser
 from finetune.doctor import machine
 from finetune.doctor.network import Network, lines
@@ -37,6 +37,8 @@ def main(words: Sequence[str]) -> int:
     if me.rank == 0 and network is not None:
         describe(network)
     if me.world_size > 1:
+        from finetune.cli import meeting  # it imports torch, which --help can do without
+
         meeting.meet(network, given.timeout)
     return 0
 

@@ -9,9 +9,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import groupby
 from typing import Any, NoReturn
 
 from finetune.cli import console
@@ -30,20 +31,26 @@ def meet(network: Network | None, timeout: int) -> None:
     """Let the ranks meet, and print what they find out together; every rank calls it.
 
     Args:
-        network: Of this machine, on the first process of it.
-        timeout: Seconds that they wait for each other.
+        network: Of this machine, on the first process of it; else None.
+        timeout: Seconds that the ranks wait for each other.
     """
-    watch, leads = _Watch(network), distributed.ranks().rank == 0
-    patience = timeout + (0 if leads else _DESCRIBING)
+    watch, me = _Watch(network), distributed.ranks()
+    patience = timeout + (0 if me.rank == 0 else _DESCRIBING)
     with watch.over("not all ranks came to MASTER_ADDR:MASTER_PORT", patience, grace=0):
         store = distributed.store_of_job()
-        me = distributed.ranks()
         store.set(f"{_READY}/{me.rank}", "1")
         everyone = [f"{_READY}/{rank}" for rank in range(me.world_size)]
         store.wait(everyone, timedelta(seconds=2 * patience))
     with watch.over("the ranks know of each other, but no connection was made", timeout):
         distributed.join(None, timeout, use_cpu=False)
-        reports = distributed.gather(_report(network))
+        reports = distributed.gather(
+            {
+                "host": machine.host()["host"],
+                "device": str(collectives.device()),
+                "versions": machine.versions(),
+                "lines": lines(network.urgent) if network else [],
+            }
+        )
     _say_who_met(reports)
     # the watchdog of NCCL ends the process without a word to the user: be there before it
     grace = _GRACE if collectives.device().type == "cpu" else 0
@@ -52,8 +59,7 @@ def meet(network: Network | None, timeout: int) -> None:
         if right != len(reports):
             raise RuntimeError(f"{right} of {len(reports)} ranks hold what rank 0 sent")
     console.say(f"  broadcast: {right} of {len(reports)} ranks hold what rank 0 sent\n")
-    rows = []
-    speeds = collectives.all_reduces()
+    rows, speeds = [], collectives.all_reduces()
     while True:
         with watch.over("an all-reduce did not end", timeout, grace):
             speed = next(speeds, None)
@@ -65,64 +71,51 @@ def meet(network: Network | None, timeout: int) -> None:
     distributed.leave()
 
 
-def _report(network: Network | None) -> dict[str, Any]:
-    return {
-        "host": machine.host()["host"],
-        "device": str(collectives.device()),
-        "versions": machine.versions(),
-        "lines": lines(network.urgent) if network else [],
-    }
-
-
 def _say_who_met(reports: Sequence[dict[str, Any]]) -> None:
-    hosts: dict[str, list[int]] = {}
-    for rank, report in enumerate(reports):
-        hosts.setdefault(report["host"], []).append(rank)
     facts: machine.Facts = {}
-    for host, there in hosts.items():
+    for host, there in _ranks_by(report["host"] for report in reports).items():
         devices = sorted({reports[rank]["device"] for rank in there})
         facts[host] = f"{_named(there)} on {', '.join(devices)}"
     facts["versions"] = differences([report["versions"] for report in reports])
     console.say()
     console.block(f"{len(reports)} ranks met", facts)
-    for rank, report in enumerate(reports):
-        if rank > 0 and report["lines"]:
+    for report in reports[1:]:
+        if report["lines"]:
             console.say(f"\nto set on {report['host']}\n")
             for line in report["lines"]:
                 console.say(f"    {line}")
 
 
 def differences(versions: Sequence[dict[str, str]]) -> str | list[str]:
-    """Where the ranks do not have the same libraries: a line for each library."""
+    """Return where the ranks do not have the same libraries, a line for each library."""
     found = []
     for name in sorted({name for each in versions for name in each}):
-        holders: dict[str, list[int]] = {}
-        for rank, each in enumerate(versions):
-            holders.setdefault(each.get(name, "none"), []).append(rank)
+        holders = _ranks_by(each.get(name, "none") for each in versions)
         if len(holders) > 1:
             shown = [f"{number} on {_named(ranks)}" for number, ranks in holders.items()]
             found.append(f"warning: {name} differs: {', '.join(shown)}")
     return found or "the same on all ranks"
 
 
+def _ranks_by(values: Iterable[str]) -> dict[str, list[int]]:
+    """Return the ranks that have each value; the values are in the order of the ranks."""
+    holders: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        holders.setdefault(value, []).append(rank)
+    return holders
+
+
 def _named(ranks: Sequence[int]) -> str:
-    """``ranks 0-3, 6`` for 0, 1, 2, 3, 6."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' * (len(ranks) > 1)} {text}"
+    """Return ``ranks 0-3, 6`` for 0, 1, 2, 3, 6."""
+    runs = []
+    for _, run in groupby(enumerate(ranks), lambda each: each[1] - each[0]):
+        first, *others = (str(rank) for _, rank in run)
+        runs.append("-".join([first, *others[-1:]]))
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(runs)}"
 
 
 class _Watch:
-    """Ends this process, with a message, if it fails or hangs where it waits for others.
-
-    Args:
-        network: Of this machine, on the first process of it.
-    """
+    """Ends this process, with a message, if it fails or hangs where it waits for others."""
 
     def __init__(self, network: Network | None) -> None:
         self.network = network
@@ -131,12 +124,8 @@ class _Watch:
 
     @contextmanager
     def over(self, what: str, seconds: float, grace: float = _GRACE) -> Iterator[None]:
-        """Watch over a block.
-
-        Args:
-            what: Goes wrong if it fails or does not end.
-            seconds: That the block may take.
-            grace: Seconds more, for an error of its own.
+        """Say ``what`` goes wrong if a block fails, or takes longer than ``seconds``; it has
+        ``grace`` more for an error of its own.
         """
         clock = threading.Timer(seconds + grace, self.give_up, (f"{what} (waited {seconds:g} s)",))
         clock.daemon = True
@@ -160,8 +149,8 @@ class _Watch:
         if self.network is None:
             time.sleep(2 * _GRACE)  # meanwhile the first process of the machine speaks for it
         else:
-            words = f"error: {cause}. Look at\n{self._what_to_look_at(self.network)}"
-            print(words, file=sys.stderr, flush=True)
+            look_at = self._what_to_look_at(self.network)
+            print(f"error: {cause}. Look at\n{look_at}", file=sys.stderr, flush=True)
         os._exit(2)
 
     def _what_to_look_at(self, network: Network) -> str:

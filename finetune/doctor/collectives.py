@@ -10,10 +10,9 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
+import torch.distributed as dist
 
 # DDP sends gradients in buckets, the first of 1 and the others of 25 MB; MiniLM-L6 has 91 MB of
 # them in fp32.
@@ -23,16 +22,10 @@ _MOST, _SECONDS_EACH, _LONGEST = 20, 0.7, 2.0
 
 @dataclass(frozen=True)
 class Speed:
-    """One all-reduce.
+    """One all-reduce."""
 
-    Attributes:
-        octets: Bytes that each rank gave.
-        seconds: The median of several, on rank 0.
-        world_size: How many ranks.
-    """
-
-    octets: int
-    seconds: float
+    octets: int  # bytes that each rank gave
+    seconds: float  # median of several, on rank 0
     world_size: int
 
     @property
@@ -50,10 +43,7 @@ class Speed:
 
 
 def broadcast() -> int:
-    """How many ranks hold what rank 0 sent."""
-    import torch
-    import torch.distributed as dist
-
+    """Return how many ranks hold what rank 0 sent."""
     expected = torch.arange(4096, dtype=torch.float32, device=device())
     held = expected.clone() if dist.get_rank() == 0 else torch.zeros_like(expected)
     dist.broadcast(held, src=0)
@@ -63,30 +53,23 @@ def broadcast() -> int:
 
 
 def all_reduces() -> Iterator[Speed]:
-    """The speeds of growing sizes, up to one that would take too long on this network."""
-    import torch
-    import torch.distributed as dist
-
+    """Yield the speeds of growing sizes, up to one that would take too long on this network."""
     world_size, seconds_per_octet = dist.get_world_size(), 0.0
     for megabytes in MEGABYTES:
         values = torch.ones(megabytes * 250_000, device=device())
-        octets = values.nbytes
-        repetitions = _agreed_repetitions(octets * seconds_per_octet)
+        repetitions = _agreed_repetitions(values.nbytes * seconds_per_octet)
         if repetitions == 0:
             return
         _timed(values)
         assert values[0].item() == world_size, values[0]
         values.zero_()  # sums of sums would overflow
         seconds = statistics.median(_timed(values) for _ in range(repetitions))
-        seconds_per_octet = seconds / octets
-        yield Speed(octets, seconds, world_size)
+        seconds_per_octet = seconds / values.nbytes
+        yield Speed(values.nbytes, seconds, world_size)
 
 
 def device() -> torch.device:
-    """Where this rank's tensors are: on its accelerator, unless only gloo could move them."""
-    import torch
-    import torch.distributed as dist
-
+    """Return where this rank's tensors are: its accelerator, unless only gloo could move them."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or dist.get_default_backend_for_device(kind) == "gloo":
         return torch.device("cpu")
@@ -95,20 +78,13 @@ def device() -> torch.device:
 
 def _agreed_repetitions(expected_seconds: float) -> int:
     """As rank 0 decides: several in a short time, one of a slow kind, none of a very slow one."""
-    import torch
-    import torch.distributed as dist
-
     number = min(_MOST, max(1, int(_SECONDS_EACH / max(expected_seconds, 1e-9))))
-    number = 0 if expected_seconds > _LONGEST else number
-    told = torch.tensor(number, device=device())
+    told = torch.tensor(0 if expected_seconds > _LONGEST else number, device=device())
     dist.broadcast(told, src=0)
     return int(told.item())
 
 
 def _timed(values: torch.Tensor) -> float:
-    import torch
-    import torch.distributed as dist
-
     started = time.perf_counter()
     dist.all_reduce(values)
     if values.device.type != "cpu":

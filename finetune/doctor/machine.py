@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from itertools import combinations, permutations
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -38,7 +39,7 @@ _SECONDS = 1.0
 
 
 def host() -> Facts:
-    """Name, operating system and Python."""
+    """Return its name, operating system and Python."""
     return {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
@@ -47,7 +48,7 @@ def host() -> Facts:
 
 
 def devices() -> Facts:
-    """What training would run on, and which GPUs read each other's memory."""
+    """Return what training would run on, and which GPUs read each other's memory."""
     import torch
 
     kind = torch.accelerator.current_accelerator()
@@ -70,32 +71,28 @@ def devices() -> Facts:
 
 
 def peers(count: int, can: Callable[[int, int], bool]) -> str:
-    """Which pairs of GPUs have peer access, in few words.
-
-    Args:
-        count: How many GPUs.
-        can: Whether the first reads the memory of the second.
-    """
-    pairs = [(one, other) for one in range(count) for other in range(one + 1, count)]
-    access = {f"{one}-{other}": can(one, other) and can(other, one) for one, other in pairs}
-    if len(pairs) > 6 and len(set(access.values())) == 1:
+    """Return which pairs of ``count`` GPUs have peer access: ``can`` says it of one way."""
+    access = {
+        f"{one}-{other}": can(one, other) and can(other, one)
+        for one, other in combinations(range(count), 2)
+    }
+    if len(access) > 6 and len(set(access.values())) == 1:
         return f"{'yes' if access['0-1'] else 'no'}, between all {count}"
-    if len(pairs) > 6:
+    if len(access) > 6:
         return f"yes, but not {', '.join(pair for pair, yes in access.items() if not yes)}"
     return ", ".join(f"{pair} {'yes' if yes else 'no'}" for pair, yes in access.items())
 
 
 def has_peer_access() -> bool:
-    """Whether any two GPUs of this machine report that they read each other's memory."""
+    """Return whether any two GPUs of this machine report that they read each other's memory."""
     import torch
 
-    count = torch.cuda.device_count()
-    pairs = ((one, other) for one in range(count) for other in range(one))
-    return any(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+    pairs = permutations(range(torch.cuda.device_count()), 2)
+    return any(torch.cuda.can_device_access_peer(*pair) for pair in pairs)
 
 
 def peer_advice(value: str | None) -> str:
-    """What ``NCCL_P2P_DISABLE`` does as it is set."""
+    """Return what ``NCCL_P2P_DISABLE`` does as it is set."""
     if value not in (None, "", "0"):
         return (
             f"NCCL_P2P_DISABLE={value}: GPUs exchange through host memory even with peer "
@@ -108,7 +105,7 @@ def peer_advice(value: str | None) -> str:
 
 
 def backends() -> Facts:
-    """The backends of this torch, and the one that a process group here would have."""
+    """Return the backends of this torch, and the one that a process group here would have."""
     import torch
     import torch.distributed as dist
 
@@ -125,7 +122,7 @@ def backends() -> Facts:
 
 
 def computing() -> Facts:
-    """Cores, and the threads that each process gets of them."""
+    """Return the cores, and the threads that each process gets of them."""
     import torch
     from joblib import cpu_count
 
@@ -145,7 +142,7 @@ def computing() -> Facts:
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries and, where there are GPUs, of what drives them."""
+    """Return those of the libraries and, where there are GPUs, of what drives them."""
     import torch
 
     # ranks are compared by all of it
@@ -155,22 +152,20 @@ def versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
-    if torch.version.cuda:
-        found["CUDA"] = torch.version.cuda
-    if torch.version.hip:
-        found["HIP"] = torch.version.hip
+    drivers = {"CUDA": torch.version.cuda, "HIP": torch.version.hip}
+    found |= {name: number for name, number in drivers.items() if number}
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Those of the fixed list that are set."""
+    """Return those of the fixed list that are set."""
     return [f"{name}={environment[name]}" for name in VARIABLES if name in environment]
 
 
 def reach(environment: Mapping[str, str] = os.environ) -> Facts:
-    """Whether the Hub answers; the endpoint is shown without a password that it may hold."""
+    """Return whether the Hub answers; a password in the endpoint is not shown."""
     endpoint = hub.endpoint(environment)
     parts = urlsplit(endpoint)
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -184,7 +179,7 @@ def reach(environment: Mapping[str, str] = os.environ) -> Facts:
 
 
 def caches(environment: Mapping[str, str] = os.environ) -> Facts:
-    """Where the libraries keep what they fetch and tokenize, how much that is, and what is free."""
+    """Return where the libraries keep what they fetch and tokenize, its size, and what is free."""
     found: Facts = {
         name: f"{place}: {size(place)}, {free(place)} free"
         for name, place in hub.caches(environment).items()
@@ -193,7 +188,7 @@ def caches(environment: Mapping[str, str] = os.environ) -> Facts:
 
 
 def size(directory: Path) -> str:
-    """Of the files below, links not followed; a lower bound where counting takes over a second."""
+    """Return that of the files below, without links; a lower bound after a second of counting."""
     if not os.path.isdir(directory):
         return "not there yet"
     total, until = 0, time.monotonic() + _SECONDS
@@ -207,7 +202,7 @@ def size(directory: Path) -> str:
 
 
 def free(place: Path) -> str:
-    """What the file system of a path, which need not exist yet, has left."""
+    """Return what the file system of a path, which need not exist yet, has left."""
     existing = next(path for path in (place, *place.absolute().parents) if os.path.exists(path))
     return _gib(shutil.disk_usage(existing).free)
 
