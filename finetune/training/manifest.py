@@ -1,10 +1,8 @@
 """``run.json`` and ``metrics.json``: what a run writes down, typed, written and read here only.
 
 Each has a ``schema``, which grows when a field changes its meaning. A file without one is older
-than schemas are; it is read, and the fields that it lacks are empty. A file of a newer schema is
-refused by name.
-
-Importing this imports no torch.
+than schemas are: it is read, and the fields that it lacks are empty. A newer one is refused by
+name. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from finetune.errors import UserError
 from finetune.runtime.files import write_whole
@@ -36,135 +34,105 @@ class Record:
         return isinstance(name, str) and getattr(self, name, None) is not None
 
 
+class File(Record):
+    """A record that is a file in the directory of a run."""
+
+    NAME: ClassVar[str]
+    #: Fields that are records themselves.
+    RECORDS: ClassVar[Mapping[str, type[Record]]]
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read the file of a run.
+
+        Raises:
+            UserError: if it is damaged, or of a schema that this release does not know.
+        """
+        path = directory / cls.NAME
+        content = _read(path)
+        for name, kind in cls.RECORDS.items():
+            if isinstance(content.get(name), dict):
+                content[name] = _filled(kind, content[name], path)
+        record: Self = _filled(cls, content, path)
+        return record
+
+    def write(self, directory: Path) -> None:
+        """Write the file, whole or not at all."""
+        content = dataclasses.asdict(self)  # type: ignore[call-overload]
+        if isinstance(content.get("statistics"), dict):
+            content["statistics"] = {
+                name: value for name, value in content["statistics"].items() if value is not None
+            }
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(directory / self.NAME, json.dumps(content, indent=2, default=str) + "\n")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data(Record):
-    """The data of a run.
+    """The data of a run."""
 
-    Attributes:
-        source: Where it came from, for people.
-        rows: How many rows each split has.
-        fingerprint: A hash of what the rows hold, in their order.
-        notes: What was dropped or is unusual.
-        revision: The commit on the Hub; None if it did not come from there.
-    """
-
-    source: str
-    rows: dict[str, int]
-    fingerprint: str
-    notes: list[str] = field(default_factory=list)
-    revision: str | None = None
+    source: str  # where it came from, for people
+    rows: dict[str, int]  # of each split
+    fingerprint: str  # a hash of what the rows hold, in their order
+    notes: list[str] = field(default_factory=list)  # what was dropped or is unusual
+    revision: str | None = None  # the commit on the Hub; None if it did not come from there
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(Record):
-    """How a run was launched.
+    """How a run was launched."""
 
-    Attributes:
-        parallel_mode: ``one device``, ``DataParallel on N GPUs``, ``DistributedDataParallel`` or
-            ``FullyShardedDataParallel``.
-        world_size: Processes.
-        machines: Machines.
-        n_gpu: GPUs of a process.
-        device: Of rank 0.
-        precision: Of the matrix products.
-    """
-
+    #: ``one device``, ``DataParallel on N GPUs``, ``DistributedDataParallel`` or
+    #: ``FullyShardedDataParallel``
     parallel_mode: str
     world_size: int
     machines: int
-    n_gpu: int
-    device: str
-    precision: str
+    n_gpu: int  # of a process
+    device: str  # of rank 0
+    precision: str  # of the matrix products
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process(Record):
-    """The process that writes a run: rank 0.
-
-    Attributes:
-        host: Name of its machine.
-        pid: Its number there.
-    """
+    """The process that writes a run, rank 0: the name of its machine, and its number there."""
 
     host: str
     pid: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(Record):
-    """``run.json``. The fields from ``steps`` on are known once training has ended.
+class Manifest(File):
+    """``run.json``. The fields from ``steps`` on are known once training has ended."""
 
-    Attributes:
-        status: ``running``, ``finished``, ``interrupted`` or ``failed``.
-        recipe: The words that find the recipe again.
-        command: What starts the same training again.
-        options: Of the recipe.
-        embedded_overrides: What ``--embedded`` changed.
-        arguments: The training arguments.
-        labels: Names of the classes in the order of their numbers; none in a regression.
-        ordered_labels: Whether that order means something.
-        scoring: The local metrics and their arguments; none if the recipe computes its own.
-        data: The data.
-        launch: How it was launched.
-        versions: Of the toolkit, Python and the libraries.
-        git_revision: Of the toolkit's checkout, if it runs from one.
-        process: The process that writes the run.
-        model_revision: The commit of the base model on the Hub; None if it is not from there.
-        steps: Optimizer steps in all.
-        steps_before: Those done before the run was resumed.
-        train_loss: Mean over the steps since the run was started or resumed.
-        train_seconds: Since the run was started or resumed.
-        speed: Throughput, FLOPs and seconds by phase.
-        best_step: The step whose checkpoint was kept as the best.
-        history: What was logged and evaluated, by step.
-        temperature: Of the probabilities, fitted on the validation rows.
-        baseline_seconds: What the baselines took.
-        schema: Of this file.
-    """
+    NAME = MANIFEST
+    RECORDS = {"data": Data, "launch": Launch, "process": Process}
 
-    status: str
-    recipe: str
-    command: str
-    options: dict[str, Any]
-    embedded_overrides: dict[str, Any]
-    arguments: dict[str, Any]
-    labels: list[str]
-    ordered_labels: bool
+    status: str  # running, finished, interrupted or failed
+    recipe: str  # the words that find it again
+    command: str  # starts the same training again
+    options: dict[str, Any]  # of the recipe
+    embedded_overrides: dict[str, Any]  # what ``--embedded`` changed
+    arguments: dict[str, Any]  # of the training
+    labels: list[str]  # in the order of their numbers; none in a regression
+    ordered_labels: bool  # whether that order means something
+    #: The local metrics and their arguments; none if the recipe computes its own.
     scoring: dict[str, Any]
     data: Data
     launch: Launch
-    versions: dict[str, str]
-    git_revision: str | None
+    versions: dict[str, str]  # of the toolkit, Python and the libraries
+    git_revision: str | None  # of the toolkit's checkout, if it runs from one
     process: Process
-    model_revision: str | None = None
-    steps: int | None = None
-    steps_before: int = 0
-    train_loss: float | None = None
-    train_seconds: float | None = None
-    speed: dict[str, Any] = field(default_factory=dict)
-    best_step: int | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-    temperature: float | None = None
+    model_revision: str | None = None  # of the base model on the Hub, if it is from there
+    steps: int | None = None  # of the optimizer, in all
+    steps_before: int = 0  # the run was resumed
+    train_loss: float | None = None  # mean over the steps since it was started or resumed
+    train_seconds: float | None = None  # since then too
+    speed: dict[str, Any] = field(default_factory=dict)  # see ``Meter.summary``
+    best_step: int | None = None  # whose checkpoint was kept as the best
+    history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step
+    temperature: float | None = None  # of the probabilities, fitted on the validation rows
     baseline_seconds: float | None = None
     schema: int = SCHEMA
-
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Read ``run.json`` of a run.
-
-        Raises:
-            UserError: if it is damaged, or of a schema that this release does not know.
-        """
-        content = _read(directory / MANIFEST)
-        for name, kind in (("data", Data), ("launch", Launch), ("process", Process)):
-            if isinstance(content.get(name), dict):
-                content[name] = _filled(kind, content[name], directory / MANIFEST)
-        manifest: Self = _filled(cls, content, directory / MANIFEST)
-        return manifest
-
-    def write(self, directory: Path) -> None:
-        """Write ``run.json``, whole or not at all."""
-        _write(self, directory / MANIFEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,64 +141,31 @@ class Statistics(Record):
 
     An interval is ``{"value": ..., "low": ..., "high": ...}``, a 95% confidence interval. What does
     not apply, as classes in a regression, is None and is not written.
-
-    Attributes:
-        rows: How many test rows.
-        metrics: An interval for each metric.
-        beyond: For each baseline, an interval of the difference in each metric.
-        classes: For each class precision, recall, F1 and areas, with its support.
-        confusion: Counts, true by predicted.
-        top_k: How often the true class is among the k most probable.
-        calibration: Calibration error, bins, temperature.
-        coverage: Accuracy on the most confident share of the rows.
-        ordered: Metrics of classes that have an order.
     """
 
     rows: int
-    metrics: dict[str, Any]
-    beyond: dict[str, dict[str, Any]]
-    classes: dict[str, Any] | None = None
-    confusion: list[list[int]] | None = None
-    top_k: dict[str, Any] | None = None
-    calibration: dict[str, Any] | None = None
-    coverage: list[dict[str, Any]] | None = None
-    ordered: dict[str, Any] | None = None
+    metrics: dict[str, Any]  # an interval for each
+    beyond: dict[str, dict[str, Any]]  # by baseline: intervals of the difference in each metric
+    classes: dict[str, Any] | None = None  # precision, recall, F1, areas and support of each
+    confusion: list[list[int]] | None = None  # counts, true by predicted
+    top_k: dict[str, Any] | None = None  # how often the true class is among the k most probable
+    calibration: dict[str, Any] | None = None  # error, bins, temperature
+    coverage: list[dict[str, Any]] | None = None  # accuracy on the most confident share of the rows
+    ordered: dict[str, Any] | None = None  # metrics of classes that have an order
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics(Record):
-    """``metrics.json``.
+class Metrics(File):
+    """``metrics.json``."""
 
-    Attributes:
-        validation: Of the model that was kept.
-        test: On the test rows.
-        baseline: The same metrics of each baseline, on the same rows.
-        statistics: Intervals, baselines, calibration; None until they are computed.
-        schema: Of this file.
-    """
+    NAME = METRICS
+    RECORDS = {"statistics": Statistics}
 
-    validation: dict[str, Any]
+    validation: dict[str, Any]  # of the model that was kept
     test: dict[str, Any]
-    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)
-    statistics: Statistics | None = None
+    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each, on the test rows
+    statistics: Statistics | None = None  # None until they are computed
     schema: int = SCHEMA
-
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Read ``metrics.json`` of a run.
-
-        Raises:
-            UserError: if it is damaged, or of a schema that this release does not know.
-        """
-        content = _read(directory / METRICS)
-        if content.get("statistics") is not None:
-            content["statistics"] = _filled(Statistics, content["statistics"], directory / METRICS)
-        metrics: Self = _filled(cls, content, directory / METRICS)
-        return metrics
-
-    def write(self, directory: Path) -> None:
-        """Write ``metrics.json``, whole or not at all."""
-        _write(self, directory / METRICS)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -250,10 +185,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _filled(kind: type[Any], content: Mapping[str, Any], path: Path) -> Any:
-    fields = {each.name: each for each in dataclasses.fields(kind)}
+    fields = dataclasses.fields(kind)
     needed = {
-        name
-        for name, each in fields.items()
+        each.name
+        for each in fields
         if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
     }
     if missing := sorted(needed - set(content)):
@@ -261,14 +196,4 @@ def _filled(kind: type[Any], content: Mapping[str, Any], path: Path) -> Any:
             f"{path} lacks {', '.join(missing)}: it was not written by this toolkit, or by a "
             "release too old to be read; train the run again"
         )
-    return kind(**{name: value for name, value in content.items() if name in fields})
-
-
-def _write(record: Any, path: Path) -> None:
-    content = dataclasses.asdict(record)
-    if isinstance(content.get("statistics"), dict):
-        content["statistics"] = {
-            name: value for name, value in content["statistics"].items() if value is not None
-        }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(content, indent=2, default=str) + "\n")
+    return kind(**{each.name: content[each.name] for each in fields if each.name in content})
