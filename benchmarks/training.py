@@ -224,13 +224,12 @@ def _stock(recipe: Any, rows: int, padded: bool = False, **arguments: Any) -> An
 
 
 def _ours(recipe: Any, rows: int, **training: Any) -> Any:
-    from finetune.training.defaults import training_arguments
+    from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
     defaults = {**recipe.defaults(), "load_best_model_at_end": False}
-    arguments = training_arguments(
-        defaults, {"output_dir": tempfile.mkdtemp(), **QUIET, **training}
-    )
+    given = {"output_dir": tempfile.mkdtemp(), **QUIET, **training}
+    arguments = argument_values(defaults, given).build()
 
     def parts() -> dict[str, Any]:
         found = recipe.parts()

@@ -349,10 +349,10 @@ class Recipe:
         Raises:
             UserError: if an argument is unknown, or if the data cannot be trained on.
         """
-        from finetune.training.defaults import training_arguments as build
+        from finetune.training.defaults import argument_values
         from finetune.training.trainer import build_trainer
 
-        arguments = build(self.defaults(), training_arguments)
+        arguments = argument_values(self.defaults(), training_arguments).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

@@ -1,13 +1,11 @@
-"""``TrainingArguments`` plus the few of ours, with the global batch resolved for the launch at
-hand.
-"""
+"""``TrainingArguments`` and the few of ours, resolved for the launch at hand."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +22,10 @@ from finetune.training.resolution import resolve
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
 
 
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass
 class FinetuneArguments(TrainingArguments):
     """Every field of ``TrainingArguments`` under its own name, and these.
@@ -33,84 +35,58 @@ class FinetuneArguments(TrainingArguments):
     given; with ``max_tokens_per_batch`` it is None, as rows are not counted then.
     """
 
-    per_device_train_batch_size: int | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "rows of a micro-batch on one device; takes over from the global batch, "
-            "which then grows with the processes"
-        },
+    per_device_train_batch_size: int | None = _option(  # type: ignore[assignment]
+        None,
+        "rows of a micro-batch on one device; takes over from the global batch, which then grows "
+        "with the processes",
     )
-    per_device_eval_batch_size: int | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "rows of a batch on one device in evaluation (unset: 32 on a CPU, whose cache "
-            "they fit, 128 elsewhere)"
-        },
+    per_device_eval_batch_size: int | None = _option(  # type: ignore[assignment]
+        None,
+        "rows of a batch on one device in evaluation (unset: 32 on a CPU, whose cache they fit, "
+        "128 elsewhere)",
     )
-    global_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "rows of an optimizer step over all devices and micro-batches"},
+    global_batch_size: int | None = _option(
+        None, "rows of an optimizer step over all devices and micro-batches"
     )
-    max_tokens_per_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "tokens of an optimizer step, padding included, over all devices and "
-            "micro-batches, instead of a number of rows"
-        },
+    max_tokens_per_batch: int | None = _option(
+        None,
+        "tokens of an optimizer step, padding included, over all devices and micro-batches, "
+        "instead of a number of rows",
     )
-    save_every: int = field(
-        default=1,
-        metadata={
-            "help": "keep a checkpoint every N epochs; the last and the best are always kept"
-        },
+    save_every: int = _option(
+        1, "keep a checkpoint every N epochs; the last and the best are always kept"
     )
-    num_threads: int | None = field(
-        default=None,
-        metadata={
-            "help": "CPU threads of each process (unset: the cores of the machine, shared by its "
-            "processes)"
-        },
+    num_threads: int | None = _option(
+        None,
+        "CPU threads of each process (unset: the cores of the machine, shared by its processes)",
     )
-    precision: str = field(
-        default="auto",
-        metadata={
-            "help": "of the matrix products: auto, fp32, bf16 or fp16 (auto: bf16 where the device "
-            "multiplies in it); --bf16 and --fp16 win"
-        },
+    precision: str = _option(
+        "auto",
+        "of the matrix products: auto, fp32, bf16 or fp16 (auto: bf16 where the device multiplies "
+        "in it); --bf16 and --fp16 win",
     )
-    cpu_kernels: str = field(
-        default="auto",
-        metadata={
-            "help": "on a CPU: auto for the kernels of this toolkit where they know the model, off "
-            "for those of the libraries only (attention, dropout, padding, memory allocation, "
-            "gradient averaging); no effect elsewhere"
-        },
+    cpu_kernels: str = _option(
+        "auto",
+        "on a CPU: auto for the kernels of this toolkit where they know the model, off for those "
+        "of the libraries only (attention, dropout, padding, memory allocation, gradient "
+        "averaging); no effect elsewhere",
     )
-    profile: int | None = field(
-        default=None,
-        metadata={"help": "trace N steps after the first two, and say where their time goes"},
+    profile: int | None = _option(
+        None, "trace N steps after the first two, and say where their time goes"
     )
-    baseline: bool = field(
-        default=True,
-        metadata={"help": "fit a bag of words on the same rows, for the model to beat"},
+    baseline: bool = _option(True, "fit a bag of words on the same rows, for the model to beat")
+    dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
+        None,
+        "processes that collate batches ahead (unset: 2 where there is a GPU to wait for them, "
+        "none on a CPU)",
     )
-    dataloader_num_workers: int | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "processes that collate batches ahead (unset: 2 where there is a GPU to wait "
-            "for them, none on a CPU)"
-        },
+    logging_nan_inf_filter: bool = _option(
+        False,
+        "hide losses that are not finite from the log; a GPU is waited for at each step to find "
+        "them",
     )
-    logging_nan_inf_filter: bool = field(
-        default=False,
-        metadata={
-            "help": "hide losses that are not finite from the log; a GPU is waited for at each "
-            "step to find them"
-        },
-    )
-    ddp_find_unused_parameters: bool | None = field(
-        default=False,
-        metadata={"help": "let DDP look for parameters that a step does not use (slower)"},
+    ddp_find_unused_parameters: bool | None = _option(
+        False, "let DDP look for parameters that a step does not use (slower)"
     )
 
     def __post_init__(self) -> None:
@@ -158,25 +134,19 @@ class ArgumentValues(SimpleNamespace):
 
 
 def resolved(given: Mapping[str, Any]) -> ArgumentValues:
-    """Return the values of all training arguments.
-
-    Args:
-        given: Fields by name; the others have their defaults.
+    """Return the values of all training arguments: those in ``given``, and defaults.
 
     Raises:
         UserError: what is wrong with them, as far as the toolkit's own rules go.
     """
-    values = ArgumentValues(
-        **{each.name: _default(each) for each in fields(FinetuneArguments) if each.init}
-    )
+    values = ArgumentValues()
+    for each in fields(FinetuneArguments):
+        if each.default_factory is not MISSING:
+            setattr(values, each.name, each.default_factory())
+        elif each.init:
+            setattr(values, each.name, None if each.default is MISSING else each.default)
     vars(values).update(given)
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
     checks.refuse(values)
     resolve(values)
     return values
-
-
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return None if field.default is MISSING else field.default

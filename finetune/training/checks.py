@@ -17,12 +17,23 @@ from finetune.errors import UserError, suggestion
 from finetune.models import cpu
 from finetune.runtime import distributed, precision
 
+#: What is a number of something, and of what.
+_COUNTS = {
+    "save_every": " epochs",
+    "per_device_train_batch_size": " rows",
+    "per_device_eval_batch_size": " rows",
+    "global_batch_size": " rows",
+    "max_tokens_per_batch": " tokens",
+    "num_threads": "",
+    "profile": " steps",
+    "gradient_accumulation_steps": "",
+}
+
 
 def refuse(values: Any) -> None:
     """Refuse training arguments that contradict each other or the machine, all at once.
 
-    Args:
-        values: Training arguments, or their values before they are built.
+    ``values`` are training arguments, or their values before they are built.
 
     Raises:
         UserError: one line for each mistake.
@@ -55,15 +66,11 @@ def refuse(values: Any) -> None:
             f"--report_to {name}: not installed (there are: none, "
             f"{', '.join(installed) or 'no others'})"
         )
-    here = distributed.ranks().local_world_size
-    if (
-        distributed.ranks().world_size > 1
-        and not values.use_cpu
-        and here > (there := torch.accelerator.device_count())
-    ):
+    me, gpus = distributed.ranks(), torch.accelerator.device_count()
+    if me.world_size > 1 and not values.use_cpu and me.local_world_size > gpus:
         mistakes.append(
-            f"{here} processes on a machine with {there} GPU{'s' * (there > 1)}: each needs "
-            f"one of its own; --nproc_per_node={there}, or --use_cpu"
+            f"{me.local_world_size} processes on a machine with {gpus} GPU{'s' * (gpus > 1)}: "
+            f"each needs one of its own; --nproc_per_node={gpus}, or --use_cpu"
         )
     if shards(values) and values.use_cpu:
         named = "--fsdp" if values.fsdp else "FSDP in the accelerate config"
@@ -80,23 +87,15 @@ def refuse(values: Any) -> None:
         mistakes.append(f"--num_train_epochs {values.num_train_epochs}: expected more than 0")
     if not (math.isfinite(values.learning_rate) and values.learning_rate >= 0):
         mistakes.append(f"--learning_rate {values.learning_rate}: expected 0 or more")
-    if (
-        values.save_every > 1
-        and str(getattr(values.save_strategy, "value", values.save_strategy)) != "epoch"
-    ):
+    save_strategy = getattr(values.save_strategy, "value", values.save_strategy)
+    if values.save_every > 1 and save_strategy != "epoch":
         mistakes.append("--save_every counts epochs: it needs --save_strategy epoch")
-    if values.save_every < 1:
-        mistakes.append(f"--save_every {values.save_every}: expected 1 or more epochs")
-    for name in (
-        "per_device_train_batch_size",
-        "per_device_eval_batch_size",
-        "global_batch_size",
-        "max_tokens_per_batch",
-    ):
-        value, unit = getattr(values, name), "tokens" if "tokens" in name else "rows"
-        if value is not None and value < 1:
-            mistakes.append(f"--{name} {value}: expected 1 or more {unit}")
-    if values.max_tokens_per_batch and _compiles(values):
+    for name, unit in _COUNTS.items():
+        if (value := getattr(values, name)) is not None and value < 1:
+            mistakes.append(f"--{name} {value}: expected 1 or more{unit}")
+    # what the library will decide once it looks at its own arguments
+    compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
+    if values.max_tokens_per_batch and compiles:
         mistakes.append(
             "--max_tokens_per_batch with --torch_compile: every step would have another shape, "
             "and be compiled; give a number of rows"
@@ -106,16 +105,12 @@ def refuse(values: Any) -> None:
             "--max_tokens_per_batch makes steps of rows of like length: it needs "
             "--train_sampling_strategy group_by_length, and rows with a length"
         )
-    if values.precision not in precision.CHOICES:
-        mistakes.append(
-            f"--precision {values.precision}: expected {', '.join(precision.CHOICES[:-1])} or "
-            f"{precision.CHOICES[-1]}{suggestion(values.precision, precision.CHOICES)}"
-        )
-    if values.cpu_kernels not in cpu.CHOICES:
-        mistakes.append(
-            f"--cpu_kernels {values.cpu_kernels}: expected {' or '.join(cpu.CHOICES)}"
-            f"{suggestion(values.cpu_kernels, cpu.CHOICES)}"
-        )
+    for name, choices in (("precision", precision.CHOICES), ("cpu_kernels", cpu.CHOICES)):
+        if (value := getattr(values, name)) not in choices:
+            mistakes.append(
+                f"--{name} {value}: expected {', '.join(choices[:-1])} or {choices[-1]}"
+                f"{suggestion(value, choices)}"
+            )
     fp16 = "--fp16" if values.fp16 else "--precision fp16" if values.precision == "fp16" else ""
     if fp16 and not values.bf16 and distributed.device_type(values.use_cpu) == "cpu":
         mistakes.append(f"{fp16}: on a CPU nothing computes in it; expected bf16 or fp32")
@@ -124,15 +119,6 @@ def refuse(values: Any) -> None:
             mistakes.append(
                 f"--precision {values.precision} and --{flag} contradict each other: give one"
             )
-    if values.num_threads is not None and values.num_threads < 1:
-        mistakes.append(f"--num_threads {values.num_threads}: expected 1 or more")
-    if values.profile is not None and values.profile < 1:
-        mistakes.append(f"--profile {values.profile}: expected 1 or more steps")
-    if values.gradient_accumulation_steps < 1:
-        mistakes.append(
-            f"--gradient_accumulation_steps {values.gradient_accumulation_steps}: "
-            "expected 1 or more"
-        )
     if mistakes:
         raise UserError(*mistakes)
 
@@ -140,9 +126,3 @@ def refuse(values: Any) -> None:
 def shards(values: Any) -> bool:
     """Return whether FSDP is asked for, here or in the accelerate config."""
     return bool(values.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-
-
-def _compiles(values: Any) -> bool:
-    """Return what the library will decide once it looks at its own arguments."""
-    named = values.torch_compile_backend or values.torch_compile_mode
-    return bool(values.torch_compile or named is not None)

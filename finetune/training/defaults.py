@@ -12,25 +12,10 @@ from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArgumen
 from finetune.training.resolution import BATCH_SIZES
 
 
-def training_arguments(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> FinetuneArguments:
-    """Return the training arguments. This touches the device: call it in the worker.
-
-    Args:
-        defaults: Of a recipe.
-        given: By the user, over them.
-
-    Raises:
-        UserError: if one is unknown, or if they contradict each other.
-    """
-    return argument_values(defaults, given).build()
-
-
 def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> ArgumentValues:
     """Return the values of the training arguments, checked, without touching the device.
 
-    Args:
-        defaults: Of a recipe.
-        given: By the user, over them.
+    Those in ``given`` are the user's, over the ``defaults`` of a recipe.
 
     Raises:
         UserError: if one is unknown, or if they contradict each other.
@@ -43,23 +28,17 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
     ]
     if unknown:
         raise UserError(*unknown)
-    given = dict(given)
+    defaults, given = dict(defaults), dict(given)
     keep_secret(given)
-    return resolved(with_defaults(defaults, given))
-
-
-def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` over ``defaults``; a batch that is given puts that of the recipe aside."""
-    defaults = dict(defaults)
     if asked := [name for name in BATCH_SIZES if given.get(name) is not None]:
         if len(asked) > 1:
             raise UserError(f"--{' and --'.join(asked)} contradict each other: give one")
-        for name in BATCH_SIZES:
+        for name in BATCH_SIZES:  # a batch that is given puts that of the recipe aside
             defaults.pop(name, None)
     if given.get("max_tokens_per_batch") is not None:
         defaults["train_sampling_strategy"] = "group_by_length"
     _follow(given, defaults)
-    return {**defaults, **given}
+    return resolved({**defaults, **given})
 
 
 def training_names() -> set[str]:
