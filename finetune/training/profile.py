@@ -12,7 +12,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, schedule
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from finetune.runtime import distributed
 from finetune.training.speed import PREFIX, Mark, Meter
@@ -24,7 +24,6 @@ PHASES = ("data", "forward", "backward", "communication", "optimizer")
 BEFORE = 2
 _OPERATORS = 15
 _COLLECTIVES = ("gloo:", "nccl", "c10d::")
-Spans = Iterable[tuple[float, float]]
 
 
 class Profile(TrainerCallback):
@@ -34,11 +33,7 @@ class Profile(TrainerCallback):
     a step was in each phase, which operators took it, and how fast the steps were. An accelerator
     is waited for after every phase meanwhile, so that its time belongs to the phase.
 
-    Args:
-        steps: How many.
-        meter: Of the trainer.
-        model: That is trained, not wrapped; None if it is sharded.
-        devices: Of this process.
+    ``meter`` is that of the trainer; ``model`` and ``devices`` are those of its summary.
     """
 
     def __init__(
@@ -49,52 +44,31 @@ class Profile(TrainerCallback):
         self._profiler: profile | None = None
         self._since: Mark | None = None
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Start, if there are steps enough; of a run that is resumed there may not be."""
         self.written, self._since = False, None
         if state.max_steps - state.global_step < self.steps + BEFORE:
             return
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
+        on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profiler = profile(
-            activities=activities,
+            activities=[ProfilerActivity.CPU, *on_gpu],
             schedule=schedule(wait=BEFORE - 1, warmup=1, active=self.steps, repeat=1),
             on_trace_ready=lambda found: self._write(found, Path(args.output_dir or "")),
         )
         self._profiler.start()
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        """The next one."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop after the last of them."""
         if self._profiler is None:
             return
         self._profiler.step()
-        done = self._profiler.step_num
-        if done == BEFORE:
+        if self._profiler.step_num == BEFORE:
             self._since, self.meter.waits = self.meter.mark(), True
-        elif done == BEFORE + self.steps:
+        elif self._profiler.step_num == BEFORE + self.steps:
             self._end()
 
-    def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        """It ended early: what there is, is written."""
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop early, and write what there is."""
         self._end()
 
     def _end(self) -> None:
@@ -124,25 +98,15 @@ class Profile(TrainerCallback):
 
 
 def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
-    """How long a step was in each phase.
+    """Return how many steps torch's profiler saw, and milliseconds of a step by phase.
 
     Communication is the time in which a collective was under way and nothing else: what goes on
-    beside the backward pass costs nothing. ``idle`` is the time in which no kernel ran, where there
-    is an accelerator; it is contained in the phases.
-
-    Args:
-        events: Of torch's profiler.
-
-    Returns:
-        How many steps, and milliseconds of a step by phase; ``other`` is what is in none, and
-        ``step`` all of it.
+    beside the backward pass costs nothing. ``other`` is what is in no phase, and ``step`` all of
+    it. ``idle`` is the time in which no kernel ran, where there is an accelerator; it is contained
+    in the phases.
     """
     of_host = [each for each in events if each.device_type == DeviceType.CPU]
-    kernels = [
-        each
-        for each in events
-        if each.device_type != DeviceType.CPU and not each.is_user_annotation
-    ]
+    kernels = [e for e in events if e.device_type != DeviceType.CPU and not e.is_user_annotation]
     steps = [each for each in of_host if each.name == f"{PREFIX}step"]
     main = {each.thread for each in steps}
     begins = min(each.time_range.start for each in steps)
@@ -167,12 +131,9 @@ def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:
         under_way = painted(each for each in kernels if collective(each))
         busy = painted(each for each in kernels if not collective(each))
     else:
+        here = (e for e in of_host if e.thread in main and not e.is_async)
         under_way = painted(each for each in of_host if collective(each) and each.is_async)
-        busy = painted(
-            each
-            for each in of_host
-            if each.thread in main and not each.is_async and _computes(each)
-        )
+        busy = painted(each for each in here if _computes(each))
     phase[under_way & ~busy] = PHASES.index("communication")
     inside = painted(steps)  # not an evaluation or a checkpoint between them
 
@@ -192,9 +153,7 @@ def _computes(event: FunctionEvent) -> bool:
 
 
 def _operators(found: profile, steps: int) -> list[dict[str, Any]]:
-    """Those that took the longest by themselves, as milliseconds and calls of a step: kernels where
-    there is an accelerator.
-    """
+    """Return the slowest, kernels where there are some: milliseconds and calls of a step."""
     averages = [each for each in found.key_averages() if not each.is_user_annotation]
     on_device = [each for each in averages if each.device_type != DeviceType.CPU]
 
@@ -202,10 +161,6 @@ def _operators(found: profile, steps: int) -> list[dict[str, Any]]:
         return float(each.self_device_time_total if on_device else each.self_cpu_time_total)
 
     return [
-        {
-            "name": each.key,
-            "milliseconds": took(each) / 1000 / steps,
-            "calls": each.count / steps,
-        }
+        {"name": each.key, "milliseconds": took(each) / 1000 / steps, "calls": each.count / steps}
         for each in sorted(on_device or averages, key=took, reverse=True)[:_OPERATORS]
     ]

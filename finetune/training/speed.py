@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import torch
 from torch.profiler import record_function
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from finetune.runtime import distributed
 from finetune.training import flops
@@ -31,11 +31,11 @@ class Mark(NamedTuple):
 
 
 class Meter(TrainerCallback):
-    """Counts rows and tokens, times the phases of every step, and adds to each logged loss how fast
-    the steps since the last one were, and how much memory this process has had.
+    """Counts rows and tokens, times the phases of every step, and adds speed and memory to the log.
 
-    ``rows_per_second`` counts the rows of all processes; an evaluation in between is not counted.
-    ``memory_mib`` is that of the GPU at its peak, or else the resident memory at the moment.
+    ``rows_per_second`` of a logged loss is that of all processes in the steps since the last one;
+    an evaluation in between is not counted. ``memory_mib`` is that of the GPU at its peak, or else
+    the resident memory at the moment.
 
     Args:
         device: Of this process.
@@ -66,55 +66,41 @@ class Meter(TrainerCallback):
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._counts = torch.zeros(4, dtype=torch.int64)  # of this process: see `fetched`
         self._rows = torch.zeros(())  # of all processes, since the last log
-        self._since_log, self._step_began = 0.0, 0.0
+        self._since_log = 0.0
         self._nested: list[float] = []
-        self._step: record_function | None = None
-        self._optimizer: tuple[record_function, float] | None = None
+        self._open: dict[str, tuple[record_function, float]] = {}
         self._row: Batch = {}
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        """Begin at nothing."""
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Begin at zero."""
         self._forget()
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count what happens inside as ``phase``, but for another phase in it, and name it for a
-        profiler. Outside of a step, as in an evaluation, nothing is counted.
+        """Count and name what happens inside as ``phase``, but for another phase in it.
+
+        Outside of a step, as in an evaluation, nothing is counted.
         """
-        if self._step is None:
+        if "step" not in self._open:
             yield
             return
-        self._end_optimizer(counts=False)
+        self._end("optimizer")  # which it was not, but the end of a micro-batch
         self._nested.append(0.0)
-        began = time.perf_counter()
+        self._begin(phase)
         try:
-            with record_function(PREFIX + phase):
-                yield
-                self._wait()
+            yield
         finally:
-            took = time.perf_counter() - began
+            took = self._end(phase)
             self.seconds[phase] += took - self._nested.pop()
             if self._nested:
                 self._nested[-1] += took
 
     def step_begins(self) -> None:
-        """Before its rows are fetched."""
-        self._step = _entered("step")
-        self._step_began = time.perf_counter()
+        """Start the clock, before the rows of a step are fetched."""
+        self._begin("step")
 
     def fetched(self, batches: Sequence[Batch], rows: torch.Tensor) -> None:
-        """The micro-batches of a step have come.
-
-        Args:
-            batches: Of this process.
-            rows: Those of the step in all processes, a scalar.
-        """
+        """Count the micro-batches of a step; ``rows``, a scalar, are those of all processes."""
         if not self._row and batches:
             self._row = flops.first_row(batches[0])
         self._rows = self._rows.to(rows.device) + rows
@@ -136,54 +122,38 @@ class Meter(TrainerCallback):
         return torch.stack([rows, lengths.sum(), (lengths**2).sum(), cells])
 
     def optimizer_begins(self) -> None:
-        """After the last backward pass of a step, or of a micro-batch."""
-        self._optimizer = _entered("optimizer"), time.perf_counter()
+        """Start its clock, after the last backward pass of a step, or of a micro-batch."""
+        self._begin("optimizer")
 
-    def _end_optimizer(self, *, counts: bool) -> None:
-        if self._optimizer is None:
-            return
-        name, began = self._optimizer
-        self._wait()
-        name.__exit__(None, None, None)
-        if counts:
-            self.seconds["optimizer"] += time.perf_counter() - began
-        self._optimizer = None
+    def _begin(self, phase: str) -> None:
+        name = record_function(PREFIX + phase)
+        name.__enter__()  # type: ignore[no-untyped-call]
+        self._open[phase] = name, time.perf_counter()
 
-    def _wait(self, whether: bool = False) -> None:
-        if (whether or self.waits) and self.device.type != "cpu":
+    def _end(self, phase: str, *, waits: bool = False) -> float:
+        """Return the seconds that it took, none if it had not begun."""
+        if phase not in self._open:
+            return 0.0
+        name, began = self._open.pop(phase)
+        if (waits or self.waits) and self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
+        name.__exit__(None, None, None)
+        return time.perf_counter() - began
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Stop the clock, when an accelerator is done too where something else comes next."""
-        self._end_optimizer(counts=True)
-        self._wait(
-            control.should_log
-            or control.should_evaluate
-            or control.should_save
-            or control.should_training_stop
-            or control.should_epoch_stop
-            or state.global_step >= state.max_steps
+        self.seconds["optimizer"] += self._end("optimizer")
+        others = ("log", "evaluate", "save", "training_stop", "epoch_stop")
+        ends = state.global_step >= state.max_steps
+        took = self._end(
+            "step", waits=ends or any(getattr(control, f"should_{name}") for name in others)
         )
-        took = time.perf_counter() - self._step_began
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-            self._step = None
         self.seconds["step"] += took
         self._since_log += took
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Put speed and memory into the history."""
         if "loss" not in state.log_history[-1] or not self._since_log:
             return
@@ -200,7 +170,7 @@ class Meter(TrainerCallback):
     def summary(
         self, model: torch.nn.Module | None, devices: int, since: Mark | None = None
     ) -> dict[str, Any]:
-        """What stands in ``run.json``; every process calls it, when training has ended.
+        """Return what stands in ``run.json``; every process calls it, when training has ended.
 
         Args:
             model: That was trained, not wrapped; None if it cannot be called, as it is sharded.
@@ -208,10 +178,10 @@ class Meter(TrainerCallback):
             since: Leave out what was before.
 
         Returns:
-            Rows, tokens without padding, and model FLOPs a second of all processes; what share of
-            the tokens was padding; the peak of the devices in matrix products, measured now, and
-            how much of it was used; seconds of this process in each phase. Nothing before the first
-            step; why the FLOPs were not counted, if they could not be.
+            Rows, tokens without padding, and model FLOPs a second of all processes, or why they
+            were not counted; the share of padding; the peak of the devices in matrix products,
+            measured now, and the share of it that was used; seconds of this process in each phase.
+            Nothing before the first step.
         """
         before = since or Mark({}, [0, 0, 0, 0])
         mine = np.subtract(self._counts.tolist(), before.counts)
@@ -248,34 +218,16 @@ class Meter(TrainerCallback):
 
 
 class Logs(TrainerCallback):
-    """Hands what the trainer logs to a function.
-
-    Args:
-        take: Is given the state and the values, on rank 0.
-    """
+    """Hands what the trainer logs to ``take``: the state and the values, on rank 0."""
 
     def __init__(self, take: Callable[[TrainerState, Mapping[str, Any]], object]) -> None:
         self.take = take
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Hand over a copy."""
         if state.is_world_process_zero:
-            values = dict(logs or {})
-            values.pop("total_flos", None)
-            self.take(state, values)
-
-
-def _entered(phase: str) -> record_function:
-    name = record_function(PREFIX + phase)
-    name.__enter__()  # type: ignore[no-untyped-call]
-    return name
+            logs: dict[str, Any] = kwargs["logs"]
+            self.take(state, {name: logs[name] for name in logs if name != "total_flos"})
 
 
 def _memory() -> int:
