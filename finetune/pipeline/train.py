@@ -150,7 +150,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
     """
     from finetune.pipeline import provenance
     from finetune.reporting import card, page
-    from finetune.training.directory import make_way
+    from finetune.training.directory import clear_way
     from finetune.training.trainer import build_trainer
 
     chosen, progress = prepared.settings, on_rank_zero(progress)
@@ -168,7 +168,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
             progress(Started(chosen, arguments, prepared.steps, trainer.model))
             manifest = provenance.manifest(chosen, arguments)
             # only now: until here a mistake could still be found, or the model be read from there
-            if moved := make_way(chosen.output_dir, prepared.checkpoint):
+            if moved := clear_way(chosen.output_dir, prepared.checkpoint):
                 progress(MovedAside(moved))
             run = Run(chosen.output_dir)
             manifest.write(run.path)

@@ -11,30 +11,18 @@ from finetune.errors import UserError
 from finetune.training.manifest import MANIFEST, Manifest
 
 
-def make_way(directory: Path, checkpoint: str | None) -> str | None:
-    """Make room for a run, unless it goes on with the one that is there.
-
-    Args:
-        directory: Of the run.
-        checkpoint: The one to go on with, if any.
+def clear_way(directory: Path, checkpoint: str | None = None) -> str | None:
+    """Make room for a run: another that is there is moved aside, and nothing is ever deleted.
 
     Returns:
-        A sentence about what was moved, or None.
-    """
-    if checkpoint is not None and Path(checkpoint).resolve().parent == directory.resolve():
-        return None
-    return clear_way(directory)
-
-
-def clear_way(directory: Path) -> str | None:
-    """Make room for a new run: one that is there is moved aside, and nothing is ever deleted.
-
-    Returns:
-        A sentence about what was moved, or None.
+        A sentence about what was moved, or None; nothing is if it goes on from a ``checkpoint`` in
+        there.
 
     Raises:
         UserError: if the directory holds something that is no run.
     """
+    if checkpoint is not None and Path(checkpoint).resolve().parent == directory.resolve():
+        return None
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
         directory = directory.resolve()
     refuse_foreign(directory)
@@ -55,34 +43,31 @@ def clear_way(directory: Path) -> str | None:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds something else than a run, or one that is still going on."""
+    """Refuse a directory that holds something else than a run, or one that is still going on.
+
+    Two processes that write into one directory would mix two runs.
+    """
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         reason = "cannot be written to" if existing.is_dir() else "is a file"
         raise UserError(f"--output_dir {directory}: {existing} {reason}")
     if not directory.exists() or not any(directory.iterdir()):
         return
-    if (directory / MANIFEST).exists():
-        _refuse_living(directory)
-    elif not any(directory.glob("checkpoint-*")):  # what a trainer leaves that no command started
+    if _status(directory) == "running":
+        process = Manifest.read(directory).process
+        if process.host != platform.node() or process.pid == os.getpid():
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, 0)
+            raise UserError(
+                f"--output_dir {directory}: a run is going on there (process {process.pid}); "
+                "name another directory"
+            )
+    elif _status(directory) is None and not any(directory.glob("checkpoint-*")):
+        # checkpoints alone are what a trainer leaves that no command started
         raise UserError(
             f"--output_dir {directory} holds files but no run; "
             "name another directory, or an empty one"
-        )
-
-
-def _refuse_living(directory: Path) -> None:
-    """Two processes that write into one directory would mix two runs."""
-    if _status(directory) != "running":
-        return
-    process = Manifest.read(directory).process
-    if process.host != platform.node() or process.pid == os.getpid():
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(process.pid, 0)
-        raise UserError(
-            f"--output_dir {directory}: a run is going on there (process {process.pid}); "
-            "name another directory"
         )
 
 

@@ -23,25 +23,19 @@ _SECONDS = 0.1  # of multiplying
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one forward pass: ``row + token * tokens + pair * tokens ** 2`` for each row.
+    """Of one forward pass: ``row + token * tokens + pair * tokens ** 2`` for each row."""
 
-    Attributes:
-        row: Whatever its length: the head, or all of it where rows have no tokens.
-        token: For each token: the layers.
-        pair: For each pair of tokens: the attention.
-    """
-
-    row: float
-    token: float = 0.0
-    pair: float = 0.0
+    row: float  # the head, or all of it where rows have no tokens
+    token: float = 0.0  # the layers
+    pair: float = 0.0  # the attention
 
     def of(self, rows: float, tokens: float, pairs: float) -> float:
-        """Of so many rows with so many tokens, and pairs of tokens within a row, in all."""
+        """Return those of so many rows, with their tokens and pairs of tokens in all."""
         return self.row * rows + self.token * tokens + self.pair * pairs
 
 
 def first_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch of the first row alone, which does not hold the memory of the others."""
+    """Return a batch of the first row alone, which does not hold the memory of the others."""
     return {
         name: value[:1].clone() if isinstance(value, torch.Tensor) and value.ndim else value
         for name, value in batch.items()
@@ -49,11 +43,9 @@ def first_row(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_model(model: torch.nn.Module, row: Mapping[str, Any]) -> Flops:
-    """What ``model`` multiplies, counted by torch in forward passes over one row.
+    """Return what ``model`` multiplies, counted by torch in forward passes over one row.
 
-    Args:
-        model: Called with the row; if it has ``input_ids``, with three short lengths of it.
-        row: A batch of one row, as the model takes it.
+    ``row`` is a batch of one; if it has ``input_ids``, three short lengths of it are computed.
 
     Raises:
         ValueError: if the model pads rows to a length of its own.
@@ -87,11 +79,9 @@ def _count(model: torch.nn.Module, row: Mapping[str, Any]) -> int:
 
 
 def peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second in products of square matrices, the best of a tenth of a second.
+    """Return operations a second in products of square matrices, the best of a tenth of a second.
 
-    Args:
-        device: Its current threads, or all of it.
-        dtype: Of the matrices.
+    A CPU has its current number of threads.
     """
     size = 1024 if device.type == "cpu" else 8192
     # of its own: the training goes on after a profile, and draws its dropout

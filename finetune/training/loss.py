@@ -19,28 +19,20 @@ RowLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class GlobalLoss:
-    """A ``compute_loss_func`` for ``transformers.Trainer``.
+    """A ``compute_loss_func`` for ``transformers.Trainer``."""
 
-    Attributes:
-        rows: The loss of each row: logits ``(rows, classes)`` and labels ``(rows,)`` to
-            ``(rows,)``.
-        label_smoothing: Weight of the mean loss over all classes (Szegedy et al., 2016); 0 is none.
-    """
-
-    rows: RowLoss
-    label_smoothing: float = 0.0
+    rows: RowLoss  # logits (rows, classes) and labels (rows,) to the loss of each row, (rows,)
+    label_smoothing: float = 0.0  # weight of the mean over all classes (Szegedy et al., 2016)
 
     def of_rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Shape ``(rows,)``, in nats, smoothed."""
+        """Return the loss of each row, smoothed: shape ``(rows,)``, in nats."""
         logits = logits.float()
         loss = self.rows(logits, labels)
         if not self.label_smoothing:
             return loss
-        classes = range(logits.shape[-1])
-        uniform = torch.stack(
-            [self.rows(logits, torch.full_like(labels, each)) for each in classes]
-        )
-        return (1 - self.label_smoothing) * loss + self.label_smoothing * uniform.mean(dim=0)
+        classes = (torch.full_like(labels, each) for each in range(logits.shape[-1]))
+        uniform = torch.stack([self.rows(logits, each) for each in classes]).mean(dim=0)
+        return (1 - self.label_smoothing) * loss + self.label_smoothing * uniform
 
     def __call__(
         self,
@@ -48,6 +40,6 @@ class GlobalLoss:
         labels: torch.Tensor,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The share of this micro-batch in the loss of the global step, a scalar."""
+        """Return the share of this micro-batch in the loss of the global step, a scalar."""
         rows = len(labels) if num_items_in_batch is None else num_items_in_batch
         return self.of_rows(outputs["logits"], labels).sum() / rows

@@ -11,22 +11,20 @@ from torch import nn
 class DataParallel(nn.DataParallel[nn.Module]):
     """``torch.nn.DataParallel`` whose replicas are kept while no gradient is asked for.
 
-    In training the weights change with every step, so each step copies them anew. In evaluation
-    they do not, and the copies of its first batch serve until ``train()`` or ``eval()`` is called
-    again, as ``Trainer`` does before each evaluation.
+    They serve until ``train()`` or ``eval()``, which ``Trainer`` calls before each evaluation.
     """
 
     _kept: list[nn.Module] | None = None
 
     def train(self, mode: bool = True) -> DataParallel:
-        """Also when an evaluation begins or ends: the weights may have changed since."""
+        """Forget the replicas too: the weights may have changed since."""
         self._kept = None
         return super().train(mode)
 
     def replicate(
         self, module: nn.Module, device_ids: Sequence[int | torch.device]
     ) -> list[nn.Module]:
-        """One replica for each device; fewer rows than devices use the first of them."""
+        """Return a replica for each device; fewer rows than devices use the first of them."""
         if self.training or torch.is_grad_enabled():
             self._kept = None
             return list(super().replicate(module, device_ids))

@@ -1,15 +1,13 @@
 """Steps made of *global* batches, from the seed and the epoch alone.
 
-Each epoch is one order of the rows, cut into global batches; a global batch is cut into
-micro-batches, and each of these into the shares of the processes. So every step sees the same rows
-on one process, on two, and with accumulation, each at most once an epoch. Shares have as many rows
-each, and nearly as many tokens where rows have a length: if padding costs nothing, all processes
-wait for the one that has most.
+Each epoch is one order of the rows, cut into global batches, these into micro-batches, and these
+into the shares of the processes. So every step sees the same rows on one process, on two, and with
+accumulation, each at most once an epoch. Shares have as many rows each, and nearly as many tokens
+where rows have a length: all processes wait for the one that has most.
 
-A global batch is a number of rows. An incomplete last one is left out, and since the order changes,
-it is another handful of rows each epoch. Or it is a number of tokens, padding included: then rows
-are sorted by length, all of them take part, and shares differ by a row where the rows of a step do
-not divide, which the loss, a sum over the rows of the global step, allows.
+Of a number of rows, an incomplete last batch is left out, another handful of rows each epoch. Of a
+number of tokens, all rows take part, sorted by length, and shares may differ by a row, which the
+loss, a sum over the rows of the global step, allows.
 
 The random order is that of torch's ``DistributedSampler`` and accelerate's
 ``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
@@ -65,18 +63,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
         assert (global_batch_size is None) != (max_tokens is None)
         assert lengths is not None or strategy != "group_by_length"
         self.rows, self.global_batch_size = rows, global_batch_size
-        self.accumulation, self.world_size, self.rank = (
-            gradient_accumulation_steps,
-            world_size,
-            rank,
-        )
-        self.seed, self.strategy = seed, strategy
+        self.world_size, self.rank = world_size, rank
+        self.accumulation = gradient_accumulation_steps
+        self.seed, self.strategy, self.epoch = seed, strategy, 0
         self.lengths = None if lengths is None else np.asarray(lengths)
-        self.epoch = 0
         if global_batch_size is not None:
-            whole = rows // global_batch_size
             assert global_batch_size % (gradient_accumulation_steps * world_size) == 0
-            self.sizes = [global_batch_size] * whole
+            self.sizes = [global_batch_size] * (rows // global_batch_size)
         else:
             assert max_tokens is not None
             assert lengths is not None
@@ -87,7 +80,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def of(
         cls, arguments: FinetuneArguments | ArgumentValues, dataset: datasets.Dataset, rank: int = 0
     ) -> GlobalBatchSampler:
-        """The steps that these arguments make of these rows.
+        """Return the steps that these arguments make of these rows.
 
         Raises:
             UserError: if they make none, or smaller ones than there are devices.
@@ -138,7 +131,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 yield (rows if self.world_size == 1 else self._share(rows)).tolist()
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
-        """Of this process: the longest go to one after the other, there and back again."""
+        """Deal the longest to one process after the other, there and back again."""
         if self.lengths is None:
             return np.array_split(rows, self.world_size)[self.rank]
         rounds, turn = np.divmod(np.arange(len(rows)), self.world_size)
@@ -147,7 +140,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return np.asarray(rows[longest_first[owner == self.rank]])
 
     def steps(self) -> list[np.ndarray]:
-        """The rows of every step of this epoch."""
+        """Return the rows of every step of this epoch."""
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order: np.ndarray = np.arange(self.rows)
         if self.strategy != "sequential":
@@ -164,31 +157,21 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return steps
 
     def _by_length(self, order: np.ndarray) -> np.ndarray:
-        """Sorted within so many global batches; all of them if a batch is a number of tokens.
-
-        Then rows of the same length with their padding stay in the order of the epoch: a row meets
-        others each time, and every epoch has the same number of steps.
-        """
+        """Sort within so many global batches, or all rows if a batch is a number of tokens."""
         assert self.lengths is not None
         if self.global_batch_size is None:
+            # rows of one padded length keep the order of the epoch: a row meets others each time,
+            # and every epoch has the same number of steps
             lengths, together = batches.padded(self.lengths), len(order)
         else:
             lengths = self.lengths
             together = _BATCHES_SORTED_TOGETHER * self.global_batch_size
-        return np.concatenate(
-            [
-                chunk[np.argsort(-lengths[chunk], kind="stable")]
-                for chunk in np.split(order, range(together, len(order), together))
-            ]
-        )
+        chunks = np.split(order, range(together, len(order), together))
+        return np.concatenate([rows[np.argsort(-lengths[rows], kind="stable")] for rows in chunks])
 
 
 def refuse_too_few(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:
-    """What can be told before the rows have a length.
-
-    Raises:
-        UserError: if they are fewer than one global batch.
-    """
+    """Raise a ``UserError`` if the rows, not tokenized yet, are fewer than one global batch."""
     if arguments.global_batch_size is not None and rows < arguments.global_batch_size:
         raise UserError(
             f"{rows} training rows are fewer than one global batch of "
@@ -197,7 +180,7 @@ def refuse_too_few(arguments: FinetuneArguments | ArgumentValues, rows: int) -> 
 
 
 def _halved(sizes: list[int]) -> list[int]:
-    """The last two batches made equal where the last is the smaller: it may be a row or two."""
+    """Make the last two batches equal where the last is the smaller: it may be a row or two."""
     if len(sizes) < 2 or sizes[-1] >= sizes[-2]:
         return sizes
     *others, one, last = sizes

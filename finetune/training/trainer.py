@@ -1,7 +1,6 @@
-"""Our ``Trainer``: the library's, with an exact loss, steps of global batches and exact evaluation.
+"""The library's ``Trainer``, with an exact loss, steps of global batches and exact evaluation.
 
-It is a subclass that replaces a handful of methods and nothing else, so everything that is said
-about ``transformers.Trainer`` holds here.
+A handful of methods is replaced: everything said about ``transformers.Trainer`` holds here.
 """
 
 from __future__ import annotations
@@ -89,10 +88,7 @@ class Trainer(transformers.Trainer):
             self.remove_callback(PrinterCallback)
 
     def _pad_to_few_lengths(self) -> None:
-        """A quarter, a half, three quarters of the longest row, or all of it.
-
-        Each is compiled for itself, the first time it comes; after that nothing is compiled again.
-        """
+        """Pad to quarters of the longest row: each is compiled once, the first time it comes."""
         lengths = batches.lengths_of(self.train_dataset, self.args.length_column_name)
         if hasattr(self.data_collator, "pad_to_multiple_of") and lengths is not None:
             quarter = lengths.max() / _PADDED_LENGTHS
@@ -112,10 +108,9 @@ class Trainer(transformers.Trainer):
 
     def _prepare_for_training(self, *args: Any) -> Any:
         prepared = super()._prepare_for_training(*args)  # type: ignore[no-untyped-call]
-        wrapped = self.model_wrapped
         ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        if ours and isinstance(wrapped, DistributedDataParallel):
-            exchange.use(wrapped, lambda: self.meter.during("communication"))
+        if ours and isinstance(self.model_wrapped, DistributedDataParallel):
+            exchange.use(self.model_wrapped, lambda: self.meter.during("communication"))
         return prepared
 
     def compute_loss(
@@ -125,7 +120,7 @@ class Trainer(transformers.Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The share of this process in the global loss, times the processes DDP averages over."""
+        """Return this process's share of the global loss, times the processes DDP averages over."""
         labels = inputs.pop("labels")
         with self.meter.during("forward"):
             outputs = model(**inputs)
@@ -139,38 +134,30 @@ class Trainer(transformers.Trainer):
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> TrainOutput:
         """Train as the library does; see :attr:`moves_runs_aside`."""
-        if self.moves_runs_aside and not (
-            resume_from_checkpoint or self.args.resume_from_checkpoint
-        ):
-            self._move_run_aside()
+        directory, resumes = Path(self.args.output_dir or ""), self.args.resume_from_checkpoint
+        is_new = self.moves_runs_aside and not (resume_from_checkpoint or resumes)
+        if is_new and self.args.should_save and (directory / MANIFEST).exists():
+            logging.getLogger("finetune").warning(clear_way(directory))
         with self._quiet_workers():
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def _move_run_aside(self) -> None:
-        """Keep the checkpoints of a run in the output directory from being rotated by another."""
-        directory = Path(self.args.output_dir or "")
-        if not self.args.should_save or not (directory / MANIFEST).exists():
-            return
-        if moved := clear_way(directory):
-            logging.getLogger("finetune").warning(moved)
-
     @contextlib.contextmanager
     def _quiet_workers(self) -> Iterator[None]:
-        """Each forked worker would say that tokenizers do not go parallel in it."""
+        """Keep each forked worker from saying that tokenizers do not go parallel in it."""
         name = "TOKENIZERS_PARALLELISM"
-        sets = bool(self.args.dataloader_num_workers) and name not in os.environ
-        if sets:
-            os.environ[name] = "false"
+        if not self.args.dataloader_num_workers or name in os.environ:
+            yield
+            return
+        os.environ[name] = "false"
         try:
             yield
         finally:
-            if sets:
-                os.environ.pop(name, None)
+            os.environ.pop(name, None)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of a step and its rows, timed and counted."""
+        """Return the micro-batches of a step and its rows, timed and counted."""
         self.meter.step_begins()
         with self.meter.during("data"):
             found, rows = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -183,24 +170,22 @@ class Trainer(transformers.Trainer):
             return super()._get_num_items_in_batch(batch_samples, device)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Both passes over a micro-batch, timed."""
+        """Do both passes over a micro-batch, timed."""
         with self.meter.during("backward"):
             loss = super().training_step(*args, **kwargs)
         self.meter.optimizer_begins()
         return loss
 
     def speed(self) -> dict[str, Any]:
-        """How fast this training was, see :meth:`~finetune.training.speed.Meter.summary`."""
+        """Return the :meth:`~finetune.training.speed.Meter.summary` of this training."""
         return self.meter.summary(*self._measured())
 
     def _measured(self) -> tuple[torch.nn.Module | None, int]:
-        """The model, unless it is sharded, and the devices of this process."""
+        """Return the model, unless it is sharded, and the devices of this process."""
         return None if self.is_fsdp_enabled else self.model, max(1, self.args.n_gpu)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Micro-batches of this process, see
-        :class:`~finetune.training.sampler.GlobalBatchSampler`.
-        """
+        """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         arguments = self.args
         sampler = GlobalBatchSampler.of(arguments, self.train_dataset, arguments.process_index)
         loader = DataLoader(
@@ -226,10 +211,7 @@ class Trainer(transformers.Trainer):
         return prepared
 
     def _get_dataloader(self, dataset: datasets.Dataset, *args: Any, **kwargs: Any) -> Any:
-        """The library's for evaluation, over the rows sorted by length: little is padded so.
-
-        The order is remembered for :meth:`evaluation_loop`.
-        """
+        """Sort the rows of an evaluation by length, to pad little; `evaluation_loop` undoes it."""
         order = None
         together = self.args.eval_do_concat_batches and not self.args.batch_eval_metrics
         if together and isinstance(dataset, datasets.Dataset):
@@ -242,7 +224,7 @@ class Trainer(transformers.Trainer):
         return loader
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Rows of a step; on average, where a step is a number of tokens."""
+        """Return the rows of a step; on average, where a step is a number of tokens."""
         if self.args.max_tokens_per_batch is None:
             return int(super().get_total_train_batch_size(args))
         steps = len(GlobalBatchSampler.of(self.args, self.train_dataset).sizes)
@@ -256,19 +238,23 @@ class Trainer(transformers.Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """The library's loop, with the loss of the gathered rows, in the order of the data.
+        """Evaluate as the library does, with the loss of the gathered rows, in the data's order.
 
         The library averages the means of padded batches, of which the last may be repeated; the
         loss would depend on the batch size and on the number of processes.
         """
         order, compute = getattr(dataloader, "order", None), self.compute_metrics
         places = None if order is None else np.argsort(order)
+
+        def restored(arrays: Any) -> Any:  # may be None, or a tuple of arrays
+            return tree_map(lambda each: None if each is None else each[places], arrays)
+
         if places is not None and compute is not None:
             self.compute_metrics = lambda found: compute(
                 EvalPrediction(
-                    _taken(found.predictions, places),
-                    _taken(found.label_ids, places),
-                    _taken(found.inputs, places),
+                    restored(found.predictions),
+                    restored(found.label_ids),
+                    restored(found.inputs),
                     found.losses,
                 )
             )
@@ -281,8 +267,7 @@ class Trainer(transformers.Trainer):
             self.compute_metrics = compute
         if places is not None:
             output = output._replace(
-                predictions=_taken(output.predictions, places),
-                label_ids=_taken(output.label_ids, places),
+                predictions=restored(output.predictions), label_ids=restored(output.label_ids)
             )
         if output.predictions is not None and output.label_ids is not None:
             loss = self.compute_loss_func.of_rows(
@@ -293,7 +278,7 @@ class Trainer(transformers.Trainer):
         return output
 
     def _finalize_training(self, *args: Any) -> TrainOutput:
-        """With the mean over the processes of what was not logged yet, for ``train_loss``."""
+        """Average what was not logged yet over the processes, for ``train_loss``."""
         self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
         output: TrainOutput = super()._finalize_training(*args)  # type: ignore[no-untyped-call]
         return output
@@ -307,11 +292,9 @@ class Trainer(transformers.Trainer):
         return wrapped
 
     def _shard_embeddings_once(self) -> None:
-        """Leave the module around the input embeddings out of the units that FSDP shards.
-
-        Accelerate shards the embeddings as a unit of their own, and fails where the module around
-        them (``BertEmbeddings``) is one of those that the model names for a unit.
-        """
+        """Leave the module around the input embeddings out of the units that FSDP shards."""
+        # Accelerate shards the embeddings as a unit of their own, and fails where the module around
+        # them (``BertEmbeddings``) is one of those that the model names for a unit.
         plugin, model = self.accelerator.state.fsdp_plugin, self.model
         named = getattr(model, "_no_split_modules", None) or ()
         if plugin.fsdp_version != 2 or plugin.transformer_cls_names_to_wrap or not named:
@@ -326,7 +309,7 @@ class Trainer(transformers.Trainer):
         plugin.transformer_cls_names_to_wrap = sorted(set(named) - around)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The whole model, also of one that FSDP has sharded; checkpoints stay sharded."""
+        """Save the whole model, also one that FSDP has sharded; checkpoints stay sharded."""
         if self.is_fsdp_enabled and not _internal_call:
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         super().save_model(output_dir, _internal_call)
@@ -334,15 +317,11 @@ class Trainer(transformers.Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """Also on the first process of another machine, with ``save_on_each_node``.
-
-        There ``save_pretrained`` writes neither weights nor configuration, whatever it is told: it
-        leaves them to rank 0 of the job.
-        """
+        """Save on the first process of another machine too, with ``save_on_each_node``."""
         super()._save(output_dir, state_dict)
         if not (self.args.save_on_each_node and self.args.should_save and self.args.process_index):
             return
-        if isinstance(self.model, PreTrainedModel):
+        if isinstance(self.model, PreTrainedModel):  # whose `save_pretrained` leaves it to rank 0
             directory = Path(output_dir or self.args.output_dir or "")
             self.model.config.save_pretrained(directory)
             save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
@@ -357,13 +336,8 @@ class Trainer(transformers.Trainer):
             )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
-        """In the order of the data: grouped by length, the library's would permute predictions."""
+        """Keep the order of the data: the library's, by length, would permute predictions."""
         return SequentialSampler(eval_dataset)
-
-
-def _taken(arrays: Any, places: np.ndarray) -> Any:
-    """Rows of an array, or of each of a tuple of them; None stays None."""
-    return tree_map(lambda each: None if each is None else each[places], arrays)
 
 
 def build_trainer(
@@ -371,13 +345,10 @@ def build_trainer(
     arguments: FinetuneArguments,
     adapt: Callable[[torch.nn.Module, FinetuneArguments], torch.nn.Module],
 ) -> Trainer:
-    """Return a trainer of the parts of a recipe, seeded before the head of the model is
-    initialised.
+    """Return a trainer of the parts of a recipe, seeded before the model's head is initialised.
 
-    Args:
-        parts: Builds the keyword arguments of ``transformers.Trainer``, the model among them.
-        arguments: What ``args`` will be.
-        adapt: The :meth:`~finetune.recipe.Recipe.adapt` of the recipe, for the model.
+    ``parts`` builds the keyword arguments of ``transformers.Trainer``, the model among them, which
+    ``adapt``, that of the recipe, is applied to.
     """
     set_seed(arguments.seed)
     found = parts()
