@@ -147,7 +147,7 @@ def test_intervals_of_counts_hold_the_truth(name: str, arguments: dict[str, Any]
     truth, generator, hits = float(metric(TRUTH)), np.random.default_rng(1), 0
     for repeat in range(REPEATS):
         sample = generator.multinomial(ROWS // 2, TRUTH.ravel()).reshape(TRUTH.shape)
-        found = intervals.of_counts({"it": metric}, sample, draws=400, seed=repeat)["it"]
+        found = intervals.of_matrix({"it": metric}, sample, draws=400, seed=repeat)["it"]
         hits += found.low <= truth <= found.high
     assert 0.935 < covered(hits) < 0.965
 
@@ -376,10 +376,10 @@ def test_the_same_seed_gives_the_same_interval_and_many_rows_are_fast() -> None:
     assert metric is not None
     started = time.perf_counter()
     matrix = confusion(labels, said, 5)
-    found = [intervals.of_counts({"it": each}, matrix)["it"] for each in (metric, counts.accuracy)]
+    found = [intervals.of_matrix({"it": each}, matrix)["it"] for each in (metric, counts.accuracy)]
     assert time.perf_counter() - started < 2
-    assert found[0] == intervals.of_counts({"it": metric}, matrix)["it"]
-    assert found[0] != intervals.of_counts({"it": metric}, matrix, seed=1)["it"]
+    assert found[0] == intervals.of_matrix({"it": metric}, matrix)["it"]
+    assert found[0] != intervals.of_matrix({"it": metric}, matrix, seed=1)["it"]
     assert found[0].low < found[0].value < found[0].high
 
 
@@ -387,7 +387,7 @@ def test_drawn_rows_and_drawn_counts_give_the_same_interval() -> None:
     labels, said = drawn(300, 4)
     right = (labels == said).astype(float)
     one = intervals.of_mean(right, draws=20_000)
-    other = intervals.of_counts({"it": counts.accuracy}, confusion(labels, said, 4), draws=20_000)[
+    other = intervals.of_matrix({"it": counts.accuracy}, confusion(labels, said, 4), draws=20_000)[
         "it"
     ]
     assert (one.value, one.low, one.high) == pytest.approx(

@@ -1,64 +1,16 @@
 """Metrics of a confusion matrix: of one, or of a thousand resampled ones at once.
 
 Accuracy, precision, recall, F1 and Matthews correlation depend on the rows only through how often
-each class was taken for each. So a bootstrap over rows is a multinomial draw of the cells, however
-many rows there are (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 6).
-
-The formulas are those of scikit-learn, and a division by zero gives 0, as it does there.
+each class was taken for each. The formulas are those of scikit-learn, and a division by zero
+gives 0, as it does there.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-
-#: Cells drawn at once, so that a thousand matrices of many classes never are in memory together.
-_CELLS_AT_ONCE = 20_000_000
-
-
-def of_kinds(kinds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return how many rows there are of each kind.
-
-    Args:
-        kinds: The kind of each row, a flat index into ``shape``; shape ``(draws, rows)``.
-        shape: Of one set of counts.
-
-    Returns:
-        Counts of shape ``(draws, *shape)``.
-    """
-    draws, size = len(kinds), math.prod(shape)
-    own = kinds + size * np.arange(draws)[:, None]
-    return np.bincount(own.ravel(), minlength=draws * size).reshape(draws, *shape)
-
-
-def resampled(
-    counts: np.ndarray, draws: int, seed: int, made_of_each: int = 1
-) -> Iterator[np.ndarray]:
-    """Counts of as many rows, drawn with replacement: bootstrap samples, some at a time.
-
-    Args:
-        counts: Of any shape.
-        draws: How many samples in all.
-        seed: Of the draws.
-        made_of_each: Numbers that a sample is turned into, if they are more than those of
-            ``counts``: what is in memory at once is bounded by them.
-
-    Yields:
-        Arrays of shape ``(some, *counts.shape)``.
-    """
-    generator = np.random.default_rng(seed)
-    filled = np.flatnonzero(counts)  # most cells of many classes are empty, and stay so
-    rows = int(counts.sum())
-    shares = counts.ravel()[filled] / rows
-    at_once = max(1, _CELLS_AT_ONCE // max(counts.size, made_of_each))
-    for start in range(0, draws, at_once):
-        some = min(at_once, draws - start)
-        samples = np.zeros((some, counts.size), dtype=np.int64)
-        samples[:, filled] = generator.multinomial(rows, shares, size=some)
-        yield samples.reshape(some, *counts.shape)
 
 
 def hidden(matrix: np.ndarray, rows: float) -> Iterator[np.ndarray]:

@@ -57,7 +57,18 @@ def of_matrix(
         draws: Bootstrap samples.
         seed: Of the draws.
     """
-    found = of_counts(metrics, matrix, draws, seed)
+    if not metrics:
+        return {}
+    filled = np.flatnonzero(matrix)  # most cells of many classes are empty, and stay so
+
+    def scores(drawn: np.ndarray) -> np.ndarray:
+        matrices = np.zeros((len(drawn), matrix.size), dtype=np.int64)
+        matrices[:, filled] = drawn
+        of_each = matrices.reshape(len(drawn), *matrix.shape)
+        return np.stack([metric(of_each) for metric in metrics.values()])
+
+    intervals = of_counts(scores, matrix.ravel()[filled], matrix.size, draws, seed)
+    found = dict(zip(metrics, intervals, strict=True))
     for name, each in found.items():
         if each.low == each.high:
             hidden = counts.hidden(matrix, _ENDS[1] ** 2)
@@ -67,41 +78,41 @@ def of_matrix(
 
 
 def of_counts(
-    metrics: Mapping[str, Metric],
-    cells: np.ndarray,
-    draws: int = DRAWS,
-    seed: int = SEED,
-    made_of_each: int = 1,
-) -> dict[str, Interval]:
+    metrics: Metric, numbers: np.ndarray, size: int, draws: int = DRAWS, seed: int = SEED
+) -> list[Interval]:
     """Return intervals of metrics that the rows enter only by how many there are of each kind.
 
-    The counts are drawn, which is what a draw of the rows comes to. Up to 5,000 rows the ends are
-    accelerated (BCa); of more, or of thousands of kinds, that would move them next to nothing.
+    A bootstrap over rows is then a multinomial draw of the kinds, however many rows there are
+    (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 6). Up to 5,000 rows the
+    ends are accelerated (BCa); of more rows, or of thousands of cells, that hardly moves them.
 
     Args:
-        metrics: Each from shape ``(draws, *cells.shape)`` to shape ``(draws,)``.
-        cells: How many rows there are of each kind.
+        metrics: From counts, shape ``(draws, kinds)``, to shape ``(metrics, draws)``.
+        numbers: How many rows there are of each kind, shape ``(kinds,)``.
+        size: Numbers that one draw is turned into, which bounds how many are made at once.
         draws: Bootstrap samples.
         seed: Of the draws.
-        made_of_each: See :func:`finetune.statistics.counts.resampled`.
     """
-    if not metrics:
-        return {}
+    rows, kinds = int(numbers.sum()), len(numbers)
+    generator, at_once = np.random.default_rng(seed), max(1, _NUMBERS_AT_ONCE // max(size, kinds))
+    drawn = [
+        metrics(generator.multinomial(rows, numbers / rows, size=min(at_once, draws - start)))
+        for start in range(0, draws, at_once)
+    ]
 
-    def scores(drawn: np.ndarray) -> np.ndarray:
-        return np.stack([metric(drawn) for metric in metrics.values()])
+    def of_rows(some: np.ndarray) -> np.ndarray:
+        own = some + kinds * np.arange(len(some))[:, None]
+        counted = np.bincount(own.ravel(), minlength=len(some) * kinds)
+        return metrics(counted.reshape(len(some), kinds))
 
-    parts = [scores(some) for some in counts.resampled(cells, draws, seed, made_of_each)]
-    numbers = max(int(cells.sum()), cells.size, made_of_each)
-    found = _bootstrap(
-        lambda kinds: scores(counts.of_kinds(kinds, cells.shape)),
-        np.repeat(np.arange(cells.size), cells.ravel()),
-        scores(cells[None])[:, 0],
-        numbers,
-        accelerated=int(cells.sum()) * numbers <= _JACKKNIFE,
-        drawn=np.concatenate(parts, axis=-1),
+    return _bootstrap(
+        of_rows,
+        np.repeat(np.arange(kinds), numbers),
+        metrics(numbers[None])[:, 0],
+        max(rows, size),
+        accelerated=rows * max(rows, size) <= _JACKKNIFE,
+        drawn=np.concatenate(drawn, axis=-1),
     )
-    return dict(zip(metrics, found, strict=True))
 
 
 def of_mean(values: np.ndarray, draws: int = DRAWS, seed: int = SEED) -> Interval:

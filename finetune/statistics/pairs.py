@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -73,27 +72,21 @@ def difference(
     """
     kinds, numbers = np.unique(np.stack([labels, first, second]), axis=1, return_counts=True)
 
-    def gain(metric: Metric, drawn: np.ndarray) -> np.ndarray:
-        one, other = (
-            metric(_matrices(drawn, kinds[0], said, classes)) for said in (kinds[1], kinds[2])
-        )
-        return other - one
+    chosen = {name: each for name, each in metrics.items() if each is not counts.accuracy}
+    found = {name: _of_accuracy(labels, first, second) for name in metrics}
 
-    gains = {
-        name: functools.partial(gain, metric)
-        for name, metric in metrics.items()
-        if metric is not counts.accuracy
-    }
-    drawn = intervals.of_counts(gains, numbers, draws, seed, made_of_each=classes**2)
+    def gains(drawn: np.ndarray) -> np.ndarray:
+        one, other = (_matrices(drawn, kinds[0], said, classes) for said in kinds[1:])
+        return np.stack([metric(other) - metric(one) for metric in chosen.values()])
+
+    if chosen:
+        drawn = intervals.of_counts(gains, numbers, 2 * classes**2, draws, seed)
+        found |= zip(chosen, drawn, strict=True)
     if int(numbers[kinds[1] != kinds[2]].sum()) < _FEWEST_APART:
-        drawn = {
-            name: Interval(each.value, min(each.low, 0.0), max(each.high, 0.0))
-            for name, each in drawn.items()
-        }
-    return {
-        name: drawn[name] if name in drawn else _of_accuracy(labels, first, second)
-        for name in metrics
-    }
+        for name in chosen:
+            value, low, high = astuple(found[name])
+            found[name] = Interval(value, min(low, 0.0), max(high, 0.0))
+    return found
 
 
 def _of_accuracy(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> Interval:
