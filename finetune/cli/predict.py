@@ -22,40 +22,37 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from dataclasses import fields
+from typing import Any
 
 from finetune.cli import console, imports
 from finetune.cli.parser import Parser
 from finetune.errors import UserError
-from finetune.models import cpu
+from finetune.pipeline.events import Event, Predicted, Progress
+from finetune.predicting.options import Options
+from finetune.predicting.options import mistakes as option_mistakes
 from finetune.recipe import TextClassification
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
 
 _SHOWN_CLASSES = 5
-_OPTIONS = (
-    *("text_column", "all_probabilities", "calibrated", "precision", "batch_tokens"),
-    "cpu_kernels",
-)
 
 
 def main(words: Sequence[str]) -> int:
     """``finetune predict RUN INPUT [flags]``."""
-    from finetune.pipeline.predict import refuse_without_model
-
     given = _parser().parse_args(words)
-    _refuse_contradictions(given)
+    options = {option.name: getattr(given, option.name) for option in fields(Options)}
+    _refuse_contradictions(given, options)
     run = Run.load(given.run)
-    refuse_without_model(run)
     hub.go_offline()  # everything is in the run: the libraries shall not ask the network
     imports.at_once("datasets", "finetune.predicting.request")
     console.quiet()
     if given.text is not None:
-        _say_of_one_text(run, given)
+        _say_of_one_text(run, given.text, options)
     elif given.output is None:
-        _to_screen(run, given)
+        _to_screen(run, given.input, options)
     else:
-        _to_file(run, given, words)
+        _to_file(run, given, options, words)
     return 0
 
 
@@ -75,140 +72,82 @@ def _parser() -> Parser:
     parser.add_argument(
         "--resume", action="store_true", help="go on where an interrupted prediction stopped"
     )
-    parser.add_argument(
-        "--text_column",
-        "--text-column",
-        metavar="NAME",
-        help="column of the text (default: that of the run if INPUT has it, else text)",
-    )
-    parser.add_argument(
-        "--all_probabilities",
-        "--all-probabilities",
-        action="store_true",
-        help="add the probability of every class",
-    )
-    parser.add_argument(
-        "--calibrated",
-        action="store_true",
-        help="divide logits by the temperature of the run",
-    )
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16"),
-        help="of the computation (default: bf16 for classes of texts where the device multiplies "
-        "in it, fp32 for all else)",
-    )
-    parser.add_argument(
-        "--cpu_kernels",
-        "--cpu-kernels",
-        choices=cpu.CHOICES,
-        help="kernels of this toolkit on a CPU, or of the libraries only (default: as the run was "
-        "trained)",
-    )
-    parser.add_argument(
-        "--batch_tokens",
-        "--batch-tokens",
-        type=int,
-        metavar="N",
-        help="tokens of a batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
-    )
+    for option in fields(Options):
+        flag = f"--{option.name}"
+        spellings = dict.fromkeys((flag, f"--{option.name.replace('_', '-')}"))
+        parser.add_argument(*spellings, **option.metadata)
     return parser
 
 
-def _refuse_contradictions(given: argparse.Namespace) -> None:
+def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -> None:
     """What can be said before anything is read, all at once."""
-    from finetune.pipeline.predict import refuse_output
+    from finetune.pipeline.predict import output_mistakes
 
-    mistakes, several = [], distributed.ranks().world_size > 1
-    if (given.input is None) == (given.text is None):
-        mistakes.append('expected one of INPUT and --text "one sentence"')
-    for_a_file = {"--output": given.output, "--text_column": given.text_column}
-    if given.text is not None:
-        mistakes += [f"{flag}: not with --text" for flag, value in for_a_file.items() if value]
-    if given.resume and given.output is None:
-        mistakes.append("--resume: it goes on with an --output")
+    several, with_text = distributed.ranks().world_size > 1, given.text is not None
+    wrong = {
+        'expected one of INPUT and --text "one sentence"': (given.input is None) != with_text,
+        "--output: not with --text": with_text and given.output,
+        "--text_column: not with --text": with_text and given.text_column,
+        "--resume: it goes on with an --output": given.resume and given.output is None,
+        "INPUT is empty: expected a file, a folder of pictures, or -": given.input == "",
+        "--resume: the standard input cannot be read again, write it to a file": given.resume
+        and given.input == "-",
+        "several processes share a file and write a file: name INPUT and --output, or start one "
+        "process": several and (given.output is None or given.input == "-"),
+    }
+    mistakes = [message for message, is_so in wrong.items() if is_so]
     if given.output is not None:
-        try:
-            refuse_output(given.input or "", given.output)
-        except UserError as error:
-            mistakes += error.mistakes
-    if given.input == "":
-        mistakes.append("INPUT is empty: expected a file, a folder of pictures, or -")
-    if given.resume and given.input == "-":
-        mistakes.append("--resume: the standard input cannot be read again, write it to a file")
-    if several and (given.output is None or given.input == "-"):
-        mistakes.append(
-            "several processes share a file and write a file: name INPUT and --output, or start "
-            "one process"
-        )
-    if given.batch_tokens is not None and given.batch_tokens < 1:
-        mistakes.append(f"--batch_tokens {given.batch_tokens}: expected 1 or more")
-    if mistakes:
+        mistakes += output_mistakes(given.input or "", given.output)
+    if mistakes := [*mistakes, *option_mistakes(options)]:
         raise UserError(*mistakes)
 
 
-def _options(given: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in _OPTIONS}
-
-
-def _say_of_one_text(run: Run, given: argparse.Namespace) -> None:
+def _say_of_one_text(run: Run, text: str, options: dict[str, Any]) -> None:
     from finetune.data.files import refuse_half_characters
     from finetune.pipeline.predict import predict
 
-    refuse_half_characters(given.text, "--text")
-    options = {**_options(given), "all_probabilities": bool(run.labels)}
+    refuse_half_characters(text, "--text")
     if not isinstance(run.recipe(), TextClassification):
         raise UserError(f"--text: {run.path} does not read text")
-    row = predict(run, [given.text], **options).iloc[0]
+    row = predict(run, [text], **{**options, "all_probabilities": bool(run.labels)}).iloc[0]
     if not run.labels:
         print(f"{row['prediction']:.6g}")
         return
     each = {label: row[f"probability of {label}"] for label in run.labels}
     first, *others = sorted(each.items(), key=lambda pair: -pair[1])
-    shown = others if given.all_probabilities else others[: _SHOWN_CLASSES - 1]
+    shown = others if options["all_probabilities"] else others[: _SHOWN_CLASSES - 1]
     rest = ", ".join(f"{label} {probability:.4f}" for label, probability in shown)
     print(f"{first[0]}  {first[1]:.4f}" + (f"  ({rest})" if rest else ""))
 
 
-def _to_screen(run: Run, given: argparse.Namespace) -> None:
-    """Lines as they are predicted; all other words go to standard error."""
-    from finetune.cli.bar import Bar
+def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
+    """Lines as they are predicted, in UTF-8 whatever the locale; all else to standard error."""
     from finetune.pipeline.predict import stream
-    from finetune.predicting import formats
+    from finetune.predicting import output
     from finetune.predicting.inputs import Input
-    from finetune.predicting.request import Options, Request
+    from finetune.predicting.request import Request
 
-    request = Request.of(run, Input.open(given.input), Options.of(_options(given)))
-    suffix = formats.of_screen(request.input.kind)
-    with _utf8_lines() as screen, Bar() as bar:
-        formats.write_header(screen, suffix, request.columns)
+    request = Request(run, Input.open(source), options)
+    suffix = output.of_screen(request.input.kind)
+    descriptor = os.dup(sys.stdout.fileno())
+    with open(descriptor, "w", encoding="utf-8", newline="") as screen, _bar() as bar:
+        output.write_header(screen, suffix, request.columns)
         for chunk, added in stream(request, bar):
-            formats.write_rows(screen, suffix, request.input.columns, chunk, added)
+            output.write_rows(screen, suffix, request.input.columns, chunk, added)
             screen.flush()
     for note in request.notes:
         print(note, file=sys.stderr)
 
 
-@contextlib.contextmanager
-def _utf8_lines() -> Iterator[TextIO]:
-    """Standard output as a file that writes what it is told, whatever the locale says."""
-    with open(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", newline="") as screen:
-        yield screen
-
-
-def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
-    from finetune.cli.bar import Bar
+def _to_file(
+    run: Run, given: argparse.Namespace, options: dict[str, Any], words: Sequence[str]
+) -> None:
     from finetune.pipeline.predict import predict_file
 
     try:
-        with Bar() as bar:
+        with _bar() as bar:
             found = predict_file(
-                run,
-                given.input,
-                given.output,
-                resume=given.resume,
-                progress=bar,
-                **_options(given),
+                run, given.input, given.output, resume=given.resume, progress=bar, **options
             )
     except KeyboardInterrupt:
         again = [*words, *([] if given.resume else ["--resume"])]
@@ -223,3 +162,23 @@ def _to_file(run: Run, given: argparse.Namespace, words: Sequence[str]) -> None:
     )
     for note in found.notes:
         console.say(note)
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Progress]:
+    """Follow rank 0 through an input on standard error, where somebody watches."""
+    from tqdm import tqdm
+
+    unseen = distributed.ranks().rank != 0 or not sys.stderr.isatty()
+    # the delay keeps the bar back until there is an event
+    with tqdm(disable=unseen, unit_scale=True, dynamic_ncols=True, delay=1e-9) as bar:
+
+        def show(event: Event) -> None:
+            if isinstance(event, Predicted):
+                if not bar.n:
+                    bar.unit = " rows" if event.counted else "B"
+                    bar.reset(event.total)
+                bar.set_postfix_str(f"{event.rows:,} rows", refresh=False)
+                bar.update(event.position - bar.n)
+
+        yield show

@@ -184,6 +184,13 @@ def _json_lines(path: Path, lines: IO[str]) -> Iterator[Row]:
         yield row
 
 
+def sliced(rows: Sequence[Any]) -> Iterator[Read]:
+    """Return rows that are in memory, a chunk at a time."""
+    for start in range(0, len(rows), CHUNK_ROWS):
+        some = rows[start : start + CHUNK_ROWS]
+        yield some, start + len(some)
+
+
 def refuse_half_characters(text: str, place: str) -> None:
     """Refuse what no encoding can write.
 

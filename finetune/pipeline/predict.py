@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from finetune.data.files import Chunk
-    from finetune.predicting.engine import Predictor
-    from finetune.predicting.partial_output import PartialOutput
-    from finetune.predicting.progress import Position
-    from finetune.predicting.request import Request
+    from finetune.predicting.request import Added, Request
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 
@@ -63,7 +60,7 @@ def predict(
         data: A frame, texts, or rows as mappings. What the model reads is the column
             ``text_column`` (default: that of the run if there is one, else ``text``).
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
-        **options: Those of :class:`~finetune.predicting.request.Options`.
+        **options: Those of :class:`~finetune.predicting.options.Options`.
 
     Returns:
         A copy with the columns ``label`` and ``probability`` added (in a regression
@@ -75,26 +72,14 @@ def predict(
     """
     import pandas as pd
 
-    from finetune.data.files import CHUNK_ROWS, Chunk
     from finetune.predicting.inputs import Input
+    from finetune.predicting.request import Request
 
     frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
-    source = Input("the data", "frame", tuple(frame.columns), len(frame))
-    request = _request(run, source, options)
-    columns: dict[str, list[Any]] = {name: [] for name in request.added.names}
-    if len(frame):
-        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        position, predictor = _position(request, progress), _predictor(request, len(rows))
-        for number, start in enumerate(range(0, len(rows), CHUNK_ROWS)):
-            some = rows[start : start + CHUNK_ROWS]
-            chunk = Chunk(number, some, start + len(some))
-            position.begin(chunk)
-            for name, values in request.predict(predictor, chunk, position.advance).items():
-                columns[name] += values
-            request.passed(chunk)
-            position.end(chunk)
-    for name, values in columns.items():
-        frame[name] = values
+    request = Request(_loaded(run), Input.of_frame(frame), options)
+    chunks = [added for _, added in stream(request, progress)]
+    for name in request.added:
+        frame[name] = [value for added in chunks for value in added[name]]
     return frame
 
 
@@ -118,34 +103,45 @@ def predict_file(
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
         resume: Whether to go on where an interrupted prediction stopped.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`, on rank 0.
-        **options: Those of :class:`~finetune.predicting.request.Options`.
+        **options: Those of :class:`~finetune.predicting.options.Options`.
 
     Raises:
         UserError: if the input, the output or the options cannot be.
     """
-    from finetune.predicting.inputs import Input
-    from finetune.predicting.partial_output import PartialOutput
+    import torch
 
-    refuse_output(str(source), output)
+    from finetune.predicting.inputs import Input
+    from finetune.predicting.output import PartialOutput
+    from finetune.predicting.request import Request
+
+    if mistakes := output_mistakes(str(source), output):
+        raise UserError(*mistakes)
     me, parts = distributed.ranks(), PartialOutput(Path(output).expanduser())
 
     def prepared() -> Request:
-        request = _request(run, Input.open(str(source)), options)
+        request = Request(_loaded(run), Input.open(str(source)), options)
         if me.rank == 0:
             parts.begin(request.facts(), resume)
         return request
 
+    def wanted(number: int) -> bool:
+        return number % me.world_size == me.rank and not parts.has(number)
+
     request = distributed.rank_zero_first(prepared)
-    distributed.join(None, _LONGEST_WAIT, use_cpu=_on_cpu())
+    distributed.join(None, _LONGEST_WAIT, use_cpu=not torch.accelerator.is_available())
     started = time.perf_counter()
+    count = done = 0
     with parts.after_a_mistake() if me.rank == 0 else contextlib.nullcontext():
-        done, count = _share_of_this_rank(request, parts, on_rank_zero(progress))
-        everyone = distributed.gather(done)
+        for chunk, added in stream(request, on_rank_zero(progress), wanted):
+            count += 1
+            if added:
+                parts.write(request.input.columns, chunk, added)
+                done += len(chunk)
+        predicted = sum(distributed.gather(done))
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if me.rank == 0:
             parts.finish(count, request.columns)
-    predicted = sum(everyone)
     return FilePrediction(
         parts.output,
         request.rows,
@@ -157,99 +153,47 @@ def predict_file(
 
 
 def stream(
-    request: Request, progress: Progress = ignore
-) -> Iterator[tuple[Chunk, dict[str, list[Any]]]]:
+    request: Request,
+    progress: Progress = ignore,
+    wanted: Callable[[int], bool] = lambda number: True,
+) -> Iterator[tuple[Chunk, Added]]:
     """Predict an input chunk by chunk, in this process.
 
-    Yields:
-        A chunk, and the columns that are added to it.
-    """
-    predictor = _predictor(request)
-    position = _position(request, progress)
-    for chunk, _ in request.chunks(lambda number: True, position):
-        yield chunk, request.predict(predictor, chunk, position.advance)
-
-
-def refuse_output(source: str, output: str | Path) -> None:
-    """Refuse an output that cannot be written, or that would overwrite something needed.
-
-    Raises:
-        UserError: one line for each mistake.
-    """
-    path, mistakes = Path(output).expanduser(), []
-    if path.suffix not in SUFFIXES:
-        mistakes.append(f"--output {output}: expected a file that ends in {', '.join(SUFFIXES)}")
-    if path.is_dir():
-        mistakes.append(f"--output {output} is a directory: name a file in it")
-    if path.name == PREDICTIONS and (path.parent / MANIFEST).exists():
-        mistakes.append(f"--output {output} is what a run says of its test rows: name another file")
-    if source and path.resolve() == Path(source).expanduser().resolve():
-        mistakes.append(f"--output {output} is the input: name another file")
-    if mistakes:
-        raise UserError(*mistakes)
-
-
-def _share_of_this_rank(
-    request: Request, parts: PartialOutput, progress: Progress
-) -> tuple[int, int]:
-    """Predict the chunks of this process that are not done yet.
+    Args:
+        request: What is predicted.
+        progress: Is given :class:`~finetune.pipeline.events.Predicted`.
+        wanted: Whether the chunk of this number is to be predicted.
 
     Returns:
-        Rows predicted here, and chunks of the whole input.
+        Each chunk, and the columns that are added to it: none if it is not wanted.
     """
-    me, predictor, position = distributed.ranks(), None, _position(request, progress)
-    done = count = 0
-
-    def wanted(number: int) -> bool:
-        return number % me.world_size == me.rank and not parts.has(number)
-
-    for chunk, here in request.chunks(wanted, position):
-        count += 1
-        if here:
-            predictor = predictor or _predictor(request)
-            added = request.predict(predictor, chunk, position.advance)
-            parts.write(request.input.columns, chunk, added)
-            done += len(chunk)
-    return done, count
-
-
-def _request(run: Run | str | Path, source: Any, options: Mapping[str, Any]) -> Request:
-    from finetune.predicting.request import Options, Request
-
-    run = run if isinstance(run, Run) else Run.load(run)
-    refuse_without_model(run)
-    return Request.of(run, source, Options.of(options))
-
-
-def refuse_without_model(run: Run) -> None:
-    """Refuse a run that has no model.
-
-    Raises:
-        UserError: with its status.
-    """
-    if not any(run.path.glob("*.safetensors")):
-        raise UserError(
-            f"{run.path} holds no model: the status of the run is '{run.manifest.status}'"
-        )
-
-
-def _predictor(request: Request, rows: int | None = None) -> Predictor:
-    """The model, made ready for so many rows if that is known."""
-    from finetune.predicting.engine import Predictor
-
-    batch_tokens = request.options.batch_tokens
-    return Predictor(request.run, request.precision, batch_tokens, request.cpu_kernels, count=rows)
-
-
-def _position(request: Request, progress: Progress) -> Position:
-    from finetune.predicting.progress import Position
-
     source = request.input
+    return request.predict(
+        lambda position, rows: progress(Predicted(position, source.total, rows, source.counted)),
+        wanted,
+    )
 
-    def tell(position: float, rows: int) -> None:
-        progress(Predicted(position, source.total, rows, source.counted))
 
-    return Position(tell)
+def output_mistakes(source: str, output: str | Path) -> list[str]:
+    """Return a line for each reason why an output cannot be, or would overwrite what is needed."""
+    path = Path(output).expanduser()
+    wrong = {
+        f"expected a file that ends in {', '.join(SUFFIXES)}": path.suffix not in SUFFIXES,
+        "is a directory: name a file in it": path.is_dir(),
+        "is what a run says of its test rows: name another file": path.name == PREDICTIONS
+        and (path.parent / MANIFEST).exists(),
+        "is the input: name another file": bool(source)
+        and path.resolve() == Path(source).expanduser().resolve(),
+    }
+    return [
+        f"--output {output}{':' if why.startswith('expected') else ''} {why}"
+        for why, is_so in wrong.items()
+        if is_so
+    ]
+
+
+def _loaded(run: Run | str | Path) -> Run:
+    return run if isinstance(run, Run) else Run.load(run)
 
 
 def _framed(data: Iterable[Any]) -> pd.DataFrame:
@@ -267,9 +211,3 @@ def _framed(data: Iterable[Any]) -> pd.DataFrame:
         return pd.DataFrame(rows)
     other = next(row for row in rows if not isinstance(row, (str, Mapping)))
     raise UserError(f"expected texts or rows as mappings, found {type(other).__name__}")
-
-
-def _on_cpu() -> bool:
-    import torch
-
-    return not torch.accelerator.is_available()

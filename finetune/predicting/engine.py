@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from finetune.runtime import distributed, precision, threads
 if TYPE_CHECKING:
     from datasets import Dataset
 
+#: Is told after each batch how many rows are done.
 Advance = Callable[[int], object]
 Row = Mapping[str, Any]
 #: Tokens of a batch. On a CPU the activations of a layer then stay in its cache, or nearly.
@@ -59,6 +61,9 @@ class Predictor:
         batch_tokens: Of a batch, padding included; None for what suits the device.
         cpu_kernels: ``auto`` or ``off``; None for what the run was trained with.
         count: How many rows will be predicted in all, if that is known.
+
+    Attributes:
+        recipe: Of the run.
     """
 
     def __init__(
@@ -69,22 +74,21 @@ class Predictor:
         cpu_kernels: str | None = None,
         count: int | None = None,
     ) -> None:
-        self.recipe = run.recipe()
-        self.labels = run.labels
-        self.device = _device()
-        self.precision = precision or default_precision(run)
-        on_cpu = self.device.type == "cpu"
-        self.batch_tokens = batch_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
-        self._workers = threads.use(None) if on_cpu else 1
-        model = self.recipe.load_model(run.path, self.labels).eval()
+        self.recipe, self._labels = run.recipe(), run.labels
+        self._device, self._bf16 = _device(), (precision or default_precision(run)) == "bf16"
+        self._on_cpu = self._device.type == "cpu"
+        budget = TOKENS_ON_CPU if self._on_cpu else TOKENS_ON_ACCELERATOR
+        self._batch_tokens = batch_tokens or budget
+        self._workers = threads.use(None) if self._on_cpu else 1
+        model = self.recipe.load_model(run.path, self._labels).eval()
         inputs = inspect.signature(model.forward).parameters
         arguments = run.manifest.arguments
         self._kept = {*inputs, *_LABELS} if arguments.get("remove_unused_columns", True) else None
-        if self.precision == "bf16":
+        if self._bf16:
             model.to(torch.bfloat16)
-        if on_cpu and (cpu_kernels or arguments.get("cpu_kernels", "auto")) == "auto":
-            kernels.for_inference(model, bf16=self.precision == "bf16", rows=count)
-        self._model = model.to(self.device)
+        if self._on_cpu and (cpu_kernels or arguments.get("cpu_kernels", "auto")) == "auto":
+            kernels.for_inference(model, bf16=self._bf16, rows=count)
+        self._model = model.to(self._device)
         self._collate = self.recipe.data_collator()
 
     @property
@@ -92,12 +96,12 @@ class Predictor:
         """Whether rows are text, whose tokens can be counted."""
         return isinstance(self.recipe, TextClassification)
 
-    def texts(self, texts: Sequence[str], advance: Advance | None = None) -> np.ndarray:
+    def texts(self, texts: Sequence[str], advance: Advance = lambda done: None) -> np.ndarray:
         """Logits of texts; what occurs several times is computed once.
 
         Args:
             texts: Truncated to the ``max_length`` of the recipe.
-            advance: Is told after each batch how many rows are done.
+            advance: Is told how many are done.
 
         Returns:
             Array of shape ``(texts, classes)``, float32, in the order of ``texts``.
@@ -106,7 +110,7 @@ class Predictor:
         assert isinstance(recipe, TextClassification)
         first = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         if type(recipe).prepare is TextClassification.prepare:
-            logits = self._logits(self._tokenized(list(first)), len(first), advance)
+            logits = self._logits(self._tokenized(list(first)), advance)
         else:
             from datasets import Dataset
 
@@ -128,12 +132,12 @@ class Predictor:
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
             yield Part(rows.__getitem__, numbers, [len(row) for row in encoded["input_ids"]])
 
-    def rows(self, dataset: Dataset, advance: Advance | None = None) -> np.ndarray:
+    def rows(self, dataset: Dataset, advance: Advance = lambda done: None) -> np.ndarray:
         """Logits of raw rows that the recipe prepares as it does in training.
 
         Args:
             dataset: With the ``input_column`` of the recipe.
-            advance: Is told after each batch how many rows are done.
+            advance: Is told how many are done.
 
         Returns:
             Array of shape ``(rows, classes)``, float32, in the order of ``dataset``.
@@ -141,7 +145,7 @@ class Predictor:
         from datasets import ClassLabel, DatasetDict, Value
 
         count = len(dataset)
-        label = ClassLabel(names=self.labels) if self.labels else Value("float32")
+        label = ClassLabel(names=self._labels) if self._labels else Value("float32")
         dataset = dataset.add_column("label", np.zeros(count, dtype=np.int64))  # of no effect
         dataset = dataset.cast_column("label", label).add_column("id", np.arange(count))
         prepared = self.recipe.prepare(DatasetDict(test=dataset))["test"]
@@ -152,53 +156,50 @@ class Predictor:
         if "input_ids" in prepared.column_names:
             lengths = [len(tokens) for tokens in prepared["input_ids"]]
         else:
-            lengths = [max(1, self.batch_tokens // _ROWS_WITHOUT_LENGTH)] * count
-        return self._logits([Part(prepared.__getitem__, np.arange(count), lengths)], count, advance)
+            lengths = [max(1, self._batch_tokens // _ROWS_WITHOUT_LENGTH)] * count
+        return self._logits([Part(prepared.__getitem__, np.arange(count), lengths)], advance)
 
-    def _logits(self, parts: Iterable[Part], count: int, advance: Advance | None) -> np.ndarray:
+    def _logits(self, parts: Iterable[Part], advance: Advance) -> np.ndarray:
         """Of prepared rows; the longest come first, so that memory runs out at once or never.
 
         Workers compute while the next part is made ready here.
         """
-
-        def one(part: Part, batch: np.ndarray) -> torch.Tensor:
-            with torch.inference_mode():
-                logits = self._forward([part.row(int(number)) for number in batch])
-            if advance is not None:
-                advance(len(batch))
-            return logits
-
-        starting = _one_thread if self.device.type == "cpu" else None
+        # a thread starts with as many threads of its own as there are cores
+        starting = partial(torch.set_num_threads, 1) if self._on_cpu else None
+        results: list[np.ndarray] = []
+        done = 0
         with ThreadPoolExecutor(self._workers, initializer=starting) as pool:
             try:
-                found = [
-                    (part.numbers[batch], pool.submit(one, part, batch))
+                work = [
+                    (part.numbers[batch], pool.submit(self._forward, part, batch))
                     for part in parts
-                    for batch in batches(part.lengths, self.batch_tokens)
+                    for batch in batches(part.lengths, self._batch_tokens)
                 ]
-                several = [(numbers, future.result()) for numbers, future in found]
+                for numbers, future in work:
+                    results.append(future.result())
+                    done += len(numbers)
+                    advance(done)
             except torch.OutOfMemoryError as error:
                 raise UserError(
-                    f"the device has not the memory for a batch of {self.batch_tokens} tokens: "
-                    f"give fewer, as with --batch_tokens {max(1, self.batch_tokens // 4)}"
+                    f"the device has not the memory for a batch of {self._batch_tokens} tokens: "
+                    f"give fewer, as with --batch_tokens {max(1, self._batch_tokens // 4)}"
                 ) from error
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-        logits = np.empty((count, several[0][1].shape[1]), dtype=np.float32)
-        for numbers, some in several:
-            logits[numbers] = some.cpu().numpy()
-        return logits
+        order = np.argsort(np.concatenate([numbers for numbers, _ in work]))
+        return np.concatenate(results)[order]
 
-    def _forward(self, rows: list[Row]) -> torch.Tensor:
+    def _forward(self, part: Part, numbers: np.ndarray) -> np.ndarray:
+        """Logits of some rows of a part, shape ``(rows, classes)``."""
+        rows = [dict(part.row(int(number))) for number in numbers]
         batch = {}
-        for name, value in self._collate([dict(row) for row in rows]).items():
-            if name in _LABELS:
-                continue
-            if self.precision == "bf16" and torch.is_floating_point(value):
-                value = value.to(torch.bfloat16)
-            batch[name] = value.to(self.device)
-        logits: torch.Tensor = self._model(**batch)["logits"]
-        return logits.float().reshape(len(rows), -1)
+        for name, value in self._collate(rows).items():
+            if name not in _LABELS:
+                bf16 = self._bf16 and torch.is_floating_point(value)
+                batch[name] = value.to(self._device, torch.bfloat16 if bf16 else value.dtype)
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(**batch)["logits"]
+        return logits.float().reshape(len(rows), -1).cpu().numpy()
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
@@ -224,13 +225,6 @@ def default_precision(run: Run) -> str:
 
 
 def _device() -> torch.device:
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return (
-        torch.device("cpu")
-        if device is None
-        else torch.device(device.type, distributed.ranks().local_rank)
-    )
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+    if (device := torch.accelerator.current_accelerator(check_available=True)) is None:
+        return torch.device("cpu")
+    return torch.device(device.type, distributed.ranks().local_rank)

@@ -1,4 +1,4 @@
-"""What is to be predicted: a file, a folder of pictures or the lines of the standard input."""
+"""What is to be predicted: a file, a folder of pictures, the standard input or a frame."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
 from finetune.data import files
 from finetune.data.files import Chunk, Read, Reader, Rows
 from finetune.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STANDARD_INPUT = "-"
 _PICTURES = (".png", ".jpg", ".jpeg")
@@ -24,19 +28,21 @@ _LONGEST_READ = 2**16  # bytes
 
 @dataclass(frozen=True)
 class Input:
-    """A file, a folder of pictures or the standard input.
+    """Rows to predict.
 
     Attributes:
         name: As the user gave it.
-        kind: The suffix of the file; ``-`` for the standard input, ``folder`` for pictures.
+        kind: The suffix of a file; ``-`` for the standard input, ``folder`` or ``frame``.
         columns: Those of its rows; in JSON lines, those of the first chunk.
         total: Its size: bytes of a text, rows of any other; None if it cannot be known.
+        reader: Reads what is no file.
     """
 
     name: str
     kind: str
     columns: Sequence[str]
     total: int | None
+    reader: Reader | None = None
 
     @property
     def counted(self) -> bool:
@@ -45,13 +51,13 @@ class Input:
 
     @classmethod
     def open(cls, name: str) -> Input:
-        """What ``name`` names, with the first chunk read.
+        """Return what ``name`` names, with the first chunk read.
 
         Raises:
             UserError: if it cannot be read, or holds no row.
         """
         if name == STANDARD_INPUT:
-            return cls(name, STANDARD_INPUT, ("text",), None)
+            return cls(name, STANDARD_INPUT, ("text",), None, _standard_input)
         path = files.existing(name)
         kind = "folder" if path.is_dir() else path.suffix.lower()
         if kind not in (*files.READERS, "folder"):
@@ -59,18 +65,30 @@ class Input:
                 f"cannot read {name}: expected a file that ends in {', '.join(files.READERS)}, a "
                 f"folder of {', '.join(_PICTURES)}, or - for the standard input"
             )
-        first = next(cls(str(path), kind, (), None).chunks(), None)
+        reader = _pictures if kind == "folder" else None
+        first = next(files.chunks(path, reader), None)
         if first is None:
             raise UserError(f"{name} holds no {' or '.join(_PICTURES)}")
-        return cls(str(path), kind, first.columns, _total(path, kind))
+        if kind == ".parquet":
+            total = int(pq.ParquetFile(path).metadata.num_rows)
+        else:
+            total = len(_files_of(path)) if kind == "folder" else path.stat().st_size
+        return cls(str(path), kind, first.columns, total, reader)
+
+    @classmethod
+    def of_frame(cls, frame: pd.DataFrame) -> Input:
+        """Return the rows of a frame, whose missing values become None."""
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        columns = tuple(frame.columns)
+        return cls("the data", "frame", columns, len(frame), lambda _: files.sliced(rows))
 
     def chunks(self) -> Iterator[Chunk]:
-        """The rows in their order.
+        """Read the rows in their order.
 
         Raises:
             UserError: where the input is malformed, with the place.
         """
-        return files.chunks(Path(self.name), _READERS.get(self.kind))
+        return files.chunks(Path(self.name), self.reader)
 
 
 def _standard_input(_: Path) -> Iterator[Read]:
@@ -82,7 +100,7 @@ def _standard_input(_: Path) -> Iterator[Read]:
             block = block.removeprefix(codecs.BOM_UTF8)
         read += len(block)
         *whole, rest = (rest + block).split(b"\n")
-        rows += [{"text": _line(each)} for each in whole]
+        rows += [_row(line) for line in whole]
         while len(rows) >= files.CHUNK_ROWS:
             yield rows[: files.CHUNK_ROWS], read
             del rows[: files.CHUNK_ROWS]
@@ -90,36 +108,24 @@ def _standard_input(_: Path) -> Iterator[Read]:
             yield rows, read
             rows = []
     if rest:
-        rows.append({"text": _line(rest)})
+        rows.append(_row(rest))
     if rows:
         yield rows, read
 
 
-def _line(line: bytes) -> str:
-    return line.decode("utf-8").removesuffix("\r")
+def _row(line: bytes) -> files.Row:
+    return {"text": line.decode("utf-8").removesuffix("\r")}
 
 
 def _pictures(folder: Path) -> Iterator[Read]:
     """The names of the files, sorted; they are opened as they are predicted."""
-    names = _files_of(folder)
-    for start in range(0, len(names), files.CHUNK_ROWS):
-        some = names[start : start + files.CHUNK_ROWS]
-        yield [{"file": name} for name in some], start + len(some)
-
-
-_READERS: dict[str, Reader] = {STANDARD_INPUT: _standard_input, "folder": _pictures}
+    return files.sliced([{"file": name} for name in _files_of(folder)])
 
 
 def _files_of(folder: Path) -> list[str]:
     """The names of the pictures in a folder, sorted."""
     return sorted(
-        each.name
-        for each in folder.iterdir()
-        if each.suffix.lower() in _PICTURES and each.is_file()
+        path.name
+        for path in folder.iterdir()
+        if path.suffix.lower() in _PICTURES and path.is_file()
     )
-
-
-def _total(path: Path, kind: str) -> int:
-    if kind == ".parquet":
-        return int(pq.ParquetFile(path).metadata.num_rows)
-    return len(_files_of(path)) if kind == "folder" else path.stat().st_size

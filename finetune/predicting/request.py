@@ -3,134 +3,88 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.files import CHUNK_ROWS, Chunk
+import numpy as np
+from scipy.special import softmax
+
+from finetune.data import files
+from finetune.data.files import Chunk
 from finetune.errors import UserError, suggestion
-from finetune.models import cpu
 from finetune.predicting import engine
-from finetune.predicting.columns import AddedColumns
 from finetune.predicting.inputs import STANDARD_INPUT, Input
+from finetune.predicting.options import Options, mistakes
 from finetune.recipe import TextClassification
 from finetune.runs.run import Run
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from finetune.predicting.progress import Position
+#: The values of the added columns, by name.
+Added = Mapping[str, list[Any]]
+#: Takes the position in the input and the rows that are done.
+Tell = Callable[[float, int], object]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to predict; the defaults are those of the command line.
-
-    Attributes:
-        text_column: Column of the text; that of the run, or ``text``, if None.
-        all_probabilities: Whether to add the probability of every class.
-        calibrated: Whether to divide logits by the temperature of the run.
-        precision: ``fp32`` or ``bf16``; what suits run and device if None.
-        batch_tokens: Tokens of a batch, padding included; what suits the device if None.
-        cpu_kernels: ``auto`` or ``off``, on a CPU; as the run was trained if None.
-    """
-
-    text_column: str | None = None
-    all_probabilities: bool = False
-    calibrated: bool = False
-    precision: str | None = None
-    batch_tokens: int | None = None
-    cpu_kernels: str | None = None
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Options:
-        """Return the options of these names.
-
-        Raises:
-            UserError: if one is unknown or has a value that it cannot have.
-        """
-        known = [each.name for each in fields(cls)]
-        mistakes = [
-            f"unknown option '{name}'{suggestion(name, known)} (there are: {', '.join(known)})"
-            for name in options
-            if name not in known
-        ]
-        if options.get("precision") not in (None, "fp32", "bf16"):
-            mistakes.append(f"--precision {options['precision']}: expected fp32 or bf16")
-        if options.get("cpu_kernels") not in (None, *cpu.CHOICES):
-            mistakes.append(
-                f"--cpu_kernels {options['cpu_kernels']}: expected {' or '.join(cpu.CHOICES)}"
-            )
-        if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
-            mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
-        if mistakes:
-            raise UserError(*mistakes)
-        return cls(**options)
-
-
-@dataclass
 class Request:
     """What is to be done, checked.
 
-    Attributes:
+    Args:
         run: Whose model predicts.
         input: What is predicted.
+        options: Those of :class:`~finetune.predicting.options.Options`, by name.
+
+    Raises:
+        UserError: if an option is none, or if the run or the input has not what they ask for.
+
+    Attributes:
         column: Of the input, which the model sees; the files themselves if it is a folder.
-        added: Makes the added columns.
+        added: Names of the added columns, none of which the input has.
+        temperature: By which logits are divided.
         precision: Of the computation.
         cpu_kernels: ``auto`` or ``off``, on a CPU.
-        options: As they were given.
         rows: Counted as chunks pass by.
         missing: Rows among them without a value.
     """
 
-    run: Run
-    input: Input
-    column: str
-    added: AddedColumns
-    precision: str
-    cpu_kernels: str
-    options: Options
-    rows: int = field(default=0, init=False)
-    missing: int = field(default=0, init=False)
-
-    @classmethod
-    def of(cls, run: Run, input: Input, options: Options) -> Request:
-        """Return the request that these options make of an input.
-
-        Raises:
-            UserError: if the run or the input has not what they ask for.
-        """
-        mistakes = [
+    def __init__(self, run: Run, input: Input, options: Mapping[str, Any]) -> None:
+        if not any(run.path.glob("*.safetensors")):
+            status = run.manifest.status
+            raise UserError(f"{run.path} holds no model: the status of the run is '{status}'")
+        if found := mistakes(options):
+            raise UserError(*found)
+        self.run, self.input, self.options = run, input, Options(**options)
+        found = [
             f"--{flag}: there are no classes, {run.path} predicts a number"
             for flag in ("all_probabilities", "calibrated")
-            if getattr(options, flag) and not run.labels
+            if getattr(self.options, flag) and not run.labels
         ]
-        temperature = run.manifest.temperature if options.calibrated else 1.0
+        temperature = run.manifest.temperature if self.options.calibrated else 1.0
         if temperature is None and run.labels:
-            mistakes.append(f"--calibrated: {run.path} has no temperature in its run.json")
-        if mistakes:
-            raise UserError(*mistakes)
-        added = AddedColumns.beside(
-            input.columns, run.labels, options.all_probabilities, float(temperature or 1.0)
-        )
-        column = _column(run, input, options.text_column)
-        precision = options.precision or engine.default_precision(run)
+            found.append(f"--calibrated: {run.path} has no temperature in its run.json")
+        if found:
+            raise UserError(*found)
+        self.temperature = float(temperature or 1.0)
+        self.column = _column(run, input, self.options.text_column)
+        self.added = _names(run, input, self.options.all_probabilities)
+        self.precision = self.options.precision or engine.default_precision(run)
         trained = run.manifest.arguments.get("cpu_kernels", "auto")
-        kernels = options.cpu_kernels or trained
-        return cls(run, input, column, added, precision, kernels, options)
+        self.cpu_kernels = self.options.cpu_kernels or trained
+        self.rows = self.missing = 0
 
     @property
     def columns(self) -> list[str]:
         """Of the output."""
-        return [*self.input.columns, *self.added.names]
+        return [*self.input.columns, *self.added]
 
     @property
     def notes(self) -> list[str]:
         """What the user is to be told when all is done."""
         found = []
-        if renamed := [name for name in self.added.names if name.startswith("predicted ")]:
+        if renamed := [name for name in self.added if name.startswith("predicted ")]:
             named = ", ".join(f"'{name}'" for name in renamed)
             found.append(f"added as {named}: the input has columns of the shorter names")
         if self.missing:
@@ -141,78 +95,117 @@ class Request:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """What the predictions depend on, by the words in which a user knows it."""
+        """Return what the predictions depend on, by the words in which a user knows it."""
+        name = self.input.name
         return {
-            f"INPUT {self.input.name}": self._stamp_of_input(),
+            f"INPUT {name}": "" if self.input.kind == STANDARD_INPUT else _stamp(Path(name)),
             f"the model of {self.run.path}": [
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
             "--text_column": self.column,
-            "the columns added": self.added.names,
-            "the temperature": self.added.temperature,
+            "the columns added": self.added,
+            "the temperature": self.temperature,
             "--precision": self.precision,
             "--cpu_kernels": self.cpu_kernels,
-            "the rows of a part": CHUNK_ROWS,
+            "the rows of a part": files.CHUNK_ROWS,
         }
 
-    def _stamp_of_input(self) -> str:
-        return "" if self.input.kind == STANDARD_INPUT else _stamp(Path(self.input.name))
-
     def predict(
-        self, predictor: engine.Predictor, chunk: Chunk, advance: Callable[[int], object]
-    ) -> dict[str, list[Any]]:
-        """The added columns of a chunk.
+        self, tell: Tell, wanted: Callable[[int], bool] = lambda number: True
+    ) -> Iterator[tuple[Chunk, Added]]:
+        """Predict the input chunk by chunk; the model is loaded for the first one.
+
+        Args:
+            tell: Is called after each batch and each chunk.
+            wanted: Whether the chunk of this number is to be predicted; its rows are counted
+                either way.
+
+        Yields:
+            A chunk, and the columns that are added to it: none if it is not wanted.
 
         Raises:
             UserError: if a row holds what the model cannot read.
         """
-        values = self._values(chunk)
-        present = [number for number, value in enumerate(values) if value is not None]
-        logits = None
-        if present:
-            some = [values[number] for number in present]
-            if not predictor.reads_text:
-                logits = predictor.rows(self._dataset(some, predictor), advance)
-            else:
-                for number, text in zip(present, some, strict=True):
-                    if not isinstance(text, str):
-                        raise UserError(
-                            f"row {self.rows + number + 1} of {self.input.name}: expected a text "
-                            f"in '{self.column}', found {text!r}"
-                        )
-                logits = predictor.texts(some, advance)
-        return self.added.columns(logits, present, len(chunk))
-
-    def chunks(
-        self, wanted: Callable[[int], bool], progress: Position
-    ) -> Iterator[tuple[Chunk, bool]]:
-        """Every chunk, and whether it is wanted; the rows are counted either way."""
+        predictor, start = None, 0
         for chunk in self.input.chunks():
-            progress.begin(chunk)
-            yield chunk, wanted(chunk.number)
-            self.passed(chunk)
-            progress.end(chunk)
+            values, added = chunk.values(self.column), {}
+            if wanted(chunk.number):
+                predictor = predictor or engine.Predictor(
+                    self.run,
+                    self.precision,
+                    self.options.batch_tokens,
+                    self.cpu_kernels,
+                    count=self.input.total if self.input.kind == "frame" else None,
+                )
+                step = (chunk.end - start) / len(chunk)
+                added = self._added(predictor, values, partial(self._advance, tell, start, step))
+            yield chunk, added
+            start = chunk.end
+            self.rows += len(chunk)
+            self.missing += sum(value is None for value in values)
+            tell(start, self.rows)
 
-    def passed(self, chunk: Chunk) -> None:
-        """Count the rows of a chunk that is done."""
-        self.rows += len(chunk)
-        self.missing += sum(value is None for value in self._values(chunk))
+    def _advance(self, tell: Tell, start: int, step: float, done: int) -> None:
+        """Tell the position in the middle of a chunk: one of long texts takes a minute."""
+        tell(start + done * step, self.rows + done)
 
-    def _values(self, chunk: Chunk) -> list[Any]:
-        return chunk.values(self.column)
+    def _added(
+        self, predictor: engine.Predictor, values: list[Any], advance: engine.Advance
+    ) -> dict[str, list[Any]]:
+        """Return the added columns of a chunk, None where a value is missing."""
+        columns: dict[str, list[Any]] = {name: [None] * len(values) for name in self.added}
+        present = [number for number, value in enumerate(values) if value is not None]
+        if not present:
+            return columns
+        some = [values[number] for number in present]
+        if predictor.reads_text:
+            for number, text in zip(present, some, strict=True):
+                if not isinstance(text, str):
+                    raise UserError(
+                        f"row {self.rows + number + 1} of {self.input.name}: expected a text "
+                        f"in '{self.column}', found {text!r}"
+                    )
+            logits = predictor.texts(some, advance)
+        else:
+            logits = predictor.rows(self._dataset(some, predictor.recipe.input_column), advance)
+        for column, found in zip(columns.values(), self._found(logits), strict=True):
+            for number, value in zip(present, found, strict=True):
+                column[number] = value
+        return columns
 
-    def _dataset(self, values: Sequence[Any], predictor: engine.Predictor) -> Dataset:
+    def _found(self, logits: np.ndarray) -> list[list[Any]]:
+        """Return the values of each added column, from logits of shape ``(rows, classes)``."""
+        labels = self.run.labels
+        if not labels:
+            return [_short(logits.reshape(len(logits)))]
+        probabilities = softmax(logits.astype(np.float64) / self.temperature, axis=1)
+        best = [labels[index] for index in probabilities.argmax(axis=1)]
+        every = probabilities.T if self.options.all_probabilities else []
+        return [best, _short(probabilities.max(axis=1)), *map(_short, every)]
+
+    def _dataset(self, values: list[Any], name: str) -> Dataset:
         from datasets import Dataset, Features, Image
 
-        name = predictor.recipe.input_column
-        pictures = Features({name: Image()})
-        if self.input.kind != "folder":
-            embedded = all(isinstance(value, dict) and "bytes" in value for value in values)
-            return Dataset.from_dict({name: list(values)}, pictures if embedded else None)
-        paths = [Path(self.input.name) / value for value in values]
-        for path in paths:
-            _refuse_no_picture(path)
-        return Dataset.from_dict({name: list(map(str, paths))}, pictures)
+        pictures: Features | None = Features({name: Image()})
+        if self.input.kind == "folder":
+            values = [str(Path(self.input.name) / value) for value in values]
+            for path in values:
+                _refuse_no_picture(path)
+        elif not all(isinstance(value, dict) and "bytes" in value for value in values):
+            pictures = None
+        return Dataset.from_dict({name: values}, pictures)
+
+
+def _names(run: Run, input: Input, all_probabilities: bool) -> list[str]:
+    """Where the input has a column ``label``, the added one is ``predicted label``, and so on."""
+    names = ["label", "probability"] if run.labels else ["prediction"]
+    if all_probabilities:
+        names += [f"probability of {label}" for label in run.labels]
+    for number, name in enumerate(names):
+        while name in input.columns:
+            name = f"predicted {name}"
+        names[number] = name
+    return names
 
 
 def _column(run: Run, input: Input, wanted: str | None) -> str:
@@ -237,6 +230,11 @@ def _column(run: Run, input: Input, wanted: str | None) -> str:
     return column
 
 
+def _short(values: np.ndarray) -> list[float]:
+    """With the digits of a float32 and no more: ``0.9812``, not ``0.9811999797821045``."""
+    return [float(str(value)) for value in values.astype(np.float32)]
+
+
 def _stamp(path: Path) -> str:
     """Tells a file, or the files of a folder, from what they are after a change."""
     if not path.is_dir():
@@ -246,7 +244,7 @@ def _stamp(path: Path) -> str:
     return f"{len(each)} files {hashlib.sha256(chr(10).join(each).encode()).hexdigest()[:16]}"
 
 
-def _refuse_no_picture(path: Path) -> None:
+def _refuse_no_picture(path: str) -> None:
     from PIL import Image
 
     try:

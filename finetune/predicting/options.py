@@ -1,0 +1,66 @@
+"""How to predict: the options of the command line and of :func:`finetune.predict` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from finetune.errors import suggestion
+from finetune.models import cpu
+
+
+def _option(default: Any, **argument: Any) -> Any:
+    return field(default=default, metadata=argument)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to predict; the metadata of a field is what ``argparse`` takes, its help included."""
+
+    text_column: str | None = _option(
+        None,
+        metavar="NAME",
+        help="column of the text (default: that of the run if INPUT has it, else text)",
+    )
+    all_probabilities: bool = _option(
+        False, action="store_true", help="add the probability of every class"
+    )
+    calibrated: bool = _option(
+        False, action="store_true", help="divide logits by the temperature of the run"
+    )
+    precision: str | None = _option(
+        None,
+        choices=("fp32", "bf16"),
+        help="of the computation (default: bf16 for classes of texts where the device multiplies "
+        "in it, fp32 for all else)",
+    )
+    cpu_kernels: str | None = _option(
+        None,
+        choices=cpu.CHOICES,
+        help="kernels of this toolkit on a CPU, or of the libraries only (default: as the run was "
+        "trained)",
+    )
+    batch_tokens: int | None = _option(
+        None,
+        type=int,
+        metavar="N",
+        help="tokens of a batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
+    )
+
+
+def mistakes(options: Mapping[str, Any]) -> list[str]:
+    """Return a line for each name that no option has, and for each value it cannot have."""
+    known = [option.name for option in fields(Options)]
+    found = [
+        f"unknown option '{name}'{suggestion(name, known)} (there are: {', '.join(known)})"
+        for name in options
+        if name not in known
+    ]
+    for option in fields(Options):
+        value, choices = options.get(option.name), option.metadata.get("choices")
+        if choices and value not in (None, *choices):
+            found.append(f"--{option.name} {value}: expected {' or '.join(choices)}")
+    if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
+        found.append(f"--batch_tokens {tokens}: expected 1 or more")
+    return found

@@ -1,0 +1,261 @@
+"""Rows with what was predicted of them: as CSV, TSV, JSON lines or parquet, resumable.
+
+What is done of a file is beside it, in ``OUTPUT.part/``, a file for each chunk. A part is there
+whole or not at all, so whoever goes on, in however many processes, skips those that are there. The
+output appears when all are: joined in the directory, then moved in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from finetune.data.files import Chunk, Rows
+from finetune.errors import UserError
+from finetune.predicting.request import Added
+
+_MANIFEST = "manifest.json"
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_PARTS_OF_A_GROUP = 16
+
+
+@dataclass(frozen=True)
+class PartialOutput:
+    """The parts of one output.
+
+    Attributes:
+        output: The file that they will become.
+    """
+
+    output: Path
+
+    @property
+    def directory(self) -> Path:
+        """Beside the output, on the same disk."""
+        return self.output.with_name(self.output.name + ".part")
+
+    def begin(self, facts: Mapping[str, Any], resume: bool) -> None:
+        """Make the directory, or find it as it was left.
+
+        Args:
+            facts: What the predictions depend on, by the words in which a user knows it.
+            resume: Whether to go on with what is there.
+
+        Raises:
+            UserError: if something is there that is not to be gone on with, or cannot be.
+        """
+        if not self.output.parent.is_dir():
+            raise UserError(f"--output {self.output}: there is no directory {self.output.parent}")
+        manifest = self.directory / _MANIFEST
+        if not self.directory.exists():
+            self.directory.mkdir()
+            manifest.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            return
+        if not resume:
+            raise UserError(
+                f"{self.directory} holds an interrupted prediction: add --resume to go on with "
+                "it, or remove that directory"
+            )
+        before = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+        if changed := [
+            f"--resume: {name} is no longer what it was ({before.get(name)}, now {now}); remove "
+            f"{self.directory} to start again"
+            for name, now in json.loads(json.dumps(facts)).items()
+            if now != before.get(name)
+        ]:
+            raise UserError(*changed)
+
+    @contextlib.contextmanager
+    def after_a_mistake(self) -> Iterator[None]:
+        """Say where the parts are if a mistake is found in the middle, or leave no empty directory.
+
+        Raises:
+            UserError: the mistake.
+        """
+        try:
+            yield
+        except UserError as error:
+            if not any(self._done()):
+                shutil.rmtree(self.directory)
+                raise
+            raise UserError(
+                *error.mistakes,
+                f"what was done until then is in {self.directory}; if you change INPUT, remove it",
+            ) from error
+
+    def has(self, number: int) -> bool:
+        """Whether a chunk is done."""
+        return self._path(number).exists()
+
+    def write(self, columns: Sequence[str], chunk: Chunk, added: Added) -> None:
+        """Keep a chunk with what was predicted of it.
+
+        Args:
+            columns: Of the input.
+            chunk: The rows.
+            added: What was predicted.
+
+        Raises:
+            UserError: if the format has no place for a column, or for the types of its values.
+        """
+        path, suffix = self._path(chunk.number), self.output.suffix
+        temporary = path.with_name(path.name + ".tmp")
+        if suffix == ".parquet":
+            _write_parquet(temporary, columns, chunk, added)
+            if first := next(self._done(), None):
+                _schema([first, temporary])  # what cannot be joined is told now
+        else:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                write_rows(file, suffix, columns, chunk, added)
+        os.replace(temporary, path)
+
+    def finish(self, count: int, columns: Sequence[str]) -> None:
+        """Put the output in its place, and remove the directory; a few parts are in memory.
+
+        Args:
+            count: Of the chunks, all of them done.
+            columns: Of the input and added.
+        """
+        whole = self.directory / f"whole{self.output.suffix}"
+        parts = [self._path(number) for number in range(count)]
+        if self.output.suffix == ".parquet":
+            with pq.ParquetWriter(whole, schema := _schema(parts)) as writer:
+                for start in range(0, count, _PARTS_OF_A_GROUP):
+                    group = parts[start : start + _PARTS_OF_A_GROUP]
+                    writer.write_table(pq.read_table(group, schema=schema))
+        else:
+            with whole.open("w", encoding="utf-8", newline="") as file:
+                write_header(file, self.output.suffix, columns)
+            with whole.open("ab") as joined:
+                joined.writelines(part.read_bytes() for part in parts)
+        os.replace(whole, self.output)
+        shutil.rmtree(self.directory)
+
+    def _done(self) -> Iterator[Path]:
+        return self.directory.glob(f"[0-9]*{self.output.suffix}")
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:08d}{self.output.suffix}"
+
+
+def of_screen(kind: str) -> str:
+    """Return the format of the standard output, for an input of this kind."""
+    return {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", "-": ".tsv"}.get(kind, ".csv")
+
+
+def write_header(file: IO[str], suffix: str, columns: Sequence[str]) -> None:
+    """Write the names of the columns, where the format has them on top."""
+    if suffix in _SEPARATORS:
+        _delimited(file, suffix).writerow(columns)
+
+
+def write_rows(
+    file: IO[str], suffix: str, columns: Sequence[str], chunk: Chunk, added: Added
+) -> None:
+    """Write the rows of a chunk as text.
+
+    Args:
+        file: Opened with ``newline=""``.
+        suffix: Of a text format.
+        columns: Of the input.
+        chunk: The rows.
+        added: What was predicted.
+
+    Raises:
+        UserError: if a row has columns that the first ones did not have and there is no place for.
+    """
+    rows = chunk.dictionaries()
+    _refuse_taken(rows, columns, added, others=suffix == ".jsonl")
+    new = zip(*added.values(), strict=True)
+    whole = (
+        {**row, **dict(zip(added, more, strict=True))} for row, more in zip(rows, new, strict=True)
+    )
+    if suffix == ".jsonl":
+        file.writelines(_json(row) + "\n" for row in whole)
+    else:
+        names = [*columns, *added]
+        _delimited(file, suffix).writerows(
+            [_cell(row.get(name)) for name in names] for row in whole
+        )
+
+
+def _write_parquet(path: Path, columns: Sequence[str], chunk: Chunk, added: Added) -> None:
+    if isinstance(chunk.rows, list):
+        _refuse_taken(chunk.rows, columns, added, others=True)
+    try:
+        table = chunk.table()
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise _no_one_type(error) from error
+    for name, values in added.items():
+        table = table.append_column(name, pa.array(values))
+    metadata = dict(table.schema.metadata or {})
+    metadata.pop(b"huggingface", None)  # `datasets` would miss the new columns in it
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def _schema(parts: Sequence[Path]) -> pa.Schema:
+    """That of all of these parquet files."""
+    schemas = [pq.read_schema(part) for part in parts]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise _no_one_type(error) from error
+
+
+def _delimited(file: IO[str], suffix: str) -> Any:
+    # with this end of a line, fields that hold either character of it are quoted; a newline alone
+    # is written, row by row
+    unix = SimpleNamespace(write=lambda row: file.write(row.removesuffix("\r\n") + "\n"))
+    return csv.writer(unix, delimiter=_SEPARATORS[suffix], lineterminator="\r\n")
+
+
+def _cell(value: Any) -> Any:
+    return _json(value) if isinstance(value, (list, dict, bytes)) else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_as_text)
+
+
+def _as_text(value: Any) -> str:
+    """Of a date or a decimal number; JSON has none."""
+    if isinstance(value, bytes):
+        raise UserError(
+            "a column holds bytes, which no text does: write parquet, as with "
+            "--output predicted.parquet"
+        )
+    return str(value)
+
+
+def _refuse_taken(rows: Rows, columns: Sequence[str], added: Added, others: bool) -> None:
+    """JSON lines may have other keys in each line; ``others``: there is a place for them."""
+    known = set(columns)
+    for row in rows:
+        for name in row.keys() - known:
+            if name in added or not others:
+                advice = (
+                    "it is the name of what is added"
+                    if name in added
+                    else "write JSON lines, as with --output predicted.jsonl"
+                )
+                raise UserError(
+                    f"a row has a column '{name}', which the first rows have not: {advice}"
+                )
+
+
+def _no_one_type(error: Exception) -> UserError:
+    return UserError(
+        f"a column has values of several types ({error}): write JSON lines, as with "
+        "--output predicted.jsonl"
+    )
