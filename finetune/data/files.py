@@ -63,19 +63,19 @@ class Chunk:
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
     def values(self, column: str) -> list[Any]:
-        """One column; None where a row has no such value."""
+        """Return one column; None where a row has no such value."""
         if isinstance(self.rows, list):
             return [row.get(column) for row in self.rows]
         return list(self.rows.column(column).to_pylist())
 
     def table(self) -> pa.Table:
-        """The rows with types, found out where there are none yet."""
+        """Return the rows with types, found out where there are none yet."""
         if not isinstance(self.rows, list):
             return self.rows
         return pa.table({name: self.values(name) for name in self.columns})
 
     def dictionaries(self) -> Rows:
-        """The rows as Python's own values."""
+        """Return the rows as Python's own values."""
         return self.rows if isinstance(self.rows, list) else list(self.rows.to_pylist())
 
 
@@ -97,7 +97,7 @@ def chunks(path: Path, reader: Reader | None = None) -> Iterator[Chunk]:
 
     Args:
         path: A file whose suffix is one of :data:`READERS`, in upper or lower case.
-        reader: Reads something other than a file, which may hold no rows; None for a file.
+        reader: For something other than a file, which may hold no rows.
 
     Raises:
         UserError: if the file is malformed, with the line; or if it holds no rows.
@@ -192,14 +192,10 @@ def sliced(rows: Sequence[Any]) -> Iterator[Read]:
 
 
 def refuse_half_characters(text: str, place: str) -> None:
-    """Refuse what no encoding can write.
-
-    Args:
-        text: To be checked.
-        place: Where it stands, for the message.
+    """Refuse a text that no encoding can write; ``place`` says where it stands.
 
     Raises:
-        UserError: if the text has a surrogate without the other one of its pair.
+        UserError: if it has a surrogate without the other one of its pair.
     """
     try:
         text.encode()
@@ -210,9 +206,8 @@ def refuse_half_characters(text: str, place: str) -> None:
         ) from error
 
 
-def _lines(path: Path, lines: IO[str]) -> Iterator[Row]:
-    for line in lines:
-        yield {"text": line.removesuffix("\n").removesuffix("\r")}
+def _lines(_: Path, lines: IO[str]) -> Iterator[Row]:
+    return ({"text": line.removesuffix("\n").removesuffix("\r")} for line in lines)
 
 
 def _parquet(path: Path) -> Iterator[Read]:

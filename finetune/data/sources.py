@@ -26,13 +26,12 @@ from finetune.runtime import hub
 
 #: In the address of a file on the Hub, the commit that it was fetched from.
 _COMMIT = re.compile(r"@([0-9a-f]{40})/")
-_IS_COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
 _CACHE_VERSION = 1  # increment when the same file is to give other rows
 
 
 def read(dataset: str, revision: str | None = None) -> DatasetDict:
-    """The splits of a source, with every column it has.
+    """Return the splits of a source, with every column it has.
 
     Args:
         dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files,
@@ -52,22 +51,20 @@ def read(dataset: str, revision: str | None = None) -> DatasetDict:
         splits = _read_hub(dataset, revision)
     else:
         splits = {split: _read_file(path) for split, path in _files(dataset).items()}
-    return DatasetDict({name: _numbered(split) for name, split in splits.items()})
+    for name, split in splits.items():
+        if "id" in split.column_names:
+            split = split.remove_columns("id")
+        splits[name] = split.add_column("id", np.arange(len(split)))
+    return DatasetDict(splits)
 
 
 def describe(dataset: str) -> str:
-    """Where the data came from, in a few words."""
+    """Return where the data came from, in a few words."""
     if not dataset:
         return "made by the recipe"
     if dataset.startswith(embedded.PREFIX):
         return embedded.describe(dataset)
     return f"{dataset} ({'Hub' if hub.names_repository(dataset) else 'local'})"
-
-
-def _numbered(split: Any) -> Any:
-    if "id" in split.column_names:
-        split = split.remove_columns("id")
-    return split.add_column("id", np.arange(len(split)))
 
 
 def _files(dataset: str) -> dict[str, Path]:
@@ -79,19 +76,18 @@ def _files(dataset: str) -> dict[str, Path]:
             raise UserError(f"cannot read {path}: expected a file that ends in {known}")
         return {"train": path}
     there = sorted(path.iterdir())
-    found: dict[str, Path] = {}
-    for each in there:
-        if each.suffix.lower() in hub.FILES and each.stem in SPLITS:
-            if other := found.get(each.stem):
-                two = f"{other.name} and {each.name}"
-                raise UserError(f"{path}: expected one file for '{each.stem}', found {two}")
-            found[each.stem] = each
-    if "train" not in found:
+    readable = [file for file in there if file.suffix.lower() in hub.FILES]
+    found = {split: [file for file in readable if file.stem == split] for split in SPLITS}
+    for split, several in found.items():
+        if len(several) > 1:
+            two = " and ".join(file.name for file in several[:2])
+            raise UserError(f"{path}: expected one file for '{split}', found {two}")
+    if not found["train"]:
         raise UserError(
             f"{path}: expected a file train{'|'.join(hub.FILES)} (and validation, test if there "
-            f"are any), found {', '.join(each.name for each in there[:10]) or 'nothing'}"
+            f"are any), found {', '.join(file.name for file in there[:10]) or 'nothing'}"
         )
-    return {split: found[split] for split in SPLITS if split in found}
+    return {split: one[0] for split, one in found.items() if one}
 
 
 def _read_file(path: Path) -> Dataset:
@@ -160,9 +156,7 @@ def _typed(chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
 
 def revision(rows: Dataset) -> str | None:
     """Return the commit on the Hub that rows were read from; None if they are not from there."""
-    found = {
-        match[1] for url in rows.info.download_checksums or () if (match := _COMMIT.search(url))
-    }
+    found = set(_COMMIT.findall(" ".join(rows.info.download_checksums or ())))
     return found.pop() if len(found) == 1 else None
 
 
@@ -181,7 +175,7 @@ def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
         raise UserError(f"data set '{name}' has no train split (it has: {', '.join(loaded)})")
     # offline, the library takes what it finds in the cache, of whatever revision
     found = revision(loaded["train"])
-    if wanted and _IS_COMMIT.fullmatch(wanted) and found not in (None, wanted):
+    if wanted and re.fullmatch(r"[0-9a-f]{40}", wanted) and found not in (None, wanted):
         raise UserError(
             f"--dataset_revision {wanted}: the cache holds '{name}' at {found}, and the Hub was "
             "not asked"

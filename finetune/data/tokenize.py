@@ -29,22 +29,18 @@ def tokenize(
         tokenizer: Of the model.
         max_length: Longer texts are truncated to this many tokens, special tokens included.
     """
-    identity = _identity(tokenizer)
-    return DatasetDict(
-        {
-            split: rows.map(
-                _encode,
-                batched=True,
-                remove_columns=rows.column_names,
-                fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
-                new_fingerprint=Hasher.hash(
-                    [fingerprint(DatasetDict({split: rows}), "text"), identity, max_length]
-                ),
-                desc=f"tokenizing {split}",
-            )
-            for split, rows in dataset.items()
-        }
-    )
+    identity, tokenized = _identity(tokenizer), DatasetDict()
+    for split, rows in dataset.items():
+        content = fingerprint(DatasetDict({split: rows}), "text")
+        tokenized[split] = rows.map(
+            _encode,
+            batched=True,
+            remove_columns=rows.column_names,
+            fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
+            new_fingerprint=Hasher.hash([content, identity, max_length]),
+            desc=f"tokenizing {split}",
+        )
+    return tokenized
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -75,18 +71,10 @@ def whole_lengths(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> list[int]:
-    """How many tokens texts have that were truncated; only those that were are tokenized again.
+    """Return how many tokens texts have without truncation, from their lengths with it.
 
-    Args:
-        texts: What was tokenized.
-        lengths: Tokens of each afterwards.
-        tokenizer: Of the model.
-        max_length: To which it truncated.
+    Only those of ``max_length`` tokens are tokenized again.
     """
-    whole = list(lengths)
-    cut = [index for index, length in enumerate(lengths) if length == max_length]
-    if cut:
-        again = tokenizer([texts[index] for index in cut], verbose=False)["input_ids"]
-        for index, tokens in zip(cut, again, strict=True):
-            whole[index] = len(tokens)
-    return whole
+    cut = [text for text, length in zip(texts, lengths, strict=True) if length == max_length]
+    again = iter(tokenizer(cut, verbose=False)["input_ids"] if cut else ())
+    return [len(next(again)) if length == max_length else length for length in lengths]
