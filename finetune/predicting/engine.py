@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,27 +28,13 @@ if TYPE_CHECKING:
 
 #: Is told after each batch how many rows are done.
 Advance = Callable[[int], object]
-Row = Mapping[str, Any]
+#: Some of the rows, prepared; where each is among all of them; the tokens of each.
+Part = tuple["Sequence[Mapping[str, Any]] | Dataset", np.ndarray, Sequence[int]]
 #: Tokens of a batch. On a CPU the activations of a layer then stay in its cache, or nearly.
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
 _ROWS_WITHOUT_LENGTH = 64
 _TOKENIZED_AT_ONCE = 256  # texts
 _LABELS = ("label", "labels", "label_ids")
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of the rows, prepared.
-
-    Attributes:
-        row: One of them by its place among them.
-        numbers: Where each is among all of them.
-        lengths: Tokens of each.
-    """
-
-    row: Callable[[int], Row]
-    numbers: np.ndarray
-    lengths: Sequence[int]
 
 
 class Predictor:
@@ -64,6 +49,7 @@ class Predictor:
 
     Attributes:
         recipe: Of the run.
+        reads_text: Whether rows are text, whose tokens can be counted.
     """
 
     def __init__(
@@ -75,10 +61,11 @@ class Predictor:
         count: int | None = None,
     ) -> None:
         self.recipe, self._labels = run.recipe(), run.labels
+        self.reads_text = isinstance(self.recipe, TextClassification)
         self._device, self._bf16 = _device(), (precision or default_precision(run)) == "bf16"
         self._on_cpu = self._device.type == "cpu"
-        budget = TOKENS_ON_CPU if self._on_cpu else TOKENS_ON_ACCELERATOR
-        self._batch_tokens = batch_tokens or budget
+        usual = TOKENS_ON_CPU if self._on_cpu else TOKENS_ON_ACCELERATOR
+        self._batch_tokens = batch_tokens or usual
         self._workers = threads.use(None) if self._on_cpu else 1
         model = self.recipe.load_model(run.path, self._labels).eval()
         inputs = inspect.signature(model.forward).parameters
@@ -90,11 +77,6 @@ class Predictor:
             kernels.for_inference(model, bf16=self._bf16, rows=count)
         self._model = model.to(self._device)
         self._collate = self.recipe.data_collator()
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether rows are text, whose tokens can be counted."""
-        return isinstance(self.recipe, TextClassification)
 
     def texts(self, texts: Sequence[str], advance: Advance = lambda done: None) -> np.ndarray:
         """Logits of texts; what occurs several times is computed once.
@@ -130,7 +112,7 @@ class Predictor:
             )
             names, columns = list(encoded), list(encoded.values())
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-            yield Part(rows.__getitem__, numbers, [len(row) for row in encoded["input_ids"]])
+            yield rows, numbers, [len(tokens) for tokens in encoded["input_ids"]]
 
     def rows(self, dataset: Dataset, advance: Advance = lambda done: None) -> np.ndarray:
         """Logits of raw rows that the recipe prepares as it does in training.
@@ -157,7 +139,7 @@ class Predictor:
             lengths = [len(tokens) for tokens in prepared["input_ids"]]
         else:
             lengths = [max(1, self._batch_tokens // _ROWS_WITHOUT_LENGTH)] * count
-        return self._logits([Part(prepared.__getitem__, np.arange(count), lengths)], advance)
+        return self._logits([(prepared, np.arange(count), lengths)], advance)
 
     def _logits(self, parts: Iterable[Part], advance: Advance) -> np.ndarray:
         """Of prepared rows; the longest come first, so that memory runs out at once or never.
@@ -171,9 +153,9 @@ class Predictor:
         with ThreadPoolExecutor(self._workers, initializer=starting) as pool:
             try:
                 work = [
-                    (part.numbers[batch], pool.submit(self._forward, part, batch))
-                    for part in parts
-                    for batch in batches(part.lengths, self._batch_tokens)
+                    (numbers[batch], pool.submit(self._forward, rows, batch))
+                    for rows, numbers, lengths in parts
+                    for batch in batches(lengths, self._batch_tokens)
                 ]
                 for numbers, future in work:
                     results.append(future.result())
@@ -189,17 +171,16 @@ class Predictor:
         order = np.argsort(np.concatenate([numbers for numbers, _ in work]))
         return np.concatenate(results)[order]
 
-    def _forward(self, part: Part, numbers: np.ndarray) -> np.ndarray:
-        """Logits of some rows of a part, shape ``(rows, classes)``."""
-        rows = [dict(part.row(int(number))) for number in numbers]
+    def _forward(self, rows: Any, numbers: np.ndarray) -> np.ndarray:
+        """Logits of some rows, shape ``(numbers, classes)``."""
         batch = {}
-        for name, value in self._collate(rows).items():
+        for name, value in self._collate([dict(rows[int(n)]) for n in numbers]).items():
             if name not in _LABELS:
                 bf16 = self._bf16 and torch.is_floating_point(value)
                 batch[name] = value.to(self._device, torch.bfloat16 if bf16 else value.dtype)
         with torch.inference_mode():
             logits: torch.Tensor = self._model(**batch)["logits"]
-        return logits.float().reshape(len(rows), -1).cpu().numpy()
+        return logits.float().reshape(len(numbers), -1).cpu().numpy()
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
