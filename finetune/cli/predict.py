@@ -171,7 +171,7 @@ def _bar() -> Iterator[Progress]:
 
     unseen = distributed.ranks().rank != 0 or not sys.stderr.isatty()
     # the delay keeps the bar back until there is an event
-    with tqdm(disable=unseen, unit_scale=True, dynamic_ncols=True, delay=1e-9) as bar:
+    with tqdm(disable=unseen, unit_scale=True, dynamic_ncols=True, delay=0.001) as bar:
 
         def show(event: Event) -> None:
             if isinstance(event, Predicted):
