@@ -122,6 +122,6 @@ def _forget_current_directory() -> None:
     (``recipes``), would be imported instead of it.
     """
     here = Path.cwd()
-    if here == catalog.HOUSE:
+    if here == namesakes.HOUSE:
         return
     sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != here]

@@ -1,9 +1,7 @@
-"""Recipe defaults < embedded overrides < config file < flags: from what was typed to a recipe and
-arguments.
+"""Recipe defaults < embedded overrides < config file < flags: from what was typed to a recipe.
 
-One parser reads them all. It is made from the fields of the recipe and of ``FinetuneArguments`` by
-``HfArgumentParser``; the values of a YAML file are read as strings and go through it like flags,
-so that both are checked alike.
+The values of a YAML file are read as strings and go through the parser of the flags, so that both
+are checked alike.
 """
 
 from __future__ import annotations
@@ -12,8 +10,9 @@ import argparse
 import dataclasses
 import functools
 import json
+import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.config.flags import CHOICES, Flags, refuse_clashes
 from finetune.errors import UserError, suggestion
 from finetune.recipe import Recipe, catalog
-from finetune.runtime import distributed, hub
+from finetune.runtime import distributed
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -81,7 +80,7 @@ class Settings:
 
 
 def from_command_line(recipe: str, flags: Sequence[str]) -> Settings:
-    """Settings of ``python -m finetune RECIPE FLAGS``.
+    """Return the settings of ``python -m finetune RECIPE FLAGS``.
 
     Raises:
         UserError: if a flag or a key is unknown, or a value of the wrong type.
@@ -95,37 +94,37 @@ def from_command_line(recipe: str, flags: Sequence[str]) -> Settings:
 
 
 def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]) -> Settings:
-    """Settings of ``finetune.train(RECIPE, **options)``: the options are Python values already.
+    """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values.
 
     Args:
         recipe: A name, a class, or an instance whose options count as given.
         options: Options of the recipe, training arguments, ``embedded`` and ``config``.
     """
-    given: dict[str, Any] = {}
+    set_here: dict[str, Any] = {}
     if isinstance(recipe, Recipe):
         cls = type(recipe)
-        given = {
-            each.name: getattr(recipe, each.name)
+        set_here = {
+            each.name: value
             for each in dataclasses.fields(recipe)
-            if getattr(recipe, each.name) != each.default
+            if (value := getattr(recipe, each.name)) != each.default
         }
     else:
         cls = catalog.find(recipe) if isinstance(recipe, str) else recipe
     _refuse_unknown(options, cls)
-    given = {**_read_config(cls, options.get("config")), **given, **options}
-    said = [repr(catalog.origin(cls)), *(f"{name}={value!r}" for name, value in _spoken(given))]
-    command = f"finetune.train({', '.join(said)})"
-    said.append("resume_from_checkpoint='last'")
-    resuming = f"finetune.train({', '.join(said)})"
-    return _settle(cls, given, command, resuming)
+    given = {**_read_config(cls, options.get("config")), **set_here, **options}
+    shown = {name: "***" if name == "hub_token" else value for name, value in given.items()}
+    words = ", ".join([repr(catalog.origin(cls)), *(f"{name}={shown[name]!r}" for name in shown)])
+    resuming = f"finetune.train({words}, resume_from_checkpoint='last')"
+    return _settle(cls, given, f"finetune.train({words})", resuming)
 
 
 def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
-    """The options that say where data and model come from, without importing the libraries.
-
-    None if they cannot be told, or if the Hub is needed anyway, to push to it.
+    """Return the options that say where data and model come from, without importing the libraries.
 
     Only to know early whether the Hub is needed; mistakes are left to :func:`from_command_line`.
+
+    Returns:
+        None if they cannot be told, or if the Hub is needed anyway, to push to it.
     """
     light = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("embedded", "push_to_hub"):
@@ -147,17 +146,17 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
     embedded = _is_true(given.get("embedded"))
     defaults = {each.name: each.default for each in dataclasses.fields(cls)}
     merged = {**defaults, **(cls.embedded if embedded else {}), **given}
-    return hub.wanted(merged)
+    return {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
 
 
 def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming: str) -> Settings:
     from finetune.training.defaults import keep_secret
 
-    own = {each.name for each in dataclasses.fields(cls)}
-    overrides = dict(cls.embedded) if given.get("embedded") else {}
-    if given.get("embedded") and not overrides:
+    if given.get("embedded") and not cls.embedded:
         raise UserError(f"--embedded: the recipe '{catalog.origin(cls)}' has no embedded data")
-    overrides = {name: value for name, value in overrides.items() if name not in given}
+    own = {each.name for each in dataclasses.fields(cls)}
+    embedded = cls.embedded if given.get("embedded") else {}
+    overrides = {name: value for name, value in embedded.items() if name not in given}
     merged = {**overrides, **{name: value for name, value in given.items() if name not in CHOICES}}
     training = {name: value for name, value in merged.items() if name not in own}
     keep_secret(training)
@@ -215,31 +214,18 @@ def _refuse_unknown(options: Mapping[str, Any], cls: type[Recipe]) -> None:
     from finetune.training.defaults import training_names
 
     refuse_clashes(cls)
+    known = {each.name for each in dataclasses.fields(cls)} | training_names() | set(CHOICES)
     mistakes = [
         f"{name}: expected True or False, found {options[name]!r}"
         for name in ("embedded", "dry_run")
         if not isinstance(options.get(name, False), bool)
     ]
-    if mistakes:
-        raise UserError(*mistakes)
-    known = {each.name for each in dataclasses.fields(cls)} | training_names() | set(CHOICES)
-    unknown = [
+    mistakes += [
         f"unknown option '{name}'{suggestion(name, known)}" for name in options if name not in known
     ]
-    if unknown:
-        raise UserError(*unknown)
+    if mistakes:
+        raise UserError(*mistakes)
 
 
-def _spoken(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, "***" if name == "hub_token" else value) for name, value in given.items()]
-
-
-def _without_secrets(words: Iterable[str]) -> list[str]:
-    kept: list[str] = []
-    for word in words:
-        if kept and kept[-1] in ("--hub_token", "--hub-token"):
-            word = "***"
-        elif word.startswith(("--hub_token=", "--hub-token=")):
-            word = f"{word.partition('=')[0]}=***"
-        kept.append(word)
-    return kept
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    return re.sub(r"(?<=--hub[_-]token[=\0])[^\0]*", "***", "\0".join(words)).split("\0")

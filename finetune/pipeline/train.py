@@ -85,7 +85,7 @@ def settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Set
         raise UserError(
             "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
         )
-    if unreachable := hub.unreachable(hub.missing(hub.wanted(vars(chosen.recipe)))):
+    if unreachable := hub.unreachable(hub.missing(vars(chosen.recipe))):
         raise unreachable
     return chosen
 

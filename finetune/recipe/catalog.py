@@ -1,8 +1,7 @@
 """Finds recipes: by name, dotted module, file path or entry point. There is no hand-kept list.
 
 The recipes that come with the toolkit lie in ``recipes/`` beside this package and are found there,
-whatever else of that name is on the import path (:mod:`finetune.runtime.namesakes`). What a recipe
-is about is read from its docstring without importing it, so that listing costs nothing.
+whatever else of that name is on the import path (:mod:`finetune.runtime.namesakes`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
@@ -27,29 +25,26 @@ from finetune.runtime import distributed, namesakes
 if TYPE_CHECKING:
     from finetune.recipe import Recipe
 
-HOUSE = namesakes.HOUSE
-RECIPES = HOUSE / "recipes"
 ENTRY_POINTS = "finetune.recipes"
 
 
 def names() -> list[str]:
-    """The toolkit's own recipes, by file, then those that installed packages register."""
-    files = sorted(path.stem for path in RECIPES.glob("[!_]*.py") if namesakes.is_ours(path))
-    return files + sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(files))
+    """Return the toolkit's own recipes, by file, then those that installed packages register."""
+    shipped = list(_shipped())
+    return shipped + sorted({*entry_points(group=ENTRY_POINTS).names} - set(shipped))
 
 
 def summary(name: str) -> str:
-    """The first line of a recipe's docstring, read without importing the recipe."""
-    path = RECIPES / f"{name}.py"
-    if not _is_shipped(name):
-        (point, *_) = entry_points(group=ENTRY_POINTS, name=name)
-        return f"from {point.value}"
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0]
+    """Return the first line of a recipe's docstring, read without importing the recipe."""
+    if path := _shipped().get(name):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        return docstring.partition("\n")[0]
+    (point, *_) = entry_points(group=ENTRY_POINTS, name=name)
+    return f"from {point.value}"
 
 
 def find(name: str) -> type[Recipe]:
-    """The recipe class that ``name`` stands for.
+    """Return the recipe class that ``name`` stands for.
 
     Args:
         name: ``yelp``, ``path/to/mine.py``, ``package.module`` or a registered entry point.
@@ -58,7 +53,7 @@ def find(name: str) -> type[Recipe]:
         UserError: if there is none, if the file does not define exactly one recipe, or if another
             package named ``recipes`` is in the place of the toolkit's.
     """
-    if _is_shipped(name):
+    if name in _shipped():
         _claim()
         return _only_recipe(importlib.import_module(f"recipes.{name}"), name)
     if name.endswith(".py"):
@@ -66,8 +61,8 @@ def find(name: str) -> type[Recipe]:
         if not path.exists():
             raise UserError(f"recipe file not found: {name}")
         _let_import(path.parent)
-        unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-        return _only_recipe(_module_of_file(path, f"recipe_{path.stem}_{unique}"), name)
+        unique = f"recipe_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        return _only_recipe(sys.modules.get(unique) or namesakes.load_file(unique, path), name)
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
@@ -90,18 +85,16 @@ def find(name: str) -> type[Recipe]:
 
 
 def origin(recipe: type[Recipe]) -> str:
-    """The words that make :func:`find` find this class again, for the manifest of a run."""
-    module = recipe.__module__
-    file = getattr(sys.modules.get(module), "__file__", None)
+    """Return the words that make :func:`find` find this class again, for the manifest of a run."""
+    file = getattr(sys.modules.get(recipe.__module__), "__file__", None)
     if file is None:
-        return module
+        return recipe.__module__
     path = Path(file).resolve()
-    return path.stem if path.parent == RECIPES and _is_shipped(path.stem) else str(path)
+    return path.stem if path in _shipped().values() else str(path)
 
 
-def _is_shipped(name: str) -> bool:
-    path = RECIPES / f"{name}.py"
-    return not name.startswith("_") and path.exists() and namesakes.is_ours(path)
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in namesakes.files("recipes")}
 
 
 def _claim() -> None:
@@ -128,32 +121,12 @@ def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
     return defined[0]
 
 
-def _module_of_file(path: Path, module_name: str) -> ModuleType:
-    loaded = sys.modules.get(module_name)
-    if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path:
-        return loaded
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickling look the module up by its name
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-    return module
-
-
 class _Beside(MetaPathFinder):
     """Finds modules and packages in one directory, after everything else was asked.
 
     Unlike an entry of ``sys.path`` it leaves out folders without ``__init__.py``: one that is named
-    like an optional dependency (``wandb``, ``mlx``) would pass for it.
-
-    Args:
-        directory: Where to look.
-        named: The one folder that may do without, because the user named it.
+    like an optional dependency (``wandb``, ``mlx``) would pass for it. The one folder ``named`` may
+    do without, because the user named it.
     """
 
     def __init__(self, directory: str, named: str) -> None:

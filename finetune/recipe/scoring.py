@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from finetune.runtime import namesakes
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
-
-METRICS = namesakes.HOUSE / "metrics"
 
 
 class Scoring:
@@ -33,16 +30,14 @@ class Scoring:
     """
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
-        files = (path / f"{path.name}.py" for path in METRICS.iterdir())
-        known = sorted(path.stem for path in files if path.exists() and namesakes.is_ours(path))
-        if unknown := [name for name in arguments if name not in known]:
-            raise UserError(
-                *(
-                    f"no metric '{name}' in metrics/{suggestion(name, known)} "
-                    f"(there are: {', '.join(known)})"
-                    for name in unknown
-                )
-            )
+        known = [path.stem for path in namesakes.files("metrics")]
+        if mistakes := [
+            f"no metric '{name}' in metrics/{suggestion(name, known)} "
+            f"(there are: {', '.join(known)})"
+            for name in arguments
+            if name not in known
+        ]:
+            raise UserError(*mistakes)
         self.arguments = arguments
 
     @functools.cached_property
@@ -51,7 +46,7 @@ class Scoring:
         return {name: load(name) for name in self.arguments}
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """The metrics of one evaluation.
+        """Return the metrics of one evaluation.
 
         Args:
             prediction: ``predictions`` of shape ``(rows, classes)`` and ``label_ids`` of shape
@@ -67,8 +62,7 @@ class Scoring:
 
 
 def load(name: str) -> EvaluationModule:
-    """The metric in ``metrics/NAME`` of the toolkit."""
+    """Return the metric in ``metrics/NAME`` of the toolkit."""
     import evaluate
 
-    path: Path = METRICS / name
-    return evaluate.load(str(path), keep_in_memory=True)
+    return evaluate.load(str(namesakes.HOUSE / "metrics" / name), keep_in_memory=True)

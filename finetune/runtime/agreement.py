@@ -18,22 +18,18 @@ from finetune.runtime import distributed
 def agree(facts: Mapping[str, Any]) -> None:
     """Refuse machines that would not do the same; every rank calls it, in the process group.
 
-    Args:
-        facts: What must be equal on every machine, by name.
-
     Raises:
-        UserError: on every rank, naming what differs.
+        UserError: on every rank, naming each of the ``facts`` that differs.
     """
     first, *others = distributed.gather(dict(facts))
     mistakes: dict[str, str] = {}
     for rank, theirs in enumerate(others, start=1):
         for name in dict.fromkeys([*first, *theirs]):
             ours, other = first.get(name, "nothing"), theirs.get(name, "nothing")
-            if ours != other:
-                mistakes.setdefault(
-                    name,
+            if ours != other and name not in mistakes:
+                mistakes[name] = (
                     f"the machines differ in {name}: rank 0 has {ours!r}, rank {rank} has "
-                    f"{other!r}; start every machine with the same flags, data and libraries",
+                    f"{other!r}; start every machine with the same flags, data and libraries"
                 )
     if mistakes:
         raise UserError(*mistakes.values())
@@ -42,11 +38,7 @@ def agree(facts: Mapping[str, Any]) -> None:
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
     """Refuse a directory of the run that each machine sees as its own, unless each shall write one.
 
-    Every rank calls it, in the process group.
-
-    Args:
-        directory: Of the run; it need not exist.
-        save_on_each_node: Whether one rank of each machine writes.
+    Every rank calls it, in the process group; the directory need not exist.
 
     Raises:
         UserError: on every rank.
@@ -71,11 +63,11 @@ def _seen_by_all(directory: Path) -> bool:
     beside = next(path for path in (place, *place.parents) if path.is_dir())
     leads, reason = distributed.ranks().rank == 0, None
     probe = beside / distributed.gather(f".finetune-{uuid.uuid4().hex}")[0]
-    if leads:
-        try:
+    try:
+        if leads:
             probe.touch()
-        except OSError as error:
-            reason = str(error)
+    except OSError as error:
+        reason = str(error)
     try:
         if reason := distributed.gather(reason)[0]:
             raise UserError(f"--output_dir {directory}: {reason}")

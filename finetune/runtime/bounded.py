@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -12,14 +13,12 @@ SECONDS = 1.0
 
 
 def within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
-    """The answer of a call; None if it fails with ``OSError`` or takes longer."""
+    """Return the answer of a call, or None if it fails with ``OSError`` or takes longer."""
     answers: list[Answer] = []
 
     def attempt() -> None:
-        try:
+        with contextlib.suppress(OSError):
             answers.append(call())
-        except OSError:
-            return
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
@@ -28,20 +27,15 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
 
 
 def resolve(name: str) -> list[str]:
-    """The addresses of a name, in the resolver's order; none if it takes longer than a second."""
+    """Return the addresses of a name, in the resolver's order; none after a second."""
 
-    def look_up() -> list[str]:
-        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return [str(entry[4][0]) for entry in entries]
-
-    return within(SECONDS, look_up) or []
+    entries = within(SECONDS, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    return [str(entry[4][0]) for entry in entries or ()]
 
 
 def accepts(host: str, port: int) -> bool:
-    """Whether a connection to this port can be made within a second, its name looked up."""
-
-    def connect() -> bool:
-        with socket.create_connection((host, port), timeout=SECONDS):
-            return True
-
-    return within(SECONDS, connect) or False
+    """Return whether a connection to this port is made within a second, the look-up included."""
+    connection = within(SECONDS, lambda: socket.create_connection((host, port), timeout=SECONDS))
+    if connection is not None:
+        connection.close()
+    return connection is not None

@@ -1,8 +1,7 @@
 """The processes of a job: who is rank 0, who waits for it, and how they meet.
 
-Rank 0 alone reads, checks and tokenizes the data, before the process group exists: a barrier of
-the group would time out under a long preparation. The others wait on the key-value store over
-which the group is made afterwards. If rank 0 refuses, its launcher ends them; they say nothing.
+Rank 0 prepares the data before the process group exists, whose barrier would time out under a long
+preparation. The others wait on the key-value store over which the group is made afterwards.
 """
 
 from __future__ import annotations
@@ -30,14 +29,7 @@ _BETWEEN_LOOKS = 0.05  # seconds
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process among the processes of the job.
-
-    Attributes:
-        rank: Its number in the job.
-        local_rank: Its number on this machine.
-        world_size: Processes in the job.
-        local_world_size: Processes of the job on this machine.
-    """
+    """The number of a process, and how many there are, in the job and on this machine (local)."""
 
     rank: int = 0
     local_rank: int = 0
@@ -56,10 +48,7 @@ _OPEN_MPI = {
 
 def ranks() -> Ranks:
     """Return the ranks as ``torchrun``, ``accelerate launch`` or an MPI set them."""
-    if _under_open_mpi():
-        told = {name: os.environ[theirs] for name, theirs in _OPEN_MPI.items()}
-    else:
-        told = {name: os.environ[name] for name in _OPEN_MPI if name in os.environ}
+    told = {**os.environ, **_open_mpi()}
     world_size = int(told.get("WORLD_SIZE", 1))
     return Ranks(
         rank=int(told.get("RANK", 0)),
@@ -74,29 +63,32 @@ def export_ranks() -> None:
 
     Called once where a job starts; :func:`ranks` sets nothing.
     """
-    if _under_open_mpi():
-        os.environ |= {name: os.environ[theirs] for name, theirs in _OPEN_MPI.items()}
+    if told := _open_mpi():
+        os.environ |= told
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
 
 
-def _under_open_mpi() -> bool:
-    return "RANK" not in os.environ and "OMPI_COMM_WORLD_SIZE" in os.environ
+def _open_mpi() -> dict[str, str]:
+    """The variables of ``torchrun`` as an MPI set them; none if it did not start this process."""
+    if "RANK" in os.environ or "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        return {}
+    return {name: os.environ[theirs] for name, theirs in _OPEN_MPI.items()}
 
 
 def machines() -> int:
-    """How many machines (launcher agents, to be exact) the job runs on."""
+    """Return how many machines (launcher agents, to be exact) the job runs on."""
     me = ranks()
     return int(os.environ.get("GROUP_WORLD_SIZE", max(1, me.world_size // me.local_world_size)))
 
 
 def under_launcher() -> bool:
-    """Whether ``torchrun``, ``accelerate launch`` or an MPI started this process."""
-    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ or _under_open_mpi()
+    """Return whether ``torchrun``, ``accelerate launch`` or an MPI started this process."""
+    return not {"RANK", "ACCELERATE_MIXED_PRECISION", "OMPI_COMM_WORLD_SIZE"}.isdisjoint(os.environ)
 
 
 def launcher() -> list[str]:
-    """The words before ``-m finetune`` that start a job like this one."""
+    """Return the words before ``-m finetune`` that start a job like this one."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ["python"]
     words = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
@@ -115,7 +107,7 @@ def device_type(use_cpu: bool) -> str:
 
 
 def devices_in_training(use_cpu: bool) -> int:
-    """How many devices share a step: processes, or the visible GPUs under DataParallel."""
+    """Return how many devices share a step: processes, or the visible GPUs under DataParallel."""
     import torch
 
     world_size = ranks().world_size
@@ -128,8 +120,7 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
     """Call ``prepare`` on rank 0, then on the others, which find its results in the caches.
 
     Another machine has caches of its own: there one process goes first too. Nobody goes on before
-    all are ready: the process group, whose timeout is shorter, is made afterwards. In a single
-    process it is just the call.
+    all are ready, since the process group, which is made next, has a shorter timeout.
 
     Raises:
         UserError: if the machines were started with different numbers of processes.
@@ -141,10 +132,8 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
         return prepare()
     store, first_here = store_of_job(), me.rank - me.local_rank
     _agree_on_world(store, me)
-    if me.rank > 0:
-        _wait(store, f"{_READY}/0", _LONGEST_PREPARATION)
-    if me.local_rank > 0:
-        _wait(store, f"{_READY}/{first_here}", _LONGEST_PREPARATION)
+    for rank in {0, first_here} - {me.rank}:
+        _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION)
     prepared = prepare()
     store.set(f"{_READY}/{me.rank}", "1")
     for rank in range(me.world_size):
@@ -164,15 +153,12 @@ def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
     me = ranks()
     if me.world_size == 1 or dist.is_initialized():
         return
-    device = torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator()
-    if backend is None:
-        backend = "gloo"
-        if device is not None and device.type != "cpu":
-            backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-    if device is not None and device.type != "cpu":
+    default, device = "gloo", device_type(use_cpu)
+    if device != "cpu":
+        default = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
         torch.accelerator.set_device_index(me.local_rank)
     dist.init_process_group(
-        backend,
+        backend or default,
         store=store_of_job(),
         rank=me.rank,
         world_size=me.world_size,
@@ -181,14 +167,12 @@ def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """What every process gives, by rank; needs the process group where there are several."""
+    """Return what every process gives, by rank; several of them need the process group."""
     import torch.distributed as dist
 
-    size = ranks().world_size
-    if size == 1:
-        return [value]
-    values: list[Any] = [None] * size
-    dist.all_gather_object(values, value)
+    values = [value] * ranks().world_size
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
     return values
 
 
@@ -202,7 +186,7 @@ def leave() -> None:
 
 
 def first_to_fail() -> bool:
-    """Whether no other process of the job has failed before this one, as far as can be told."""
+    """Return whether no other process of the job has failed before this one, if it can be told."""
     from torch.distributed.rendezvous import rendezvous
 
     moment = timedelta(seconds=3)
@@ -221,7 +205,7 @@ def first_to_fail() -> bool:
 
 @functools.cache
 def store_of_job() -> Store:
-    """The key-value store over which the processes meet.
+    """Return the key-value store over which the processes meet.
 
     Raises:
         UserError: if the port is taken on the machine of rank 0.

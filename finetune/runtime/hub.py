@@ -1,8 +1,7 @@
 """Whether the Hub can be reached, found out in a second and before the libraries are imported.
 
-With the Hub out of reach each look-up of the libraries fails only after 23 s. So: what is cached
-already needs no network; for the rest the endpoint is tried once; and afterwards
-``HF_HUB_OFFLINE=1`` holds.
+With the Hub out of reach each look-up of the libraries fails only after 23 s. So what is cached
+needs no network, for the rest the endpoint is tried once, and then ``HF_HUB_OFFLINE=1`` holds.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def missing(wanted: Mapping[str, Any]) -> list[str]:
     """Return what is on the Hub and not in the cache, for people.
 
     Args:
-        wanted: ``dataset`` and ``model`` as the options name them, and ``dataset_revision`` and
-            ``model_revision`` where they are pinned.
+        wanted: Options, of which ``dataset``, ``model``, ``dataset_revision`` and
+            ``model_revision`` count.
     """
     return [
         f"the {_KINDS[kind]} '{name}'" + (f" at revision '{revision}'" if revision else "")
@@ -41,12 +40,6 @@ def missing(wanted: Mapping[str, Any]) -> list[str]:
         for name, revision in [(wanted.get(kind), wanted.get(f"{kind}_revision"))]
         if name and names_repository(name) and not _is_cached(kind, name, revision)
     ]
-
-
-def wanted(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those options of a recipe that say where data and model come from."""
-    names = (name for kind in _KINDS for name in (kind, f"{kind}_revision"))
-    return {name: options[name] for name in names if options.get(name) is not None}
 
 
 def go_offline() -> None:
@@ -58,22 +51,10 @@ def go_offline() -> None:
 
 
 def unreachable(what: Sequence[str]) -> UserError | None:
-    """The refusal, if something is wanted of the Hub and it does not answer within a second.
-
-    Args:
-        what: Of :func:`missing`.
-
-    Returns:
-        An error that names what could not be had and the three ways on; None if all is well.
-    """
-    if not what:
+    """Refuse what is :func:`missing`, if the Hub does not answer within a second."""
+    if not what or (not offline() and answers(endpoint())):
         return None
-    if offline():
-        reason = "HF_HUB_OFFLINE is set"
-    elif answers(endpoint()):
-        return None
-    else:
-        reason = f"{endpoint()} does not answer"
+    reason = "HF_HUB_OFFLINE is set" if offline() else f"{endpoint()} does not answer"
     return UserError(
         f"{' and '.join(what)} could not be had: {reason}. Three ways on:\n"
         "  --embedded                          data and model from installed packages\n"
@@ -85,16 +66,15 @@ def unreachable(what: Sequence[str]) -> UserError | None:
 def _is_cached(kind: str, name: str, revision: str | None = None) -> bool:
     if kind == "model":
         repository = caches()["hub"] / f"models--{name.replace('/', '--')}"
-        commit = _commit(repository, revision) if revision else "*"
-        snapshots = repository / "snapshots"
-        weights = [
-            path
-            for pattern in ("*.safetensors", "pytorch_model*.bin")
-            for path in snapshots.glob(f"{commit}/{pattern}")
-        ]
-        return bool(weights) and any(
-            (path.parent / "config.json").exists() and any(path.parent.glob("tokenizer*.json"))
-            for path in weights
+        commit, reference = revision or "*", repository / "refs" / (revision or "*")
+        if reference.is_file():  # the commit that a branch was when it was fetched
+            commit = reference.read_text(encoding="utf-8").strip()
+        weights = ("*.safetensors", "pytorch_model*.bin")
+        return any(
+            any(any(snapshot.glob(pattern)) for pattern in weights)
+            and (snapshot / "config.json").exists()
+            and any(snapshot.glob("tokenizer*.json"))
+            for snapshot in (repository / "snapshots").glob(commit)
         )
     wanted = _spelled_alike(name.replace("/", "___"))
     # a directory is named by the commit; which one a branch means, only the Hub knows
@@ -103,12 +83,6 @@ def _is_cached(kind: str, name: str, revision: str | None = None) -> bool:
         and any(path.glob(f"*/*/{revision or '*'}/dataset_info.json"))
         for path in caches()["datasets"].glob("*")
     )
-
-
-def _commit(repository: Path, revision: str) -> str:
-    """The commit that a revision was when it was fetched."""
-    reference = repository / "refs" / revision
-    return reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
 
 
 def _spelled_alike(name: str) -> str:

@@ -1,9 +1,7 @@
 """Every private or internal member of the libraries that this project relies on.
 
-A release may rename any of them without notice. ``tests/test_libraries.py`` goes through the table
-in ``make check``, and scans our source for members that are missing here. The tested versions are
-the ranges in ``pyproject.toml``, see :mod:`finetune.runtime.versions`. Importing this module
-imports no library.
+A release may rename any of them without notice. The tests go through the table, and scan our source
+for members that are missing here. Importing this module imports no library.
 """
 
 from __future__ import annotations
@@ -25,15 +23,10 @@ class Member:
     """One member of a library.
 
     Attributes:
-        kind: How it is used.
-        owner: Where it lives, ``module`` or ``module:Class``.
-        name: Its name there.
+        owner: ``module`` or ``module:Class``.
         users: Our files that rely on it, separated by spaces.
-        reason: What for.
-        parameters: Names of its parameters, separated by spaces: all of them of a hook, else those
-            that we pass.
-        source: Where the library calls a hook or sets an attribute, ``module:Class.method``; the
-            source code there must name it.
+        parameters: Separated by spaces: all of them of a hook, else those that we pass.
+        source: ``module:Class.method`` of the library, whose source code must name it.
         behaviour: The test in ``tests/test_library_*.py`` that checks what it does, or that the
             library calls it.
     """
@@ -65,9 +58,18 @@ class Member:
 
         Imports the library. Behaviour is left to the tests.
         """
+        found, wanted = [], self.parameters.split()
         try:
-            found = _signature(self) if "there" in self.checks else []
-            if self.source and not _names(inspect.getsource(resolve(self.source)), self.name):
+            there = resolve(self.path) if "there" in self.checks else None
+            if there is not None and wanted:
+                names = [name for name in inspect.signature(there).parameters if name != "self"]
+                if self.kind == "hook" and names != wanted:
+                    found.append(f"{self.path} takes {names}, expected {wanted}")
+                elif missing := ", ".join(name for name in wanted if name not in names):
+                    found.append(f"{self.path} does not take {missing}")
+            # that the source code defines a name is not enough: it must use it
+            used = rf"(?<!def )(?<!class )\b{re.escape(self.name)}\b"
+            if self.source and not re.search(used, inspect.getsource(resolve(self.source))):
                 found.append(f"{self.source} does not name {self.name} any more")
         except (ImportError, AttributeError) as error:
             return [f"{self.path} is not there: {error}"]
@@ -88,22 +90,6 @@ def resolve(path: str) -> Any:
     return found
 
 
-def _signature(member: Member) -> list[str]:
-    found, wanted = resolve(member.path), member.parameters.split()
-    if not wanted:
-        return []
-    names = [name for name in inspect.signature(found).parameters if name != "self"]
-    if member.kind == "hook" and names != wanted:
-        return [f"{member.path} takes {names}, expected {wanted}"]
-    missing = [name for name in wanted if name not in names]
-    return [f"{member.path} does not take {', '.join(missing)}"] if missing else []
-
-
-def _names(code: str, name: str) -> bool:
-    """Whether source code uses a name; that it defines it is not enough."""
-    return re.search(rf"(?<!def )(?<!class )\b{re.escape(name)}\b", code) is not None
-
-
 _TRAINER = "transformers.trainer:Trainer"
 _EVENTS = "transformers.trainer_callback:TrainerCallback"
 _MODEL = "transformers.modeling_utils:PreTrainedModel"
@@ -117,11 +103,8 @@ _CHECKPOINT, _METER = "finetune/training/checkpoint.py", "finetune/training/spee
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
 _PACKING, _EXCHANGE = "finetune/models/cpu/packing.py", "finetune/models/cpu/exchange.py"
-_JOB, _HUB, _FLAGS = (
-    "finetune/runtime/distributed.py",
-    "finetune/runtime/hub.py",
-    "finetune/config/flags.py",
-)
+_JOB, _HUB = "finetune/runtime/distributed.py", "finetune/runtime/hub.py"
+_FLAGS = "finetune/config/flags.py"
 _DOWNLOAD = "huggingface_hub.file_download"
 _EXAMPLES = "examples/native_ddp.py examples/accelerate_loop.py"
 _METRICS = " ".join(
@@ -239,13 +222,11 @@ MEMBERS = (
            "a mask that is true where a token is seen, or None", "attention_mask",
            behaviour="test_a_mask_is_true_where_a_token_is_seen"),
     # transformers: files and small functions
-    Member("member", _UTILS, "PREFIX_CHECKPOINT_DIR",
-           f"{_CHECKPOINT} finetune/pipeline/train.py",
+    Member("member", _UTILS, "PREFIX_CHECKPOINT_DIR", f"{_CHECKPOINT} finetune/pipeline/train.py",
            "checkpoints are called checkpoint-N", behaviour=_NAMED),
     Member("member", "transformers.trainer", "TRAINER_STATE_NAME",
            f"{_CHECKPOINT} finetune/pipeline/provenance.py",
-           "the file by which a checkpoint is known",
-           behaviour=_NAMED),
+           "the file by which a checkpoint is known", behaviour=_NAMED),
     Member("member", _UTILS, "get_last_checkpoint", _CHECKPOINT,
            "what --resume_from_checkpoint last means", "folder", behaviour=_NAMED),
     *(

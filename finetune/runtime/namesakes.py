@@ -1,10 +1,8 @@
 """Other packages named ``recipes`` or ``metrics``: reported, never imported by the toolkit.
 
-Both names are common. Another package of that name may come first on the import path (a folder in
-the current directory, an entry of ``PYTHONPATH``), may be imported already, or may have been
-installed into the same directory, where the files of the two lie among each other and the later
-one wins. The toolkit's own packages are those beside it; which files there are its own is told by
-the record of its installation. In a checkout all are.
+Another package of that name may come first on the import path, may be imported already, or may
+have been installed into the same directory, where the later one wins. The toolkit's own are those
+beside it; in a checkout that is every file there, else those in the record of its installation.
 """
 
 from __future__ import annotations
@@ -14,21 +12,27 @@ import functools
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
+from types import ModuleType
 
 from finetune.errors import UserError
 from finetune.runtime.version import DISTRIBUTION, __version__
 
 HOUSE = Path(__file__).resolve().parents[2]
-PACKAGES = ("recipes", "metrics")
+#: How the files of what each package holds are found.
+PACKAGES = {"recipes": "[!_]*.py", "metrics": "*/*.py"}
 
 
-def is_ours(path: Path) -> bool:
-    """Return whether a file of ``recipes/`` or ``metrics/`` beside the package is the toolkit's."""
+def files(package: str, *, ours: bool = True) -> list[Path]:
+    """Return the files of recipes or metrics beside the package, sorted: ours or all others."""
     record = _recorded()
-    return record is None or path.relative_to(HOUSE).as_posix() in record
+    return sorted(
+        path
+        for path in (HOUSE / package).glob(PACKAGES[package])
+        if package == "recipes" or path.stem == path.parent.name
+        if ours == (record is None or path.relative_to(HOUSE).as_posix() in record)
+    )
 
 
 @functools.cache
@@ -41,18 +45,19 @@ def found() -> tuple[str, ...]:
     sentences = []
     for package in PACKAGES:
         if (place := _first_on_path(package)) not in (None, HOUSE / package):
+            by_path = f"; run a recipe in it by its path, {place}/NAME.py"
             sentences.append(
                 f"{place} is another package named '{package}'; it comes before the toolkit's "
                 f"{HOUSE / package} on the import path and is not imported here"
-                + f"; run a recipe in it by its path, {place}/NAME.py"
-                * (package == "recipes")
+                f"{by_path if package == 'recipes' else ''}"
             )
-        if strangers := _strangers(package):
+        if strangers := files(package, ours=False):
             who = _installed_by(f"{package}/")
             sentences.append(
                 f"{HOUSE / package} also holds files that {DISTRIBUTION} did not install "
-                f"({', '.join(strangers)}{who and ' of '}{who}): they are neither listed nor "
-                f"imported; install {DISTRIBUTION} into an environment of its own"
+                f"({', '.join(path.name for path in strangers)}{who and ' of '}{who}): they are "
+                f"neither listed nor imported; install {DISTRIBUTION} into an environment of its "
+                "own"
             )
     return tuple(sentences)
 
@@ -61,13 +66,12 @@ def overwritten() -> list[str]:
     """Return a sentence for each file of ours that something else wrote over or removed."""
     sentences = []
     for name, digest in (_recorded() or {}).items():
-        path = HOUSE / name
+        path, installed = HOUSE / name, f"{DISTRIBUTION} {__version__} installed"
         if not path.exists():
-            what = f"{path} is missing; {DISTRIBUTION} {__version__} installed it"
-        elif _sha256(path) != digest:
+            what = f"{path} is missing; {installed} it"
+        elif _digest(path) != digest:
             who = _installed_by(name) or "something"
-            what = f"{path} is not the file that {DISTRIBUTION} {__version__} installed: {who} "
-            what += "overwrote it"
+            what = f"{path} is not the file that {installed}: {who} overwrote it"
         else:
             continue
         sentences.append(
@@ -80,9 +84,6 @@ def overwritten() -> list[str]:
 def claim() -> tuple[str, ...]:
     """Make the toolkit's ``recipes`` the one that this process imports, if it has imported none.
 
-    What is imported is found in ``sys.modules`` by whoever asks for it next, so one package of the
-    name is all that a process can have.
-
     Returns:
         What is to be told: a sentence for each namesake that is not imported; nothing if the
         toolkit's package was there already.
@@ -92,8 +93,7 @@ def claim() -> tuple[str, ...]:
     """
     if sentences := overwritten():
         raise UserError(*sentences)
-    loaded = sys.modules.get("recipes")
-    if loaded is not None:
+    if (loaded := sys.modules.get("recipes")) is not None:
         places = {Path(place).resolve() for place in getattr(loaded, "__path__", [])}
         if HOUSE / "recipes" in places:
             return ()
@@ -105,37 +105,34 @@ def claim() -> tuple[str, ...]:
             "command line, python -m finetune, does not import it"
         )
     told = found()
-    spec = importlib.util.spec_from_file_location("recipes", HOUSE / "recipes" / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    sys.modules["recipes"] = package
-    spec.loader.exec_module(package)
+    load_file("recipes", HOUSE / "recipes" / "__init__.py")
     return told
 
 
-def _first_on_path(package: str) -> Path | None:
-    """The directory or file that ``import PACKAGE`` would take; None if there is none.
+def load_file(name: str, path: Path) -> ModuleType:
+    """Return the module in this file, imported under ``name`` wherever it lies."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look the module up by its name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
-    A folder without ``__init__.py`` holds no code that an import would run.
-    """
+
+def _first_on_path(package: str) -> Path | None:
+    """The directory or file that ``import PACKAGE`` would take; None if there is none."""
     if package in sys.modules:  # whatever it is, it is found there; `claim` judges it
         return None
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None:  # a folder without `__init__.py` runs no code
         return None
     origin = Path(spec.origin).resolve()
     return origin.parent if origin.name.startswith("__init__.") else origin
-
-
-def _strangers(package: str) -> list[str]:
-    """Names of recipe files, or of metric folders, beside ours that are not ours."""
-    directory = HOUSE / package
-    if package == "recipes":
-        candidates: Iterator[Path] = directory.glob("[!_]*.py")
-    else:
-        candidates = (path / f"{path.name}.py" for path in directory.iterdir() if path.is_dir())
-    return sorted(path.name for path in candidates if path.exists() and not is_ours(path))
 
 
 @functools.cache
@@ -154,18 +151,15 @@ def _recorded() -> dict[str, str] | None:
 
 def _installed_by(name: str) -> str:
     """The other distributions that installed a file of this name; empty if none did."""
-    others = [
+    return ", ".join(
         f"{other.metadata['Name']} {other.version}"
         for other in distributions(path=[str(HOUSE)])
-        if other.metadata["Name"] != DISTRIBUTION and _holds(other, name)
-    ]
-    return ", ".join(others)
+        if other.metadata["Name"] != DISTRIBUTION
+        and any(file.as_posix().startswith(name) for file in other.files or ())
+    )
 
 
-def _holds(distribution: Distribution, name: str) -> bool:
-    return any(file.as_posix().startswith(name) for file in distribution.files or ())
-
-
-def _sha256(path: Path) -> str:
+def _digest(path: Path) -> str:
+    """As a record of an installation writes it."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

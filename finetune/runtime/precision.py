@@ -10,11 +10,9 @@ CHOICES = ("auto", "fp32", "bf16", "fp16")
 
 
 def native_bf16(device_type: str) -> bool:
-    """Whether a device multiplies bf16 itself, and so at least as fast as fp32.
+    """Return whether a device multiplies bf16 itself, and so at least as fast as fp32.
 
-    Args:
-        device_type: ``cpu`` (AVX512-BF16 or AMX), ``cuda`` (Ampere and newer) or another, of which
-            nothing is known.
+    That is ``cpu`` with AVX512-BF16 or AMX and ``cuda`` from Ampere on; of others nothing is known.
     """
     if device_type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -22,14 +20,7 @@ def native_bf16(device_type: str) -> bool:
 
 
 def automatic(device_type: str) -> str:
-    """What ``--precision auto`` takes: what ``accelerate`` was told, or else what is fast.
-
-    Args:
-        device_type: Of the training.
-
-    Returns:
-        ``fp32``, ``bf16`` or ``fp16``.
-    """
+    """Return what ``--precision auto`` takes: what ``accelerate`` was told, or what is fast."""
     told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     # "no" is also what its launcher says if nobody chose; on a CPU it computes nothing in fp16
     if told == "bf16" or (told == "fp16" and device_type != "cpu"):
@@ -38,5 +29,5 @@ def automatic(device_type: str) -> str:
 
 
 def dtype(*, bf16: bool, fp16: bool) -> torch.dtype:
-    """Of the matrix products under these training arguments."""
+    """Return the type of the matrix products under these training arguments."""
     return torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32

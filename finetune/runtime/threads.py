@@ -15,7 +15,7 @@ _VARIABLE = "OMP_NUM_THREADS"
 
 
 def fair_share(local_world_size: int) -> int:
-    """Cores of this machine for each of ``local_world_size`` processes on it, at least one.
+    """Return the cores of this machine for each of its processes, at least one.
 
     Physical cores, or the logical ones that this process may use where a container or an affinity
     mask allows it fewer (``joblib.cpu_count``).
@@ -26,7 +26,7 @@ def fair_share(local_world_size: int) -> int:
 
 
 def set_by_user() -> int | None:
-    """The threads that ``OMP_NUM_THREADS`` asks for, unless a launcher put its 1 there."""
+    """Return the threads that ``OMP_NUM_THREADS`` asks for, unless a launcher put its 1 there."""
     value = os.environ.get(_VARIABLE, "")
     if not value.isdecimal() or (value == "1" and distributed.under_launcher()):
         return None
@@ -34,14 +34,9 @@ def set_by_user() -> int | None:
 
 
 def use(num_threads: int | None) -> int:
-    """Compute with this many threads from here on.
+    """Compute with this many threads from here on, and return how many they are.
 
-    Args:
-        num_threads: Of this process; None for what the user set in the environment, or else a fair
-            share.
-
-    Returns:
-        The threads in use.
+    None stands for what the user set in the environment, or else a fair share.
     """
     import torch
 

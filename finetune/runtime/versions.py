@@ -8,7 +8,6 @@ range one of them may be gone, or do something else, without an error. No librar
 from __future__ import annotations
 
 import functools
-import re
 import warnings
 from importlib import metadata
 
@@ -16,7 +15,6 @@ from finetune.runtime.version import DISTRIBUTION
 
 #: Whose private members are relied on.
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub")
-_REQUIREMENT = re.compile(r"([\w.-]+)\s*([^;]*)")  # "torch<2.14,>=2.13; extra == 'gpu'"
 
 
 def untested() -> list[str]:
@@ -39,18 +37,17 @@ def untested() -> list[str]:
 
 def ranges() -> dict[str, str]:
     """Return the tested range of each library; none in a checkout that was never installed."""
+    from packaging.requirements import Requirement
+
     try:
-        lines = metadata.requires(DISTRIBUTION) or []
+        wanted = map(Requirement, metadata.requires(DISTRIBUTION) or [])
     except metadata.PackageNotFoundError:
         return {}
-    found = {}
-    for line in lines:
-        match = _REQUIREMENT.match(line)
-        name = match[1].replace("-", "_") if match else ""
-        if match and name in LIBRARIES:
-            bounds = match[2].strip(" ()").split(",")
-            found[name] = ",".join(sorted(map(str.strip, bounds), reverse=True))  # >= before <
-    return found
+    return {
+        name: ",".join(sorted(map(str, each.specifier), reverse=True))  # >= before <
+        for each in wanted
+        if (name := each.name.replace("-", "_")) in LIBRARIES
+    }
 
 
 @functools.cache
