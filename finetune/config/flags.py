@@ -1,12 +1,9 @@
-"""The options of a recipe as flags: one parser for command line and config files, and its help.
-
-The parser is made by ``HfArgumentParser`` from the fields of the recipe and of
-``FinetuneArguments``.
-"""
+"""The options of a recipe as flags: one parser for command line and config files, and its help."""
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import inspect
 import sys
@@ -25,34 +22,20 @@ CHOICES = {
 #: What people use of the two hundred; the help shows these before the rest.
 USED = (
     *("output_dir", "num_train_epochs", "max_steps", "learning_rate", "global_batch_size"),
-    *("max_tokens_per_batch", "profile"),
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("weight_decay", "warmup_steps", "lr_scheduler_type", "optim", "max_grad_norm"),
-    *("label_smoothing_factor", "train_sampling_strategy", "seed", "precision", "use_cpu"),
-    *("logging_steps", "eval_strategy", "save_strategy", "save_every", "save_total_limit"),
-    *("metric_for_best_model", "load_best_model_at_end", "resume_from_checkpoint", "report_to"),
-    *("run_name", "push_to_hub", "hub_model_id", "dataloader_num_workers", "torch_compile"),
-    *(
-        "num_threads",
-        "cpu_kernels",
-        "ddp_backend",
-        "ddp_timeout",
-        "save_on_each_node",
-        "disable_tqdm",
-        "log_level",
-    ),
+    *("max_tokens_per_batch", "profile", "per_device_train_batch_size"),
+    *("per_device_eval_batch_size", "gradient_accumulation_steps", "weight_decay", "warmup_steps"),
+    *("lr_scheduler_type", "optim", "max_grad_norm", "label_smoothing_factor"),
+    *("train_sampling_strategy", "seed", "precision", "use_cpu", "logging_steps"),
+    *("eval_strategy", "save_strategy", "save_every", "save_total_limit", "metric_for_best_model"),
+    *("load_best_model_at_end", "resume_from_checkpoint", "report_to", "run_name", "push_to_hub"),
+    *("hub_model_id", "dataloader_num_workers", "torch_compile", "num_threads", "cpu_kernels"),
+    *("ddp_backend", "ddp_timeout", "save_on_each_node", "disable_tqdm", "log_level"),
 )
-
-
 _WIDEST_CHOICES = 40
 
 
 class Flags:
-    """The options of a recipe as flags; only what was typed comes out.
-
-    Args:
-        cls: The recipe.
-    """
+    """The options of a recipe as flags; only what was typed comes out."""
 
     def __init__(self, cls: type[Recipe]) -> None:
         from transformers import HfArgumentParser
@@ -68,7 +51,7 @@ class Flags:
             prog=f"python -m finetune {catalog.origin(cls)}",
         )
         for name, help in CHOICES.items():
-            flags = [f"--{name}", *([f"--{name.replace('_', '-')}"] if "_" in name else [])]
+            flags = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
             if name == "config":
                 self._parser.add_argument(*flags, metavar="FILE.yaml", help=help)
             else:
@@ -81,11 +64,10 @@ class Flags:
         self._parser.error = self._refuse  # type: ignore[method-assign]
 
     def read(self, words: Sequence[str], where: str = "") -> dict[str, Any]:
-        """The options that ``words`` give, by name.
+        """Return the options that ``words``, flags and their values, give, by name.
 
-        Args:
-            words: Flags and their values.
-            where: What to put before a complaint: the name of a file.
+        Raises:
+            UserError: with ``where``, the name of a file, before each mistake.
         """
         self._where = where
         namespace, left = self._parser.parse_known_args(list(words))
@@ -96,12 +78,12 @@ class Flags:
             if word.startswith("--")
         ]
         mistakes += [f"{where}unexpected word '{word}'" for word in left if not mistakes]
-        given = vars(namespace)
+        given, why = vars(namespace), dict.fromkeys(self._refused, "the verb says it, leave it out")
+        why["local_rank"] = (
+            "the launcher says it; start with torchrun, not torch.distributed.launch"
+        )
         mistakes += [
-            f"{where}{_flag(f'--{name}', where)}: the verb says it, leave it out"
-            if name != "local_rank"
-            else f"{where}{_flag('--local_rank', where)}: the launcher says it; start with "
-            "torchrun, not torch.distributed.launch"
+            f"{where}{_flag(f'--{name}', where)}: {why[name]}"
             for name in self._refused
             if name in given
         ]
@@ -110,10 +92,8 @@ class Flags:
         return given
 
     def help(self) -> str:
-        """The recipe's own options first, then those of the training that people use, then the
-        rest.
-        """
-        own = [each.name for each in dataclasses.fields(self.cls)]
+        """Return the help: the recipe's options, then those that people use, then the rest."""
+        own = {each.name: each.default for each in dataclasses.fields(self.cls)}
         groups: dict[str, list[str]] = {
             f"options of {catalog.origin(self.cls)}": ["embedded", *own],
             "options of the run": ["config", "dry_run", *USED],
@@ -122,11 +102,7 @@ class Flags:
         groups["every other option of transformers.TrainingArguments"] = sorted(
             {action.dest for action in self._parser._actions} - placed - set(self._refused)
         )
-        defaults = {
-            **self.defaults,
-            **self.cls.defaults(),
-            **{each.name: each.default for each in dataclasses.fields(self.cls)},
-        }
+        defaults = {**self.defaults, **self.cls.defaults(), **own}
         formatter = argparse.RawDescriptionHelpFormatter(self._parser.prog, max_help_position=30)
         formatter.add_text(f"usage: {self._parser.prog} [flags]")
         formatter.add_text(inspect.getdoc(sys.modules[self.cls.__module__]))
@@ -178,18 +154,11 @@ def _boolean(word: str) -> bool:
 
 
 def _for_help(action: argparse.Action, default: Any) -> argparse.Action:
-    """The action as the help shows it: one spelling, a default that means something, the first
-    sentence.
-    """
-    shown = argparse.Action(
-        option_strings=action.option_strings[:1],
-        dest=action.dest,
-        nargs=action.nargs,
-        metavar=action.metavar or _metavar(action),
-    )
-    sentence = " ".join((action.help or "").split())
-    cut = sentence.find(". ")
-    sentence = sentence if cut < 0 else sentence[:cut]
+    """The action in the help: one spelling, the first sentence, a default that means something."""
+    shown = copy.copy(action)
+    shown.option_strings = action.option_strings[:1]
+    shown.metavar = action.metavar or _metavar(action)
+    sentence = " ".join((action.help or "").split()).partition(". ")[0]
     if shown.metavar == "NAME" and action.choices:
         sentence += f": {', '.join(str(choice) for choice in action.choices)}"
     if default not in (None, "", [], argparse.SUPPRESS):
