@@ -1,8 +1,6 @@
-"""The recipe: what a task is made of, as a dataclass whose methods are the steps of a run.
+"""The recipe: a dataclass whose fields are options and whose methods are the steps of a run.
 
-The fields of a recipe are its options: each is a flag, a config key and a keyword argument, with
-its help written once. The methods are the steps, in the order in which a run takes them, and each
-can be replaced::
+Each option is a flag, a config key and a keyword argument. Each step can be replaced::
 
     load -> split -> prepare -> build_model, data_collator, loss, compute_metrics -> parts ->
     adapt -> trainer
@@ -19,16 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Self,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_args, get_type_hints
 
 from finetune.errors import UserError
 from finetune.training.resolution import BATCH_SIZES
@@ -44,11 +33,9 @@ if TYPE_CHECKING:
 
 
 def option(default: Any, help: str) -> Any:
-    """A field of a recipe: an option with its help, which the command line shows.
+    """Return a field of a recipe: an option with its default and its help.
 
-    Args:
-        default: The value where neither a config file nor a flag says otherwise.
-        help: One line, without the default (the command line adds it).
+    The help is one line without the default, which the command line adds.
     """
     return dataclasses.field(default=default, metadata={"help": help})
 
@@ -102,8 +89,7 @@ class Recipe:
                     f"{cls.__name__}.{name} overrides an option without annotation, so it would "
                     f"have no effect: write `{name}: {inherited[name].type} = ...`"
                 )
-            value = cls.__dict__[name]
-            if not isinstance(value, dataclasses.Field):
+            if not isinstance(value := cls.__dict__[name], dataclasses.Field):
                 setattr(cls, name, option(value, inherited[name].metadata["help"]))
         dataclasses.dataclass(kw_only=True)(cls)
         for merged in ("training", "embedded"):
@@ -114,41 +100,27 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
-        self._refuse_wrong_types()
-        mistakes = [
-            f"--{name} {value}: expected a number of rows, 1 or more"
-            for name in ("train_samples", "eval_samples")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
-        if mistakes:
-            raise UserError(*mistakes)
-
-    def _refuse_wrong_types(self) -> None:
-        """Flags are typed by their parser; what comes from a notebook is not."""
-        mistakes = []
-        for name, expected in get_type_hints(type(self)).items():
-            allowed = get_args(expected) or (expected,)
+        hints, mistakes = get_type_hints(type(self)), []
+        for name in (each.name for each in dataclasses.fields(self)):
+            # flags are typed by their parser; what comes from a notebook is not
+            value, allowed = getattr(self, name), get_args(hints[name]) or (hints[name],)
             plain = all(each in (bool, int, float, str, NoneType) for each in allowed)
-            if get_origin(expected) is ClassVar or not plain or not hasattr(self, name):
-                continue
-            value = getattr(self, name)
-            widened = (*allowed, int) if float in allowed else allowed
-            if type(value) not in widened:
+            if plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
                 wanted = " or ".join(each.__name__ for each in allowed if each is not NoneType)
                 mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
+            elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
+                mistakes.append(f"--{name} {value}: expected a number of rows, 1 or more")
         if mistakes:
             raise UserError(*mistakes)
 
     def note(self, sentence: str) -> None:
-        """Remember something that the user must be told: it stands in the start block and the
-        manifest.
-        """
+        """Remember what the user must be told, in the start block and the manifest."""
         self.notes.append(sentence)
 
     # ---- the steps -------------------------------------------------------------------------------
 
     def load(self) -> DatasetDict:
-        """The raw data: splits with the columns ``id``, :attr:`input_column` and ``label``.
+        """Return the raw data: splits with the columns ``id``, :attr:`input_column` and ``label``.
 
         Returns:
             A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label``
@@ -157,7 +129,7 @@ class Recipe:
         raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
-        """``train``, ``validation`` and ``test``: duplicates dropped, carved, then drawn."""
+        """Return ``train``, ``validation`` and ``test``, without duplicates, then sampled."""
         from finetune.data import splits
 
         return splits.three_way(
@@ -170,16 +142,15 @@ class Recipe:
         )
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        """What the model eats, row by row, not padded."""
+        """Return the features that the model takes, tokenized for instance, not padded."""
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
 
     def processing_class(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer or image processor that is saved beside the model, if there is one."""
+        """Return the tokenizer or image processor to be saved beside the model, if there is one."""
         return None
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        """A fresh model with one output for each of ``labels``, to be trained; in a regression
-        there are no labels, and the recipe knows its outputs.
+        """Return a fresh model with one output for each of ``labels``; a regression has none.
 
         Its ``forward`` takes the collated batch, with or without ``labels``, and returns a mapping
         that holds ``logits`` of shape ``(rows, classes)``.
@@ -187,7 +158,7 @@ class Recipe:
         raise NotImplementedError(f"{type(self).__name__} must say how to build its model")
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        """The model saved in ``directory`` by a run."""
+        """Return the model saved in ``directory`` by a run."""
         from safetensors.torch import load_model
 
         model = self.build_model(labels)
@@ -195,15 +166,15 @@ class Recipe:
         return model
 
     def base_revision(self) -> str | None:
-        """The commit on the Hub of the model that is trained further; None if there is none."""
+        """Return the commit on the Hub of the model that is trained further, if there is one."""
         return None
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        """What makes a batch of rows, ``labels`` among its keys."""
+        """Return what makes a batch of rows, ``labels`` among its keys."""
         raise NotImplementedError(f"{type(self).__name__} must say how to collate its rows")
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of each row, not reduced: the trainer divides by the rows of the *global* step.
+        """Return each row's loss, not reduced: the trainer divides by the rows of the global step.
 
         Args:
             logits: Shape ``(rows, classes)``.
@@ -217,7 +188,7 @@ class Recipe:
         return cross_entropy(logits, labels, reduction="none")
 
     def whole_lengths(self, split: str) -> list[int] | None:
-        """Tokens of each row of a split before truncation; None where rows have no length."""
+        """Return the tokens of each row before truncation; None where rows have no length."""
         return None
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -226,20 +197,20 @@ class Recipe:
 
     @classmethod
     def short_name(cls) -> str:
-        """That of its file; of the class where there is no file, as in a notebook."""
+        """Return the name of its file, or of the class where there is none, as in a notebook."""
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)
         return Path(file).stem if file else cls.__name__.lower()
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The training arguments of the recipe, and where its runs go: no clock in a path."""
+        """Return the training arguments of the recipe, and where runs go: no clock in a path."""
         return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
 
     # ---- put together ----------------------------------------------------------------------------
 
     @functools.cached_property
     def splits(self) -> DatasetDict:
-        """The raw splits: loaded, carved and checked; the rows in the order of the source."""
+        """The raw splits, checked, with the rows in the order of the source."""
         from finetune.data import findings
 
         self.notes.clear()
@@ -251,10 +222,9 @@ class Recipe:
         return dataset
 
     def over(self, rows: Dataset) -> Self:
-        """The same recipe over these raw rows, which are each of its splits and prepared once.
+        """Return the same recipe with these raw rows as each of its splits, prepared once.
 
-        Args:
-            rows: With ``id``, :attr:`input_column` and ``label``, numbered as the model does.
+        The rows have ``id``, :attr:`input_column` and ``label``, numbered as the model does.
         """
         from datasets import DatasetDict
 
@@ -290,12 +260,10 @@ class Recipe:
         return dict(self.scoring.arguments) if common else {}
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        """The keyword arguments of ``transformers.Trainer``, but for ``args``.
+        """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
 
-        The library's ``Trainer`` takes them as well as ours: the loss is right in both.
-
-        Args:
-            model: Instead of a fresh one.
+        The library's ``Trainer`` takes them as well as ours: the loss is right in both. A
+        ``model`` stands for a fresh one.
         """
         from finetune.training.loss import GlobalLoss
 
@@ -339,12 +307,11 @@ class Recipe:
         return model
 
     def trainer(self, **training_arguments: Any) -> Trainer:
-        """A ``transformers.Trainer``, ours where it must be, ready to ``train()``.
+        """Return a ``transformers.Trainer``, ours where it must be, ready to ``train()``.
 
-        Args:
-            **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more,
-                over the defaults of the recipe. ``output_dir`` defaults to ``runs/<recipe>``;
-                nothing is written or moved there before ``train()`` is called.
+        Any field of ``TrainingArguments``, and the toolkit's few more, is taken over the defaults
+        of the recipe. ``output_dir`` defaults to ``runs/<recipe>``; nothing is written or moved
+        there before ``train()`` is called.
 
         Raises:
             UserError: if an argument is unknown, or if the data cannot be trained on.

@@ -58,26 +58,22 @@ class TextClassification(Recipe):
         return self.labelled(self.read())
 
     def read(self) -> DatasetDict:
-        """The source as it is, with an ``id`` added: the number of the row in its split."""
+        """Return the source as it is, with an ``id`` added: the number of the row in its split."""
         from finetune.data import sources
 
         return sources.read(self.dataset, self.dataset_revision)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """``dataset`` brought to the columns ``id``, ``text`` and ``label``, missing values
-        refused. Other columns stay, for the slices of the report.
+        """Return ``dataset`` with ``id``, ``text`` and ``label``, missing values refused.
+
+        Other columns stay, for the slices of the report.
         """
         from finetune.data import findings, labels
 
         findings.require_columns(dataset, self.text_column, self.label_column)
         dataset = findings.without_clashes(dataset, self.text_column, self.label_column)
-        dataset = dataset.rename_columns(
-            {
-                old: new
-                for old, new in ((self.text_column, "text"), (self.label_column, "label"))
-                if old != new
-            }
-        )
+        renamed = {self.text_column: "text", self.label_column: "label"}
+        dataset = dataset.rename_columns({old: new for old, new in renamed.items() if old != new})
         dataset = findings.only_valid(dataset, drop=self.drop_invalid, note=self.note)
         return labels.encode(dataset, self.label_names)
 
