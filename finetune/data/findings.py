@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, DatasetDict
 
-from finetune.data.labels import class_names
+from finetune.data.labels import class_names, listed
 from finetune.errors import UserError, suggestion
 
 _AT_ONCE = 1000  # rows in memory
@@ -32,7 +32,7 @@ def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -
 
 
 def without_clashes(dataset: DatasetDict, text_column: str, label_column: str) -> DatasetDict:
-    """``dataset`` without columns that only some splits have, or whose names are the toolkit's."""
+    """Return ``dataset`` without columns that not every split has, or that the toolkit writes."""
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
     chosen = {"id", text_column, label_column}
     kept = [
@@ -44,14 +44,13 @@ def without_clashes(dataset: DatasetDict, text_column: str, label_column: str) -
 
 
 def is_own_column(name: str) -> bool:
-    """Whether the toolkit writes a column of this name itself."""
+    """Return whether the toolkit writes a column of this name itself."""
     own = ("id", "text", "tokens", "label", "labels", "length", "prediction")
     return name in own or name.startswith("probability of ")
 
 
 def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None]) -> DatasetDict:
-    """``dataset`` without rows whose text or label is missing, or a refusal that counts and names
-    them.
+    """Return ``dataset`` without rows whose ``text`` or ``label`` is missing.
 
     Args:
         dataset: Splits with ``text`` and ``label``.
@@ -59,29 +58,24 @@ def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None])
         note: Takes a sentence about the rows dropped.
 
     Raises:
-        UserError: if there are such rows and they are not to be dropped.
+        UserError: that counts and names such rows, if they are not to be dropped.
     """
     mistakes, kept = [], {}
     for split, rows in dataset.items():
         valid = np.ones(len(rows), dtype=bool)
+        is_label = _is_class if isinstance(rows.features["label"], ClassLabel) else _is_label
         for column, is_valid, wrong in (
             ("text", _is_text, "is missing or no text"),
-            ("label", _is_label, "is missing"),
+            ("label", is_label, "is missing"),
         ):
-            if column == "label" and isinstance(rows.features["label"], ClassLabel):
-                valid_here = np.array(rows["label"][:]) >= 0
-            else:
-                found = rows.select_columns(column).iter(_AT_ONCE)
-                valid_here = np.array(
-                    [is_valid(value) for batch in found for value in batch[column]], dtype=bool
-                )
+            batches = rows.select_columns(column).iter(_AT_ONCE)
+            found = (is_valid(value) for batch in batches for value in batch[column])
+            valid_here = np.fromiter(found, dtype=bool, count=len(rows))
             if bad := np.flatnonzero(~valid_here).tolist():
-                first = ", ".join(str(index) for index in bad[:5])
-                sentence = (
+                mistakes.append(
                     f"{len(bad):,} of {len(rows):,} {split} rows whose {column} {wrong} "
-                    f"(first rows: {first})"
+                    f"(first rows: {', '.join(map(str, bad[:5]))})"
                 )
-                mistakes.append(sentence)
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))
     if mistakes and not drop:
@@ -92,12 +86,7 @@ def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None])
 
 
 def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
-    """Refuse raw data that is not what a recipe's ``load`` must give.
-
-    Args:
-        dataset: What it gave.
-        column: The column of the inputs.
-    """
+    """Refuse raw data that lacks the ``column`` of the inputs, or whose labels are of no kind."""
     for split, rows in dataset.items():
         there = ", ".join(name for name in rows.column_names if name != "id")
         for wanted in (column, "label"):
@@ -134,10 +123,9 @@ def refuse_untrainable(dataset: DatasetDict) -> None:
             mistakes.append(f"no rows are left for {split}: the data is too small")
         unknown = sorted(set(dataset[split]["label"][:]) - trained)
         if names and unknown:
-            shown = ", ".join(f"'{names[label]}'" for label in unknown[:5])
             mistakes.append(
-                f"the {split} data has labels that the training data does not have: {shown}"
-                f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''} "
+                f"the {split} data has labels that the training data does not have: "
+                f"{listed([names[label] for label in unknown])} "
                 "(add training rows for them, or leave them out)"
             )
     if mistakes:
@@ -148,7 +136,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
+def _is_class(value: int | None) -> bool:
+    return value is not None and value >= 0
+
+
 def _is_label(value: Any) -> bool:
-    if isinstance(value, float) and np.isnan(value):
-        return False
-    return value is not None and (not isinstance(value, str) or bool(value.strip()))
+    is_nan = isinstance(value, float) and np.isnan(value)
+    return not is_nan and value is not None and bool(str(value).strip())

@@ -1,8 +1,7 @@
-"""Carves ``train``, ``validation`` and ``test``, so that selection never sees the test set.
+"""Split off ``train``, ``validation`` and ``test``, so that selection never sees the test set.
 
-The order is fixed: exact duplicates are dropped, the splits are carved, then rows are drawn.
-Everything hangs on one seed of its own, not on the seed of the training, so that runs with other
-seeds stay comparable.
+Exact duplicates are dropped, the splits are split off, then rows are sampled. It depends only on a
+seed of its own, not on that of the training, so that runs with other seeds stay comparable.
 """
 
 from __future__ import annotations
@@ -11,11 +10,17 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, Image
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
 MOST_VALIDATION_ROWS = 10_000
+#: Rows that a split held out of the others has too.
+_LEAKED = {
+    "validation": "validation rows that stand in the test set too",
+    "train": "training rows that stand in the validation or test set too",
+}
 
 
 def three_way(
@@ -27,12 +32,12 @@ def three_way(
     eval_samples: int | None,
     note: Callable[[str], None],
 ) -> DatasetDict:
-    """The three splits, each in the order of its source.
+    """Return the three splits, each in the order of its source.
 
     Args:
         dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
             ``column`` and ``label``. A test set of 20% and a validation set of 10% of the training
-            rows (at most 10,000) are carved where they are missing, stratified.
+            rows (at most 10,000) are split off where they are missing, stratified.
         column: Rows with the same value here are duplicates; the first is kept. Training rows that
             stand in the source's own test or validation set are dropped as well, and validation
             rows that stand in its test set. The test set is left as it is.
@@ -44,11 +49,20 @@ def three_way(
     splits = dict(dataset)
     held_out: set[bytes] = set()
     for name in ("test", "validation", "train"):  # each is cleared of what is held out so far
-        if name in splits:
-            hashes = list(digests(splits[name], column))
-            splits[name], hashes = _without(splits[name], hashes, held_out, name, note)
-            held_out |= set(hashes)
-    splits["train"] = _without_duplicates(splits["train"], hashes, note)
+        if name not in splits:
+            continue
+        hashes = pd.Series(list(digests(splits[name], column)), dtype=object)
+        dropped = hashes.isin(held_out).to_numpy()
+        if count := dropped.sum():
+            note(f"dropped {count:,} {_LEAKED[name]}")
+        if name == "train":
+            repeated = hashes.duplicated().to_numpy() & ~dropped
+            if count := repeated.sum():
+                note(f"dropped {count:,} exact duplicates")
+            dropped = dropped | repeated
+        if dropped.any():
+            splits[name] = splits[name].select(np.flatnonzero(~dropped))
+        held_out.update(hashes)
     if "test" not in splits:
         rows = len(splits["train"])
         splits["train"], splits["test"] = _carve(splits["train"], round(TEST_SHARE * rows), seed)
@@ -56,28 +70,26 @@ def three_way(
         size = min(round(VALIDATION_SHARE * len(splits["train"])), MOST_VALIDATION_ROWS)
         splits["train"], splits["validation"] = _carve(splits["train"], size, seed + 1)
     caps = {"train": train_samples, "validation": eval_samples, "test": eval_samples}
-    return DatasetDict(
-        {
-            name: splits[name] if cap is None else _draw(splits[name], cap, seed + 2)
-            for name, cap in caps.items()
-        }
-    )
+    for name, cap in caps.items():
+        if cap is not None and cap < len(splits[name]):
+            drawn = stratified(_strata(splits[name]), cap, seed + 2)
+            splits[name] = splits[name].select(drawn)
+    return DatasetDict({name: splits[name] for name in caps})
 
 
 def fingerprint(dataset: DatasetDict, column: str) -> str:
-    """A hash of what the rows hold, in their order, wherever they lie."""
+    """Return a hash of what the rows hold, in their order, wherever they lie."""
     whole = hashlib.sha256()
     for name in sorted(dataset):
         whole.update(name.encode())
-        for digest, label in zip(
-            digests(dataset[name], column), dataset[name]["label"][:], strict=True
-        ):
+        labels = dataset[name]["label"][:]
+        for digest, label in zip(digests(dataset[name], column), labels, strict=True):
             whole.update(digest + str(label).encode())
     return whole.hexdigest()[:16]
 
 
 def digests(rows: Dataset, column: str) -> Iterator[bytes]:
-    """A short hash of each value of a column of texts, images or vectors of numbers."""
+    """Yield a short hash of each value of a column of texts, images or vectors of numbers."""
     rows = rows.select_columns([column])
     if isinstance(rows.features[column], Image):
         rows = rows.cast_column(column, Image(decode=False))
@@ -93,14 +105,14 @@ def digests(rows: Dataset, column: str) -> Iterator[bytes]:
 
 
 def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Indices of ``size`` rows in which every class keeps its share, sorted.
+    """Return the indices of ``size`` rows in which every class keeps its share, sorted.
 
     scikit-learn's splitter refuses a class of one row, and a draw that leaves fewer rows than
     there are classes; here the largest remainders decide (Hamilton's method), and both work.
 
     Args:
         labels: Shape ``(rows,)``, the class of each row.
-        size: How many rows to draw, at most ``rows``.
+        size: At most ``rows``.
         seed: Decides which rows of a class are drawn.
     """
     generator = np.random.default_rng(seed)
@@ -116,35 +128,6 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(drawn))
 
 
-def _without(
-    rows: Dataset,
-    hashes: list[bytes],
-    held_out: set[bytes],
-    name: str,
-    note: Callable[[str], None],
-) -> tuple[Dataset, list[bytes]]:
-    """``rows`` and their hashes without those that a set held out from them has too."""
-    kept = [index for index, digest in enumerate(hashes) if digest not in held_out]
-    if leaked := len(hashes) - len(kept):
-        mine, others = {
-            "validation": ("validation", "test set"),
-            "train": ("training", "validation or test set"),
-        }[name]
-        note(f"dropped {leaked:,} {mine} rows that stand in the {others} too")
-        rows, hashes = rows.select(kept), [hashes[index] for index in kept]
-    return rows, hashes
-
-
-def _without_duplicates(rows: Dataset, hashes: list[bytes], note: Callable[[str], None]) -> Dataset:
-    first: dict[bytes, int] = {}
-    for index, digest in enumerate(hashes):
-        first.setdefault(digest, index)
-    if repeated := len(hashes) - len(first):
-        note(f"dropped {repeated:,} exact duplicates")
-        rows = rows.select(list(first.values()))
-    return rows
-
-
 def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
     labels = _strata(rows)
     # the first row of each class stays: training must know every class that is evaluated
@@ -153,12 +136,6 @@ def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
     taken = spare[stratified(labels[spare], size, seed)]
     left = np.setdiff1d(np.arange(len(rows)), taken)
     return rows.select(left), rows.select(taken)
-
-
-def _draw(rows: Dataset, size: int, seed: int) -> Dataset:
-    if size >= len(rows):
-        return rows
-    return rows.select(stratified(_strata(rows), size, seed))
 
 
 def _strata(rows: Dataset) -> np.ndarray:
