@@ -31,6 +31,7 @@ USED = (
     *("hub_model_id", "dataloader_num_workers", "torch_compile", "num_threads", "cpu_kernels"),
     *("ddp_backend", "ddp_timeout", "save_on_each_node", "disable_tqdm", "log_level"),
 )
+_SAID = {"local_rank": "the launcher says it; start with torchrun, not torch.distributed.launch"}
 _WIDEST_CHOICES = 40
 
 
@@ -78,12 +79,9 @@ class Flags:
             if word.startswith("--")
         ]
         mistakes += [f"{where}unexpected word '{word}'" for word in left if not mistakes]
-        given, why = vars(namespace), dict.fromkeys(self._refused, "the verb says it, leave it out")
-        why["local_rank"] = (
-            "the launcher says it; start with torchrun, not torch.distributed.launch"
-        )
+        given, by_verb = vars(namespace), "the verb says it, leave it out"
         mistakes += [
-            f"{where}{_flag(f'--{name}', where)}: {why[name]}"
+            f"{where}{_flag(f'--{name}', where)}: {_SAID.get(name, by_verb)}"
             for name in self._refused
             if name in given
         ]

@@ -12,6 +12,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
@@ -121,6 +122,7 @@ def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
     return defined[0]
 
 
+@dataclass(frozen=True)
 class _Beside(MetaPathFinder):
     """Finds modules and packages in one directory, after everything else was asked.
 
@@ -129,8 +131,8 @@ class _Beside(MetaPathFinder):
     do without, because the user named it.
     """
 
-    def __init__(self, directory: str, named: str) -> None:
-        self.directory, self.named = directory, named
+    directory: str
+    named: str
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -141,6 +143,5 @@ class _Beside(MetaPathFinder):
 
 def _let_import(directory: Path, named: str = "") -> None:
     """Let a recipe import what lies beside it, also later, in one of its steps."""
-    finders = [each for each in sys.meta_path if isinstance(each, _Beside)]
-    if (str(directory), named) not in [(each.directory, each.named) for each in finders]:
-        sys.meta_path.append(_Beside(str(directory), named))
+    if (finder := _Beside(str(directory), named)) not in sys.meta_path:
+        sys.meta_path.append(finder)
