@@ -12,7 +12,7 @@ from tests.jobs import TORCHRUN
 
 SCRIPT = """
 import contextlib, copy, gc, os, pathlib, sys, torch
-from finetune import job
+from finetune.runtime import distributed
 from finetune.models.cpu import exchange
 from examples.regression import Regression
 
@@ -22,8 +22,8 @@ def linear():
     return made, torch.randn(8, 5 * world, 600)
 
 shared = pathlib.Path(sys.argv[1])
-job.join(None, 60, use_cpu=True)
-rank, world = job.ranks().rank, job.ranks().world_size
+distributed.join(None, 60, use_cpu=True)
+rank, world = distributed.ranks().rank, distributed.ranks().world_size
 apart = shared / str(rank)  # machines with memory of their own
 apart.mkdir()
 os.chdir(apart)
@@ -55,7 +55,7 @@ for options in ({}, dict(find_unused_parameters=True, gradient_as_bucket_view=Fa
                 alone(rows[share::world]).square().sum().backward()
         expected = [each.grad / world for each in alone.parameters() if each.requires_grad]
         torch.testing.assert_close([each.grad for each in learned], expected, rtol=1e-4, atol=1e-4)
-        one, *others = job.gather([each.grad.tolist() for each in learned])
+        one, *others = distributed.gather([each.grad.tolist() for each in learned])
         assert all(each == one for each in others)
         wrapped.zero_grad()
         alone.zero_grad()
@@ -71,7 +71,7 @@ trainer.train()
 assert trainer.model_wrapped not in exchange._exchanging
 del trainer, wrapped  # before the group, whose threads they hold
 gc.collect()
-job.leave()
+distributed.leave()
 """
 
 

@@ -60,7 +60,8 @@ class Mine(Regression):
 '''
 TRY = """
 import contextlib, io, json, os, sys
-from finetune import cli, job
+from finetune import cli
+from finetune.runtime import distributed
 
 found = {}
 for name, directory, port, words in json.loads(sys.argv[1]):
@@ -69,7 +70,7 @@ for name, directory, port, words in json.loads(sys.argv[1]):
     said, in_error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(in_error):
         status = cli.main(words)
-    job.leave()
+    distributed.leave()
     found[name] = (status, said.getvalue(), in_error.getvalue())
 print(json.dumps(found))
 """

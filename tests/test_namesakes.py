@@ -73,7 +73,7 @@ def test_doctor_reports_a_stranger(stranger: Path) -> None:
 def test_a_folder_without_code_is_no_stranger(tmp_path: Path) -> None:
     """Such as one that holds recipes of the user."""
     (tmp_path / "recipes").mkdir()
-    script = "from finetune import namesakes; print(namesakes.found())"
+    script = "from finetune.runtime import namesakes; print(namesakes.found())"
 
     assert run(["-c", script], tmp_path, ROOT).stdout == "()\n"
 
@@ -81,7 +81,7 @@ def test_a_folder_without_code_is_no_stranger(tmp_path: Path) -> None:
 def test_a_notebook_gets_our_recipe_and_a_warning(stranger: Path) -> None:
     script = (
         "import pickle\n"
-        "from finetune import catalog\n"
+        "from finetune.recipe import catalog\n"
         "Mnist = catalog.find('mnist')\n"
         "assert pickle.loads(pickle.dumps(Mnist)) is Mnist\n"
         "print(type(Mnist().build_model('ab')).__module__, catalog.origin(Mnist))\n"
@@ -135,9 +135,7 @@ def test_a_class_of_a_stranger_is_found_again_by_its_file(tmp_path: Path) -> Non
     (tmp_path / "recipes" / "yelp.py").write_text(
         "from finetune import TextClassification\n\n\nclass Own(TextClassification):\n    'Own.'\n"
     )
-    script = (
-        "from recipes.yelp import Own; from finetune import catalog; print(catalog.origin(Own))"
-    )
+    script = "from recipes.yelp import Own; from finetune.recipe import catalog; print(catalog.origin(Own))"
 
     done = run(["-c", script], tmp_path, tmp_path, ROOT)
 
@@ -183,7 +181,8 @@ def install_stranger(site: Path, files: dict[str, str]) -> None:
 @pytest.mark.processes
 def test_an_installation_of_its_own_has_nothing_to_report(site: Path, tmp_path: Path) -> None:
     script = (
-        "from finetune import catalog, namesakes\n"
+        "from finetune.recipe import catalog\n"
+        "from finetune.runtime import namesakes\n"
         "print(namesakes.HOUSE, namesakes.found(), namesakes.overwritten(), catalog.names())\n"
     )
 

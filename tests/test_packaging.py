@@ -92,7 +92,7 @@ def test_the_version_needs_no_installation(tmp_path: Path) -> None:
         "m.version = version\n"
         "import finetune\n"
         "from finetune.doctor import machine\n"
-        "from finetune import provenance\n"
+        "from finetune.pipeline import provenance\n"
         "print(finetune.__file__)\n"
         "print(finetune.__version__, provenance.versions()['finetune'],"
         " machine.versions()['finetune'])\n"

@@ -20,7 +20,7 @@ RECIPES = catalog.names()
 STEPS = ("load", "split", "prepare", "build_model", "data_collator", "loss", "compute_metrics")
 IMPORT_ALL = """
 import sys
-from finetune import catalog
+from finetune.recipe import catalog
 
 for name in catalog.names():
     print(name, catalog.find(name).__name__, catalog.summary(name))

@@ -12,8 +12,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from finetune import cli, launcher
+from finetune import cli
 from finetune.errors import UserError
+from finetune.pipeline import train
 from finetune.runtime import versions
 from tests.conftest import ROOT
 
@@ -125,10 +126,10 @@ def test_the_command_line_warns_in_one_line_on_rank_zero(
 @pytest.mark.usefixtures("newer")
 def test_a_notebook_is_warned_once() -> None:
     with pytest.warns(UserWarning, match=WARNING) as caught, pytest.raises(UserError):
-        launcher.train("no-such-recipe")
+        train.train("no-such-recipe")
     assert caught[0].filename == __file__
     with warnings.catch_warnings(action="error"), pytest.raises(UserError):
-        launcher.train("no-such-recipe")
+        train.train("no-such-recipe")
 
 
 def test_a_start_in_the_range_says_nothing() -> None:
