@@ -28,13 +28,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """Everything is checked and loaded; the training begins.
-
-    Attributes:
-        settings: Of the run.
-        arguments: The training arguments, as resolved for this launch.
-        steps: Optimizer steps.
-        model: That is trained; None in a dry run.
+    """Everything is checked and loaded; the training of so many optimizer ``steps`` begins, with
+    the arguments as resolved for this launch. In a dry run there is no model.
     """
 
     settings: Settings
@@ -49,11 +44,7 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Collated(Event):
-    """The end of a dry run: one batch.
-
-    Attributes:
-        batch: By the name of the model's input.
-    """
+    """The end of a dry run: one batch, by the name of the model's input."""
 
     batch: Mapping[str, torch.Tensor]
 
@@ -64,11 +55,7 @@ class Collated(Event):
 
 @dataclass(frozen=True)
 class Noted(Event):
-    """Something that the user should know, like a run that was moved aside.
-
-    Attributes:
-        sentence: For people.
-    """
+    """A sentence that the user should know."""
 
     sentence: str
 
@@ -86,34 +73,24 @@ class Interrupted(Noted):
 
 @dataclass(frozen=True)
 class Logged(Event):
-    """The trainer logged or evaluated.
-
-    Attributes:
-        step: Optimizer steps done.
-        max_steps: Optimizer steps in all.
-        values: What was logged, by name.
-    """
+    """The trainer logged or evaluated: the values by name, after ``step`` optimizer steps."""
 
     step: int
     max_steps: int
     values: Mapping[str, Any]
 
     def __str__(self) -> str:
-        shown = {
-            name: f"{value:.4g}" if isinstance(value, float) else value
+        shown = [
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in self.values.items()
-        }
-        said = ", ".join(f"{name} {value}" for name, value in shown.items())
-        return f"step {self.step:,} of {self.max_steps:,}: {said}"
+        ]
+        return f"step {self.step:,} of {self.max_steps:,}: {', '.join(shown)}"
 
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The run is whole; its report and its model card are being written.
-
-    Attributes:
-        run: With its model, metrics and predictions.
-        profiled: Whether steps were profiled.
+    """The run has its model, metrics and predictions; its report and its model card are being
+    written. ``profiled`` tells whether steps were.
     """
 
     run: Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from finetune.reporting.figure import (
 
 
 def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
-    """Loss of training and validation, the metrics of validation, and the learning rate."""
+    """Plot the losses of training and validation, the metrics, and the learning rate."""
     trained = [entry for entry in history if "loss" in entry]
     validated = [entry for entry in history if "eval_loss" in entry]
     if not trained:
@@ -47,50 +48,38 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
         for axes in (losses, scores):
             axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1)
         alt += f"; the best step was {best_step}"
-    titled(
-        scores,
-        "Validation" + (" (dotted: the step that was kept)" if best_step else ""),
-        legend=bool(names),
-    )
+    kept = " (dotted: the step that was kept)" if best_step else ""
+    titled(scores, f"Validation{kept}", legend=bool(names))
     rates.plot(*columns(trained, "learning_rate"), color=GREY)
     rates.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    titled(rates, "Learning rate")
-    rates.set_xlabel("step")
+    titled(rates, "Learning rate", x="step")
     return Plot(alt + ".", figure)
 
 
 def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str) -> Plot | None:
-    """Training loss, validation loss and a metric of several runs.
-
-    Args:
-        histories: By the name of the run.
-        metric: As the history has it, like ``eval_f1``.
+    """Plot training loss, validation loss and a metric, like ``eval_f1``, of several runs, whose
+    histories come by their names.
     """
     figure, panels = figure_of(3, height=6.4, share_x=True)
     names = {"loss": "Training loss", "eval_loss": "Validation loss"}
     names[metric] = f"Validation {wording.name(metric.removeprefix('eval_'))}"
     last = []
     for number, (run, history) in enumerate(histories.items()):
-        colour, marker = COLOURS[number % len(COLOURS)], "os^Dv"[number % 5]
+        style: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "marker": "os^Dv"[number % 5],
+            "label": _labelled(run),
+        }
         for axes, name in zip(panels, names, strict=True):
             steps, values = columns(history, name)
-            axes.plot(
-                steps,
-                values,
-                color=colour,
-                marker=marker,
-                markersize=3,
-                label=_labelled(run),
-            )
+            axes.plot(steps, values, markersize=3, **style)
         if values:
             last.append(f"{run} at last {values[-1]:.3f}")
     if not last:
         return None
-    for number, (axes, title) in enumerate(zip(panels, names.values(), strict=True)):
-        titled(axes, title, legend=number == 0)
-    panels[-1].set_xlabel("step")
-    alt = f"{names[metric]}: {', '.join(last)}."
-    return Plot(alt, figure)
+    for axes, title in zip(panels, names.values(), strict=True):
+        titled(axes, title, x="step" * (axes is panels[-1]), legend=axes is panels[0])
+    return Plot(f"{names[metric]}: {', '.join(last)}.", figure)
 
 
 def _labelled(run: str) -> str:
@@ -99,21 +88,17 @@ def _labelled(run: str) -> str:
 
 
 def speed(history: Sequence[Mapping[str, float]]) -> Plot | None:
-    """Rows a second, and memory, over the steps."""
+    """Plot rows a second, and memory, over the steps."""
     metered = [entry for entry in history if "rows_per_second" in entry]
     if not metered:
         return None
     figure, (rows, memory) = figure_of(2, height=4.0, share_x=True)
-    rows.plot(*columns(metered, "rows_per_second"), color=BLUE)
-    rows.set_ylim(bottom=0)
+    for axes, name, colour in ((rows, "rows_per_second", BLUE), (memory, "memory_mib", GREEN)):
+        axes.plot(*columns(metered, name), color=colour)
+        axes.set_ylim(bottom=0)
     titled(rows, "Rows a second, all processes")
-    memory.plot(*columns(metered, "memory_mib"), color=GREEN)
-    memory.set_ylim(bottom=0)
-    titled(memory, "Memory of rank 0 (MiB)")
-    memory.set_xlabel("step")
+    titled(memory, "Memory of rank 0 (MiB)", x="step")
     middle = float(np.median([entry["rows_per_second"] for entry in metered]))
     most = max(entry["memory_mib"] for entry in metered)
-    return Plot(
-        f"{middle:,.1f} rows a second in the median; at most {most:,.0f} MiB of memory.",
-        figure,
-    )
+    alt = f"{middle:,.1f} rows a second in the median; at most {most:,.0f} MiB of memory."
+    return Plot(alt, figure)

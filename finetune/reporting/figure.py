@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
@@ -40,18 +41,13 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure with the words that say the same.
-
-    Attributes:
-        alt: What it shows, for whoever does not see it.
-        figure: Of matplotlib.
-    """
+    """A figure, and in ``alt`` what it shows for whoever does not see it."""
 
     alt: str
     figure: Figure
 
     def svg(self) -> str:
-        """An element for a page: no background, the text in the colour of the page's."""
+        """Return an element for a page: no background, the text in the colour of the page's."""
         written = io.StringIO()
         with matplotlib.rc_context(STYLE):
             self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
@@ -61,7 +57,7 @@ class Plot:
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
 
     def save(self, path: Path) -> None:
-        """As PNG, dark on white."""
+        """Write it as PNG, dark on white."""
         with matplotlib.rc_context(STYLE):
             self.figure.savefig(path, dpi=150, facecolor="white")
 
@@ -74,14 +70,8 @@ def figure_of(
     ratios: Sequence[float] | None = None,
     share_x: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of panels one below the other.
-
-    Args:
-        rows: How many panels.
-        height: In inches.
-        width: In inches.
-        ratios: Of the heights of the panels.
-        share_x: Whether they have one axis of x.
+    """Return a figure of so many panels one below the other, sizes in inches, ``ratios`` those of
+    the heights of the panels.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -89,17 +79,25 @@ def figure_of(
     return figure, list(axes[:, 0])
 
 
-def titled(axes: Axes, title: str, *, legend: bool = False) -> None:
-    """Give a panel its title and a quiet grid."""
+def titled(
+    axes: Axes, title: str, *, x: str = "", y: str = "", legend: bool = False, percent: str = ""
+) -> None:
+    """Give a panel its title, the names of its axes and a quiet grid; ``percent`` are the axes of
+    shares, like ``"xy"``.
+    """
     with matplotlib.rc_context(STYLE):
         axes.set_title(title)
         axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
         axes.set_axisbelow(True)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        for name in percent:
+            getattr(axes, f"{name}axis").set_major_formatter(PercentFormatter(1))
         if legend:
             axes.legend()
 
 
 def columns(entries: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
-    """Steps and values of what was logged under a name."""
+    """Return steps and values of what was logged under a name."""
     there = [entry for entry in entries if name in entry]
     return [entry["step"] for entry in there], [entry[name] for entry in there]

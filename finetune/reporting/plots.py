@@ -8,7 +8,9 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
+from numpy.typing import ArrayLike
 
 from finetune.reporting.figure import (
     BLUE,
@@ -29,7 +31,7 @@ _MOST_CELLS_WITH_NUMBERS = 12 * 12
 
 
 def confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Plot:
-    """True by predicted class: the shares of each true class, with the counts where they fit."""
+    """Plot true by predicted class: shares of each true class, with counts where they fit."""
     numbers = np.asarray(matrix)
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes = len(names)
@@ -41,41 +43,29 @@ def confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Plot:
     upright = classes > 4 or max(map(len, shown)) > 12
     axes.set_xticks(ticks, shown, rotation=90 if upright else 0)
     axes.set_yticks(ticks, shown)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
     axes.spines[:].set_visible(False)
     if classes**2 <= _MOST_CELLS_WITH_NUMBERS:
-        size = 9 if classes <= 6 else 7
+        style: dict[str, Any] = {"ha": "center", "va": "center", "size": 9 if classes <= 6 else 7}
         for (row, column), count in np.ndenumerate(numbers):
-            dark = shares[row, column] > 0.5
-            axes.text(
-                column,
-                row,
-                f"{count:,}",
-                ha="center",
-                va="center",
-                fontsize=size,
-                color="white" if dark else "#222222",
-            )
+            colour = "white" if shares[row, column] > 0.5 else "#222222"
+            axes.text(column, row, f"{count:,}", color=colour, **style)
     with matplotlib.rc_context(STYLE):
         bar = figure.colorbar(image, ax=axes, shrink=0.8, format=PercentFormatter(1))
     bar.outline.set_visible(False)
-    titled(axes, "Share of the true class")
+    titled(axes, "Share of the true class", x="predicted", y="true")
     axes.grid(visible=False)
     right = np.trace(numbers) / max(1, numbers.sum())
     apart = shares - np.diag(np.diag(shares))
     true, said = np.unravel_index(apart.argmax(), apart.shape)
-    worst = (
-        f" The most frequent confusion: of '{names[true]}' {apart[true, said]:.0%} were taken for "
-        f"'{names[said]}'."
-        if apart.any()
-        else ""
-    )
-    return Plot(f"{right:.1%} of the rows are on the diagonal.{worst}", figure)
+    alt = f"{right:.1%} of the rows are on the diagonal."
+    if apart.any():
+        alt += f" The most frequent confusion: of '{names[true]}' {apart[true, said]:.0%} were "
+        alt += f"taken for '{names[said]}'."
+    return Plot(alt, figure)
 
 
 def classes(found: Mapping[str, Mapping[str, Any]]) -> Plot:
-    """F1 of each class with its interval, the worst first where there are many."""
+    """Plot F1 of each class with its interval, the worst first where there are many."""
     names = sorted(found, key=lambda name: found[name]["f1"]["value"])
     many = len(names) > 30
     shown = names[:30] if many else list(found)
@@ -87,8 +77,8 @@ def classes(found: Mapping[str, Mapping[str, Any]]) -> Plot:
     axes.set_yticks(places, [f"{_short(name)} ({found[name]['support']:,})" for name in shown])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
-    axes.set_xlabel("F1, with the interval of 95%; in brackets the rows of the class")
-    titled(axes, f"The 30 lowest of {len(names)} classes" if many else "F1 of each class")
+    title = f"The 30 lowest of {len(names)} classes" if many else "F1 of each class"
+    titled(axes, title, x="F1, with the interval of 95%; in brackets the rows of the class")
     worst, best = names[0], names[-1]
     return Plot(
         f"F1 is lowest for '{worst}' ({found[worst]['f1']['value']:.3f}) and highest for '{best}' "
@@ -98,7 +88,7 @@ def classes(found: Mapping[str, Mapping[str, Any]]) -> Plot:
 
 
 def reliability(calibration: Mapping[str, Any]) -> Plot:
-    """Accuracy against confidence, before and after the temperature, and where the rows are."""
+    """Plot accuracy by confidence, before and after the temperature, and where the rows are."""
     figure, (axes, rows) = figure_of(2, height=5.2, ratios=(3, 1), share_x=True)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1, label="calibrated")
     alt = f"Expected calibration error {calibration['expected_calibration_error']:.3f}"
@@ -109,34 +99,21 @@ def reliability(calibration: Mapping[str, Any]) -> Plot:
         alt += f", {after['expected_calibration_error']:.3f} at temperature {hot:.2f}"
     for number, (label, bins, colour, marker) in enumerate(curves):
         sure = [each["confidence"] for each in bins]
-        axes.plot(
-            sure, [each["accuracy"] for each in bins], color=colour, marker=marker, label=label
-        )
-        counts = [each["rows"] for each in bins]
+        right, counts = ([each[name] for each in bins] for name in ("accuracy", "rows"))
+        axes.plot(sure, right, color=colour, marker=marker, label=label)
         rows.bar(np.array(sure) + (number - 0.5) * 0.014, counts, width=0.014, color=colour)
     axes.set_ylim(0, 1.02)
     titled(axes, "Accuracy of the rows with this confidence", legend=True)
-    titled(rows, "Rows")
-    rows.set_xlabel("probability of the predicted class")
+    titled(rows, "Rows", x="probability of the predicted class")
     return Plot(alt + ".", figure)
 
 
 def coverage(points: Sequence[Mapping[str, Any]]) -> Plot:
-    """What the accuracy is if the model abstains where it is least sure."""
+    """Plot what the accuracy is if the model abstains where it is least sure."""
     figure, (axes,) = figure_of(1, height=2.8)
-    scores = [each["accuracy"] for each in points]
-    axes.errorbar(
-        [each["coverage"] for each in points],
-        [each["value"] for each in scores],
-        yerr=_reach(scores),
-        color=BLUE,
-        marker="o",
-        capsize=2,
-    )
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_xlabel("share of the rows that are answered, the surest first")
-    titled(axes, "Accuracy on these, with intervals of 95%")
+    _with_bars(axes, [each["coverage"] for each in points], [e["accuracy"] for e in points], BLUE)
+    answered = "share of the rows that are answered, the surest first"
+    titled(axes, "Accuracy on these, with intervals of 95%", x=answered, percent="xy")
     first, last = points[0], points[-1]
     return Plot(
         f"Accuracy {first['accuracy']['value']:.1%} on the surest {first['coverage']:.0%} of the "
@@ -146,7 +123,7 @@ def coverage(points: Sequence[Mapping[str, Any]]) -> Plot:
 
 
 def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Plot:
-    """How long the texts are, where they are truncated, and the accuracy by length.
+    """Plot how long the texts are, where they are truncated, and the accuracy by length.
 
     Args:
         tokens: Of each row before truncation, shape ``(rows,)``.
@@ -164,17 +141,10 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
             axes.axvline(max_length, color=ORANGE, linestyle="--", linewidth=1.2)
         cut = (tokens > max_length).mean()
         alt += f"; {cut:.1%} are truncated at {max_length:,}"
-        histogram.annotate(
-            f"{cut:.0%} truncated",
-            (max_length, 0.92),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, 0),
-            textcoords="offset points",
-        )
-    titled(
-        histogram,
-        "Texts by length" + (f" (the longest 0.5% at {top:,.0f})" if tokens.max() > top else ""),
-    )
+        place: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        histogram.annotate(f"{cut:.0%} truncated", (max_length, 0.92), xytext=(4, 0), **place)
+    beyond = f" (the longest 0.5% at {top:,.0f})" if tokens.max() > top else ""
+    titled(histogram, f"Texts by length{beyond}")
     edges = np.unique(np.quantile(seen, np.linspace(0, 1, 9)))
     if len(edges) > 1:
         group = np.clip(np.searchsorted(edges, seen, side="right") - 1, 0, len(edges) - 2)
@@ -183,35 +153,33 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
             asdict(intervals.of_share(right[group == each].sum(), count))
             for each, count in zip(kinds, counts, strict=True)
         ]
-        shares = [each["value"] for each in found]
-        middle = ((edges[:-1] + edges[1:]) / 2)[kinds]
-        accuracy.errorbar(middle, shares, yerr=_reach(found), color=GREEN, marker="o", capsize=2)
-        alt += (
-            f"; accuracy {shares[0]:.1%} on the {counts[0]:,} shortest, {shares[-1]:.1%} on the "
-            f"{counts[-1]:,} longest"
-        )
-    accuracy.yaxis.set_major_formatter(PercentFormatter(1))
-    titled(accuracy, "Accuracy by length, with intervals of 95%")
-    accuracy.set_xlabel("tokens")
+        _with_bars(accuracy, ((edges[:-1] + edges[1:]) / 2)[kinds], found, GREEN)
+        shortest, longest = found[0]["value"], found[-1]["value"]
+        alt += f"; accuracy {shortest:.1%} on the {counts[0]:,} shortest, {longest:.1%} on the "
+        alt += f"{counts[-1]:,} longest"
+    titled(accuracy, "Accuracy by length, with intervals of 95%", x="tokens", percent="y")
     return Plot(alt + ".", figure)
 
 
 def numbers(labels: np.ndarray, predicted: np.ndarray) -> Plot:
-    """Predicted against true value of a regression."""
+    """Plot predicted against true value of a regression, of 2,000 rows at most."""
     figure, (axes,) = figure_of(1, height=5.0, width=5.6)
     shown = np.random.default_rng(0).permutation(len(labels))[:2000]
     axes.scatter(labels[shown], predicted[shown], s=9, color=BLUE, alpha=0.4, rasterized=True)
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
     axes.plot(ends, ends, color=GREY, linestyle=":", linewidth=1)
-    axes.set_xlabel("true")
-    axes.set_ylabel("predicted")
-    titled(
-        axes,
-        "Predicted and true value"
-        + (f" (2,000 of {len(labels):,} rows)" if len(labels) > 2000 else ""),
-    )
+    part = f" (2,000 of {len(labels):,} rows)" if len(labels) > 2000 else ""
+    titled(axes, f"Predicted and true value{part}", x="true", y="predicted")
     correlation = float(np.corrcoef(labels, predicted)[0, 1])
     return Plot(f"Correlation of predicted and true value {correlation:.3f}.", figure)
+
+
+def _with_bars(
+    axes: Axes, places: ArrayLike, scores: Sequence[Mapping[str, float]], colour: str
+) -> None:
+    """Draw a line of values with their intervals."""
+    values = [each["value"] for each in scores]
+    axes.errorbar(places, values, yerr=_reach(scores), color=colour, marker="o", capsize=2)
 
 
 def _reach(scores: Sequence[Mapping[str, float]]) -> list[list[float]]:

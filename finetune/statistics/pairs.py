@@ -18,12 +18,8 @@ _FEWEST_APART = 6
 
 @dataclass(frozen=True)
 class McNemar:
-    """The rows on which only one of two models is right.
-
-    Attributes:
-        only_first: How many the first alone gets right.
-        only_second: How many the second alone gets right.
-        p_value: How probable a split at least as uneven is, if neither is better.
+    """How many rows only one of two models gets right, and how probable a split at least as uneven
+    is if neither is better.
     """
 
     only_first: int
@@ -32,15 +28,10 @@ class McNemar:
 
 
 def mcnemar(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> McNemar:
-    """The exact test of McNemar (Psychometrika 12, 1947) for a difference in accuracy.
-
-    Args:
-        labels: The true classes, shape ``(rows,)``.
-        first: Those that the first model said, shape ``(rows,)``.
-        second: Those of the second.
+    """Return the exact test of McNemar (Psychometrika 12, 1947) for a difference in accuracy; true
+    and predicted classes have shape ``(rows,)``.
     """
-    one, other = first == labels, second == labels
-    only_first, only_second = int((one & ~other).sum()), int((other & ~one).sum())
+    _, only_first, only_second, _ = _table(labels, first, second)
     apart = only_first + only_second
     p_value = float(binomtest(only_first, apart).pvalue) if apart else 1.0
     return McNemar(only_first, only_second, p_value)
@@ -55,8 +46,8 @@ def difference(
     draws: int = intervals.DRAWS,
     seed: int = intervals.SEED,
 ) -> dict[str, Interval]:
-    """How much more of each metric of counts the second model has, by the paired bootstrap; of
-    accuracy, Newcombe's interval.
+    """Return how much more of each metric of counts the second model has, by the paired bootstrap;
+    of accuracy, Newcombe's interval.
 
     Both are measured on the same drawn rows, so what is hard for both does not widen the interval.
 
@@ -64,8 +55,8 @@ def difference(
         metrics: Each from confusion matrices, shape ``(draws, classes, classes)``, to shape
             ``(draws,)``.
         labels: The true classes, shape ``(rows,)``.
-        first: Those that the first model said.
-        second: Those that the second said.
+        first: Predictions of the first model, shape ``(rows,)``.
+        second: Predictions of the second.
         classes: How many there are.
         draws: Bootstrap samples.
         seed: Of the draws.
@@ -89,19 +80,24 @@ def difference(
     return found
 
 
+def _table(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[int]:
+    """How many rows both get right, only the first, only the second, and neither."""
+    kinds = 2 * (first != labels) + (second != labels)
+    return [int(each) for each in np.bincount(kinds, minlength=4)]
+
+
 def _of_accuracy(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> Interval:
     """Newcombe's interval for the difference of paired shares (Statistics in Medicine 17, 1998,
     method 10). The bootstrap of a few rows on which only one is right, all of them one way, would
     never draw the other way.
     """
-    one, other, rows = first == labels, second == labels, len(labels)
-    before, after = (intervals.of_share(float(each.sum()), rows) for each in (one, other))
-    both, neither = int((one & other).sum()), int((~one & ~other).sum())
-    only_one, only_other = int((one & ~other).sum()), int((other & ~one).sum())
-    together = both * neither - only_one * only_other
+    both, only_first, only_second, neither = _table(labels, first, second)
+    right, rows = (both + only_first, both + only_second), len(labels)
+    before, after = (intervals.of_share(float(each), rows) for each in right)
+    together = both * neither - only_first * only_second
     if together > 0:  # the correction for continuity of the correlation
         together = max(0, together - rows // 2)
-    margins = float(one.sum()) * (~one).sum() * other.sum() * (~other).sum()
+    margins = float(right[0]) * (rows - right[0]) * right[1] * (rows - right[1])
     alike = together / np.sqrt(margins) if margins else 0.0
 
     def reach(up: float, down: float) -> float:

@@ -1,7 +1,6 @@
 """How well the probabilities rank the rows: areas under the ROC and the precision-recall curve.
 
-Of several classes each is taken against the rest, and the mean over the classes is the unweighted
-one.
+Of several classes each is taken against the rest, and the mean over the classes is unweighted.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from finetune.statistics.intervals import LEVEL, Interval
 
 _FEWEST_ROWS = 100
 _TINY = 1e-9
+_REACH = norm.ppf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True)
 class Areas:
-    """Areas under curves, of one class against the rest or of their mean.
-
-    Attributes:
-        roc: Under the ROC curve: how probable it is that a row of the class has a higher
-            probability of it than another row.
-        precision_recall: Average precision; of a random order it is the share of the class.
+    """Areas under the ROC curve (how probable it is that a row of the class has a higher
+    probability of it than another row) and under the precision-recall curve (average precision;
+    of a random order it is the share of the class).
     """
 
     roc: Interval
@@ -36,38 +33,21 @@ class Areas:
 
 
 def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> list[Areas | None]:
-    """The areas of each class against the rest; None of a class that no row, or every row, has.
+    """Return the areas of each class against the rest; None of a class that no row, or every row,
+    has.
 
     Args:
         probabilities: Shape ``(rows, classes)``.
         labels: The true classes, shape ``(rows,)``.
     """
-    found: list[Areas | None] = []
-    for each in range(probabilities.shape[1]):
-        positive = labels == each
-        if not 0 < positive.sum() < len(labels):
-            found.append(None)
-            continue
-        influences, area = _influences(probabilities[:, each], positive)
-        rows = int(positive.sum())
-        precision = float(average_precision_score(positive, probabilities[:, each]))
-        found.append(
-            Areas(
-                _roc(area, influences, rows, len(labels) - rows),
-                _binomial(precision, rows),
-            )
-        )
-    return found
+    return [_of_class(scores, labels == each) for each, scores in enumerate(probabilities.T)]
 
 
 def mean_roc(probabilities: np.ndarray, labels: np.ndarray) -> Interval | None:
-    """The mean of the areas under the ROC curves of the classes; None if no class has one.
+    """Return the mean of the areas under the ROC curves of the classes; None if no class has one.
 
-    The classes share their rows, so the variance is that of the mean of their components.
-
-    Args:
-        probabilities: Shape ``(rows, classes)``.
-        labels: The true classes, shape ``(rows,)``.
+    The classes share their rows, so the variance is that of the mean of their components. Shapes
+    are those of :func:`of_classes`.
     """
     found = _mean_influences(probabilities, labels)
     if found is None:
@@ -76,46 +56,49 @@ def mean_roc(probabilities: np.ndarray, labels: np.ndarray) -> Interval | None:
     supports = np.bincount(labels)
     supports = supports[supports > 0]
     if len(supports) > 2 and influences.any():  # together they are enough, if each has few rows
-        return _on_the_logit_scale(area, float(np.sqrt((influences**2).sum())))
+        return _on_the_logit_scale(area, float(np.linalg.norm(influences)))
     return _roc(area, influences, supports[-1], len(labels) - supports[-1])
 
 
 def mean_roc_difference(
     first: np.ndarray, second: np.ndarray, labels: np.ndarray
 ) -> Interval | None:
-    """How much more of it the second model has on the same rows (DeLong et al., 1988).
-
-    Args:
-        first: Probabilities of the first model, shape ``(rows, classes)``.
-        second: Those of the second.
-        labels: The true classes, shape ``(rows,)``.
+    """Return how much larger the mean area of the second model is on the same rows (DeLong et al.,
+    1988); probabilities of both have shape ``(rows, classes)``.
     """
     one, other = (_mean_influences(each, labels) for each in (first, second))
     if one is None or other is None:
         return None
     gap = other[1] - one[1]
-    reach = norm.ppf((1 + LEVEL) / 2) * float(np.sqrt(((other[0] - one[0]) ** 2).sum()))
+    reach = _REACH * float(np.linalg.norm(other[0] - one[0]))
     return Interval(gap, max(-1.0, gap - reach), min(1.0, gap + reach))
+
+
+def _of_class(scores: np.ndarray, positive: np.ndarray) -> Areas | None:
+    rows = int(positive.sum())
+    if not 0 < rows < len(positive):
+        return None
+    influences, area = _influences(scores, positive)
+    return Areas(
+        _roc(area, influences, rows, len(positive) - rows),
+        _binomial(float(average_precision_score(positive, scores)), rows),
+    )
 
 
 def _mean_influences(
     probabilities: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, float] | None:
     """:func:`_influences` of the mean over the classes that some rows have and some have not."""
-    classes = range(probabilities.shape[1])
-    if len(classes) == 2:  # the curve of the one class is that of the other
-        classes = range(1, 2)
+    count = probabilities.shape[1]
     found = [
         _influences(probabilities[:, each], labels == each)
-        for each in classes
+        for each in range(count == 2, count)  # of two classes, both have the same curve
         if 0 < (labels == each).sum() < len(labels)
     ]
     if not found:
         return None
-    return (
-        np.mean([influences for influences, _ in found], axis=0),
-        float(np.mean([area for _, area in found])),
-    )
+    influences, areas = zip(*found, strict=True)
+    return np.mean(influences, axis=0), float(np.mean(areas))
 
 
 def _influences(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, float]:
@@ -124,46 +107,33 @@ def _influences(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, f
     The structural components of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988), by the
     midranks of Sun and Xu (IEEE Signal Processing Letters 21, 2014), each divided so that the sum
     of the squares is the variance of the area.
-
-    Args:
-        scores: Shape ``(rows,)``.
-        positive: Which rows are of the class, shape ``(rows,)``.
     """
-    ones, zeros = scores[positive], scores[~positive]
-    ranks = np.empty(len(scores))
-    ranks[positive], ranks[~positive] = np.split(
-        rankdata(np.concatenate([ones, zeros])), [len(ones)]
-    )
-    of_ones = (ranks[positive] - rankdata(ones)) / len(zeros)
-    of_zeros = 1 - (ranks[~positive] - rankdata(zeros)) / len(ones)
-    area = float(of_ones.mean())
+    ranks = rankdata(scores)
     influences = np.empty(len(scores))
-    for chosen, components in ((positive, of_ones), (~positive, of_zeros)):
-        count = len(components)
-        influences[chosen] = (components - area) / np.sqrt(count * max(1, count - 1))
+    for chosen in (positive, ~positive):
+        beaten = (ranks[chosen] - rankdata(scores[chosen])) / (~chosen).sum()
+        count, mean = len(beaten), float(beaten.mean())
+        influences[chosen] = (beaten - mean) / np.sqrt(count * max(1, count - 1))
+        if chosen is positive:
+            area = mean
+    influences[~positive] *= -1  # a row that is not of the class is right below, not above
     return influences, area
 
 
 def _roc(area: float, influences: np.ndarray, ones: float, zeros: float) -> Interval:
-    """DeLong's interval on the scale of the log-odds; of few rows, or without any error, that of
-    Newcombe (Statistics in Medicine 25, 2006, method 5), which then holds the truth and this not.
-
-    Args:
-        area: Under the curve.
-        influences: Of each row on its error.
-        ones: How many rows are of the class.
-        zeros: How many are not.
+    """DeLong's interval on the scale of the log-odds; of few rows of the class or few others, or
+    without any error, that of Newcombe (Statistics in Medicine 25, 2006, method 5), which then
+    holds the truth and this not.
     """
-    deviation = float(np.sqrt((influences**2).sum()))
+    deviation = float(np.linalg.norm(influences))
     if min(ones, zeros) >= _FEWEST_ROWS and deviation > 0:
         return _on_the_logit_scale(area, deviation)
-    square = norm.ppf((1 + LEVEL) / 2) ** 2
     pairs, others = ones * zeros, (ones + zeros) / 2 - 1
 
     def apart(truth: float) -> float:
         """Negative where the area is nearer to the truth than the interval reaches."""
         spread = 1 + others * ((1 - truth) / (2 - truth) + truth / (1 + truth))
-        return float((area - truth) ** 2 - square * truth * (1 - truth) * spread / pairs)
+        return float((area - truth) ** 2 - _REACH**2 * truth * (1 - truth) * spread / pairs)
 
     low = brentq(apart, 0.0, area - _TINY) if area - _TINY > 0 and apart(0.0) > 0 else 0.0
     high = brentq(apart, area + _TINY, 1.0) if area + _TINY < 1 and apart(1.0) > 0 else 1.0
@@ -174,7 +144,7 @@ def _on_the_logit_scale(value: float, deviation: float) -> Interval:
     """Symmetric in the log-odds, so that it stays between 0 and 1."""
     if not 0 < value < 1 or deviation == 0:
         return Interval(value, value, value)
-    reach = norm.ppf((1 + LEVEL) / 2) * deviation / (value * (1 - value))
+    reach = _REACH * deviation / (value * (1 - value))
     return Interval(value, float(expit(logit(value) - reach)), float(expit(logit(value) + reach)))
 
 
