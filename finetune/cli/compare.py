@@ -39,15 +39,10 @@ def _show(found: Comparison, page: str) -> None:
     for number, name in enumerate(found.names):
         lines.append([name, *console.with_intervals(found.metrics[number], found.headline)])
         if number:
-            gaps = found.differences[number - 1]
-            lines.append(
-                [
-                    f"  more than {found.names[0]}",
-                    *console.with_intervals(gaps, found.headline, "+"),
-                ]
-            )
+            gaps = console.with_intervals(found.differences[number - 1], found.headline, "+")
+            lines.append([f"  more than {found.names[0]}", *gaps])
     console.say(f"the same {found.rows:,} test rows, with intervals of 95%")
-    console.table(["", *(cell for name in found.headline for cell in (name, ""))], lines)
+    console.table(["", *console.two_each(found.headline)], lines)
     for sentence in found.verdicts:
         console.say(f"\n{sentence}")
     if found.settings:

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from shutil import get_terminal_size
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import Any
 
 from finetune.runtime import distributed
@@ -29,49 +29,37 @@ def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
     """A title and its facts, a line each, folded to the width of the terminal."""
     width = max(40, min(100, get_terminal_size().columns))
     indent = max(map(len, facts)) + 4
+    folder = TextWrapper(max(20, width - indent), break_on_hyphens=False, break_long_words=False)
     say(title)
     for name, value in facts.items():
         lines = [value] if isinstance(value, str) else list(value)
-        folded = [
-            part
-            for line in lines
-            for part in wrap(
-                line, max(20, width - indent), break_on_hyphens=False, break_long_words=False
-            )
-            or [""]
-        ]
+        folded = [part for line in lines for part in folder.wrap(line) or [""]]
         for number, line in enumerate(folded):
             say(f"  {name if number == 0 else '':<{indent - 4}}  {line}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Columns as wide as their widest cell; the first is aligned left, the others right."""
-    cells = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    for row in cells:
-        first, *others = (
-            f"{cell:<{width}}" if number == 0 else f"{cell:>{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        say("  " + "  ".join([first, *others]).rstrip())
+    cells = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for first, *others in cells:
+        aligned = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        say("  " + "  ".join([f"{first:<{widths[0]}}", *aligned]).rstrip())
+
+
+def two_each(names: Iterable[str]) -> list[str]:
+    """Return the header of :func:`with_intervals`: each name, then an empty cell."""
+    return [cell for name in names for cell in (name, "")]
 
 
 def with_intervals(found: Mapping[str, Any], columns: Sequence[str], sign: str = "") -> list[str]:
-    """Two cells for each column: the value, and its interval.
-
-    Args:
-        found: Intervals by the name of the metric; one that is missing has empty cells.
-        columns: The metrics.
-        sign: ``"+"`` for differences.
+    """Return two cells for each metric, the value and its interval, empty where it is missing;
+    ``sign`` is ``"+"`` for differences.
     """
     cells = []
-    for name in columns:
-        each = found.get(name)
-        cells += (
-            [f"{each['value']:{sign}.4f}", f"[{each['low']:{sign}.3f}, {each['high']:{sign}.3f}]"]
-            if each
-            else ["", ""]
-        )
+    for each in map(found.get, columns):
+        cells += [f"{each['value']:{sign}.4f}"] if each else [""]
+        cells += [f"[{each['low']:{sign}.3f}, {each['high']:{sign}.3f}]"] if each else [""]
     return cells
 
 

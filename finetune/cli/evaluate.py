@@ -89,13 +89,9 @@ def _show(found: Evaluation) -> None:
     recorded = found.recorded or {}
     console.say(f"\ntest set of {found.source}, {found.rows:,} rows")
     numbers = [name for name, value in found.metrics.items() if isinstance(value, float)]
-    console.table(
-        ["", *numbers],
-        [
-            ["now", *(f"{found.metrics[name]:.4f}" for name in numbers)],
-            ["in the run", *(f"{recorded[name]:.4f}" for name in numbers)],
-        ],
-    )
+    sources = {"now": found.metrics, "in the run": recorded}
+    lines = [[name, *(f"{each[key]:.4f}" for key in numbers)] for name, each in sources.items()]
+    console.table(["", *numbers], lines)
 
 
 def _show_intervals(source: str, found: Statistics) -> None:
@@ -109,14 +105,9 @@ def _show_intervals(source: str, found: Statistics) -> None:
     )
     if found.classes:
         console.say()
-        console.table(
-            ["class", "rows", "precision", "", "recall", "", "F1", ""],
-            [
-                [
-                    name,
-                    f"{each['support']:,}",
-                    *console.with_intervals(each, ["precision", "recall", "f1"]),
-                ]
-                for name, each in found.classes.items()
-            ],
-        )
+        scores_of_class = ("precision", "recall", "f1")
+        lines = [
+            [name, f"{each['support']:,}", *console.with_intervals(each, scores_of_class)]
+            for name, each in found.classes.items()
+        ]
+        console.table(["class", "rows", *console.two_each(["precision", "recall", "F1"])], lines)

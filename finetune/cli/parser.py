@@ -9,12 +9,7 @@ from finetune.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """``argparse`` whose mistakes are told as all others are.
-
-    Args:
-        verb: Of the command line.
-        description: The head of its ``--help``, kept as it is.
-    """
+    """``argparse`` of a verb whose mistakes are told as all others are."""
 
     def __init__(self, verb: str, description: str | None) -> None:
         super().__init__(

@@ -83,9 +83,8 @@ def _start(event: Started) -> None:
         f"{event.steps:,} ({_length(arguments)}), learning rate {arguments.learning_rate:g}"
     )
     if settings.overrides:
-        facts["embedded"] = "overrides: " + ", ".join(
-            f"{name}={value}" for name, value in settings.overrides.items()
-        )
+        changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
+        facts["embedded"] = f"overrides: {changed}"
     facts["directory"] = str(settings.output_dir)
     name = (recipe.__doc__ or type(recipe).__name__).partition("\n")[0]
     console.block(f"{settings.name}: {name}", facts)
@@ -94,10 +93,9 @@ def _start(event: Started) -> None:
 
 def _batch(event: Collated) -> None:
     """The shapes of one collated micro-batch."""
-    console.block(
-        "one collated batch",
-        {name: f"{tuple(value.shape)} {value.dtype}" for name, value in event.batch.items()},
-    )
+    tensors = event.batch.items()
+    shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors}
+    console.block("one collated batch", shapes)
     console.say("\ndry run: nothing was trained, nothing was written")
 
 
@@ -108,16 +106,10 @@ def _end(run: Run) -> None:
     console.say(f"\ntest set, {found.rows:,} rows, with intervals of 95%")
     lines = [["fine-tuned", *console.with_intervals(found.metrics, columns)]]
     for baseline, scores in metrics.baseline.items():
-        lines.append(
-            [baseline, *(cell for name in columns for cell in (f"{scores[name]:.4f}", ""))]
-        )
-        lines.append(
-            [
-                "  fine-tuned has more",
-                *console.with_intervals(found.beyond[baseline], columns, "+"),
-            ]
-        )
-    console.table(["", *(cell for name in columns for cell in (name, ""))], lines)
+        gaps = console.with_intervals(found.beyond[baseline], columns, "+")
+        lines.append([baseline, *console.two_each(f"{scores[name]:.4f}" for name in columns)])
+        lines.append(["  fine-tuned has more", *gaps])
+    console.table(["", *console.two_each(columns)], lines)
     for sentence in wording.unbeaten(found, columns[0]) if columns else ():
         console.say(f"\n{sentence}")
     before = manifest.steps_before

@@ -42,14 +42,8 @@ def assess(
     fingerprint: str,
     baseline: bool,
 ) -> Judged:
-    """Judge the outputs of a model.
-
-    Args:
-        recipe: Of the run.
-        validated: The outputs of the validation rows.
-        tested: The outputs of the test rows.
-        fingerprint: Of its data.
-        baseline: Whether to fit a bag of words, too.
+    """Judge what a model put out for the validation and the test rows, data of that fingerprint;
+    with ``baseline`` a bag of words is fitted, too.
 
     Raises:
         UserError: if outputs of the model are not finite.
@@ -60,13 +54,8 @@ def assess(
             "test rows: the training has diverged; try a smaller --learning_rate"
         )
     started = time.perf_counter()
-    said = baselines.outputs(
-        recipe.splits,
-        recipe.input_column,
-        recipe.split_seed,
-        fingerprint,
-        fit=baseline,
-    )
+    splits, column, seed = recipe.splits, recipe.input_column, recipe.split_seed
+    said = baselines.outputs(splits, column, seed, fingerprint, fit=baseline)
     seconds = round(time.perf_counter() - started, 2)
     labels, outputs = np.asarray(tested.label_ids), np.asarray(tested.predictions)
     temperature = None

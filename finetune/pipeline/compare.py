@@ -54,25 +54,20 @@ class Comparison:
     @property
     def verdicts(self) -> list[str]:
         """A sentence for each run but the first: whether it is better."""
-        said = []
-        for number, name in enumerate(self.names[1:]):
-            gap = self.differences[number][self.headline[0]]
-            said.append(wording.between(name, self.names[0], gap, self.headline[0]))
-            if self.tests:
-                test = self.tests[number]
-                said[-1] += (
-                    f" McNemar's test of the accuracy: {test.only_second:,} rows only {name} gets "
-                    f"right, {test.only_first:,} only {self.names[0]}, p = {test.p_value:.3g}."
-                )
+        (first, *others), metric = self.names, self.headline[0]
+        gaps = zip(others, self.differences, strict=True)
+        said = [wording.between(name, first, gap[metric], metric) for name, gap in gaps]
+        for number, test in enumerate(self.tests):
+            said[number] += (
+                f" McNemar's test of the accuracy: {test.only_second:,} rows only "
+                f"{others[number]} gets right, {test.only_first:,} only {first}, "
+                f"p = {test.p_value:.3g}."
+            )
         return said
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """The metrics of a run, and how much ``more`` of each it has than the first."""
-
-    metrics: Mapping[str, Any]
-    more: dict[str, Any]
+#: The metrics of a run, and how much more of each it has than the first.
+_Judged = tuple[Mapping[str, Any], dict[str, Any]]
 
 
 def compare(runs: Sequence[Run | str | Path], page: str | Path | None = None) -> Comparison:
@@ -112,15 +107,16 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         apart = np.flatnonzero(np.any([other != said[0] for other in said[1:]], axis=0))
     else:
         outputs = [table["prediction"].to_numpy(dtype=np.float64) for table in tables]
-        judged = [_of_numbers(runs[0], tables[0], outputs[0], other) for other in outputs[1:]]
+        labels, first = tables[0]["label"].to_numpy(dtype=np.float64), outputs[0][:, None]
+        judged = [_by_its_own(runs[0], labels, first, other[:, None]) for other in outputs[1:]]
         sure = np.max([np.abs(other - outputs[0]) for other in outputs[1:]], axis=0)
         apart = np.flatnonzero(sure > 0)
     return Comparison(
         [str(run.path) for run in runs],
         len(tables[0]),
         headline,
-        [runs[0].statistics.metrics, *(other.metrics for other in judged)],
-        [other.more for other in judged],
+        [runs[0].statistics.metrics, *(metrics for metrics, _ in judged)],
+        [more for _, more in judged],
         tests,
         settings_that_differ([run.manifest for run in runs]),
         apart[np.argsort(-sure[apart], kind="stable")],
@@ -142,12 +138,9 @@ def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
         }
         for each in manifests
     ]
-    found = {}
-    for name in dict.fromkeys(name for each in flat for name in each):
-        values = [str(each.get(name, "")) for each in flat]
-        if len(set(values)) > 1:
-            found[name] = values
-    return found
+    names = dict.fromkeys(name for each in flat for name in each)
+    values = {name: [str(each.get(name, "")) for each in flat] for name in names}
+    return {name: each for name, each in values.items() if len(set(each)) > 1}
 
 
 def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.DataFrame) -> None:
@@ -172,36 +165,28 @@ def _of_classes(run: Run, first: ScoredRows, second: ScoredRows) -> _Judged:
     scoring = run.manifest.scoring
     metrics = assessment.of_counts(scoring)
     found = pairs.difference(metrics, first.labels, first.classes, second.classes, len(first.names))
-    for name, scores in (
-        ("log_loss", calibration.log_losses),
-        ("brier_score", calibration.brier_scores),
-    ):
+    of_rows = {"log_loss": calibration.log_losses, "brier_score": calibration.brier_scores}
+    for name, scores in of_rows.items():
         one, other = (scores(each.probabilities, each.labels) for each in (first, second))
         found[name] = intervals.of_mean(other - one)
     area = ranking.mean_roc_difference(first.probabilities, second.probabilities, first.labels)
     if area is not None:
         found["roc_area"] = area
-    judged = _Judged(
-        classification.scores(second, metrics), {name: asdict(each) for name, each in found.items()}
-    )
+    judged = classification.scores(second, metrics)
+    more = {name: asdict(each) for name, each in found.items()}
     if not assessment.has_others(scoring, metrics):
-        return judged
+        return judged, more
     tiny = np.finfo(np.float64).tiny
     one, other = (np.log(np.maximum(each.probabilities, tiny)) for each in (first, second))
-    own = _by_its_own(run, first.labels, one, other)
-    return _Judged({**own.metrics, **judged.metrics}, {**own.more, **judged.more})
-
-
-def _of_numbers(run: Run, table: pd.DataFrame, first: np.ndarray, second: np.ndarray) -> _Judged:
-    labels = table["label"].to_numpy(dtype=np.float64)
-    return _by_its_own(run, labels, first[:, None], second[:, None])
+    own, own_more = _by_its_own(run, first.labels, one, other)
+    return {**own, **judged}, {**own_more, **more}
 
 
 def _by_its_own(run: Run, labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> _Judged:
     """By metrics of the recipe of which nothing is known."""
     compute = run.recipe().compute_metrics
     found = assessment.of_outputs(second, labels, compute, {"first": first})
-    return _Judged(found["metrics"], found["beyond"]["first"])
+    return found["metrics"], found["beyond"]["first"]
 
 
 def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:

@@ -10,12 +10,7 @@ from finetune.runs.run import Run
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
-
-    Attributes:
-        page: ``report.html``, with its plots beside it.
-        card: ``README.md``, the model card.
-    """
+    """What was written: ``report.html`` with its plots beside it, and the model card."""
 
     page: Path
     card: Path

@@ -41,12 +41,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings that can be trained: checked, their data loaded and tokenized.
-
-    Attributes:
-        settings: Of the run.
-        checkpoint: The one to go on from, if any.
-        steps: Optimizer steps of the training.
+    """Settings that can be trained (checked, their data loaded and tokenized), the checkpoint to
+    go on from, if any, and the optimizer steps of the training.
     """
 
     settings: Settings
@@ -137,16 +133,9 @@ def preview(prepared: Prepared, progress: Progress = ignore) -> None:
 
 
 def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
-    """Train, evaluate once on the test set, and write the run.
+    """Train, evaluate once on the test set, write the run and return it.
 
-    Every rank calls it with what :func:`prepare` gave there.
-
-    Args:
-        prepared: Of :func:`prepare`.
-        progress: Is given what happens, on rank 0.
-
-    Returns:
-        The finished run.
+    Every rank calls it with what :func:`prepare` gave there; ``progress`` hears of it on rank 0.
     """
     from finetune.pipeline import provenance
     from finetune.reporting import card, page
@@ -189,11 +178,8 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
             _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)
             progress(Finished(run, profiled))
             if arguments.profile and not profiled:
-                progress(
-                    Noted(
-                        f"--profile {arguments.profile}: too few steps were left, none was traced"
-                    )
-                )
+                untraced = "too few steps were left, none was traced"
+                progress(Noted(f"--profile {arguments.profile}: {untraced}"))
     except KeyboardInterrupt:
         if run is not None:
             run.update(status="interrupted")
@@ -262,26 +248,18 @@ def _write_results(
     run.update(**outcome)
     fingerprint = run.manifest.data.fingerprint
     judged = assess(recipe, validated, tested, fingerprint=fingerprint, baseline=baseline)
-    replace(metrics, baseline=judged.baseline, statistics=Statistics(**judged.statistics)).write(
-        run.path
-    )
-    run.update(
-        status="finished",
-        temperature=judged.temperature,
-        baseline_seconds=judged.baseline_seconds,
-    )
+    statistics = Statistics(**judged.statistics)
+    replace(metrics, baseline=judged.baseline, statistics=statistics).write(run.path)
+    fitted = {"temperature": judged.temperature, "baseline_seconds": judged.baseline_seconds}
+    run.update(status="finished", **fitted)
 
 
 def refuse_other_labels(rows: Dataset, label_ids: Any) -> None:
     """Refuse outputs of an evaluation that are not in the order of the rows.
 
-    Args:
-        rows: Raw, with ``label``.
-        label_ids: What came back from the evaluation, shape ``(rows,)``.
-
     Raises:
-        RuntimeError: if they are not the labels of the rows; every score and every prediction
-            would be written beside the wrong row.
+        RuntimeError: if ``label_ids``, shape ``(rows,)``, are not the labels of the raw rows; every
+            score and every prediction would be written beside the wrong row.
     """
     import numpy as np
 

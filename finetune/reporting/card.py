@@ -37,7 +37,10 @@ def _metadata(manifest: Manifest, scores: Mapping[str, float]) -> ModelCardData:
     source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
     is_text = "max_length" in manifest.options
-    task = "text-classification" if is_text and manifest.labels else _other_task(manifest)
+    if not manifest.labels:
+        task = "tabular-regression"
+    else:
+        task = "text-classification" if is_text else "image-classification"
     base, licence = _base(manifest)
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,
@@ -67,10 +70,6 @@ def _source(manifest: Manifest) -> str:
     """Where the data came from; of a local path its name, not where it lies."""
     path = Path(str(manifest.options["dataset"] or "-"))
     return path.name if path.is_absolute() else str(manifest.data.source)
-
-
-def _other_task(manifest: Manifest) -> str:
-    return "image-classification" if manifest.labels else "tabular-regression"
 
 
 def _base(manifest: Manifest) -> tuple[str | None, str | None]:
@@ -105,6 +104,15 @@ def _card_on_hub(name: str) -> ModelCardData | None:
 def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
     statistics, data = run.statistics, manifest.data
     headline = run.headline
+    own = [statistics.metrics[name] for name in headline]
+    table = [
+        ["---"] * (len(headline) + 1),
+        ["fine-tuned", *(f"{e['value']:.4f} ({e['low']:.3f} to {e['high']:.3f})" for e in own)],
+        *(
+            [baseline, *(f"{scores[name]:.4f}" for name in headline)]
+            for baseline, scores in metrics.baseline.items()
+        ),
+    ]
     lines = [
         f"# {Path(manifest.recipe).stem}",
         "",
@@ -112,20 +120,8 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "",
         f"On {statistics.rows:,} test rows, with intervals of 95%:",
         "",
-        "| | " + " | ".join(wording.name(name) for name in headline) + " |",
-        "| --- |" + " --- |" * len(headline),
-        "| fine-tuned | "
-        + " | ".join(
-            f"{each['value']:.4f} ({each['low']:.3f} to {each['high']:.3f})"
-            for each in (statistics.metrics[name] for name in headline)
-        )
-        + " |",
-    ]
-    for baseline, scores in metrics.baseline.items():
-        lines.append(
-            f"| {baseline} | " + " | ".join(f"{scores[name]:.4f}" for name in headline) + " |"
-        )
-    lines += [
+        f"| | {' | '.join(map(wording.name, headline))} |",
+        *(f"| {' | '.join(cells)} |" for cells in table),
         "",
         "## Data",
         "",
@@ -159,18 +155,10 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
 
 
 def _use(run: Run, manifest: Manifest) -> list[str]:
-    if "max_length" not in manifest.options:
-        return [
-            "```python",
-            "from finetune import Run",
-            "",
-            f'model = Run.load("{run.path.name}").model()',
-            "```",
-        ]
-    return [
-        "```python",
-        "from transformers import pipeline",
-        "",
-        f'classify = pipeline("text-classification", model="{run.path.name}")',
-        "```",
-    ]
+    if "max_length" in manifest.options:
+        imported = "from transformers import pipeline"
+        line = f'classify = pipeline("text-classification", model="{run.path.name}")'
+    else:
+        imported = "from finetune import Run"
+        line = f'model = Run.load("{run.path.name}").model()'
+    return ["```python", imported, "", line, "```"]

@@ -15,26 +15,16 @@ _LONGEST_TEXT = 1200
 
 
 def write(path: Path, template: str, content: Mapping[str, Any]) -> None:
-    """Fill a template and write it, whole or not at all.
-
-    Args:
-        path: Of the page.
-        template: The name of one in ``templates/``.
-        content: What it is filled with.
-    """
+    """Fill the template of that name in ``templates/`` and write it, whole or not at all."""
     environment = Environment(
         loader=PackageLoader("finetune.reporting", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {
-        "score": wording.score,
-        "percent": wording.percent,
-        "words": wording.name,
-    }
-    text = environment.get_template(f"{template}.html.jinja").render(content)
-    write_whole(path, text)
+    named = {"score": wording.score, "percent": wording.percent, "words": wording.name}
+    environment.filters |= named
+    write_whole(path, environment.get_template(f"{template}.html.jinja").render(content))
 
 
 def excerpt(text: str) -> str:

@@ -58,10 +58,7 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         "facts": _facts(manifest),
         "options": _options(manifest),
         "calibration": _of_calibration(statistics),
-        "slices": [],
-        "mistakes": [],
-        "suspects": [],
-        "mistaken": "",
+        **dict.fromkeys(("slices", "mistakes", "suspects", "mistaken"), ()),
         "plots": _by_section(figures),
     }
     if predicted is not None:
@@ -132,31 +129,25 @@ def _by_section(figures: Mapping[str, Plot]) -> dict[str, list[dict[str, str]]]:
 
 
 def _sections(content: Mapping[str, Any]) -> list[str]:
-    classified = bool(content["statistics"].classes)
+    classified = content["statistics"].classes
     there = {
-        "Scores": True,
-        "Training": True,
         "Classes": classified,
         "Probabilities": classified,
-        "Length": bool(content["plots"]["length"]),
-        "Slices": bool(content["slices"]),
+        "Length": content["plots"]["length"],
+        "Slices": content["slices"],
         "Mistakes": classified,
-        "Provenance": True,
     }
-    return [name for name, is_there in there.items() if is_there]
+    return ["Scores", "Training", *(name for name in there if there[name]), "Provenance"]
 
 
 def _others(statistics: Statistics, headline: list[str]) -> dict[str, Any]:
-    found = {
-        wording.name(name): each
-        for name, each in statistics.metrics.items()
-        if name not in headline
+    further = {name: each for name, each in statistics.metrics.items() if name not in headline}
+    among = (statistics.top_k or {}).items()
+    return {
+        **{wording.name(name): each for name, each in further.items()},
+        **{f"true class among the {k} most probable": each for k, each in among},
+        **{wording.name(name): each for name, each in (statistics.ordered or {}).items()},
     }
-    for k, each in (statistics.top_k or {}).items():
-        found[f"true class among the {k} most probable"] = each
-    for name, each in (statistics.ordered or {}).items():
-        found[wording.name(name)] = each
-    return found
 
 
 def _of_calibration(statistics: Statistics) -> str:
@@ -183,22 +174,19 @@ def _rows(
     predicted: ScoredRows, table: pd.DataFrame, chosen: np.ndarray, suspected: np.ndarray = _NONE
 ) -> list[dict[str, Any]]:
     """What a table of rows shows; those whose label is ``suspected`` are marked."""
-    found = []
-    for index in chosen:
-        text = html.excerpt(table["text"].iloc[index]) if "text" in table else None
-        said = predicted.classes[index]
-        found.append(
-            {
-                "id": table["id"].iloc[index],
-                "text": text,
-                "label": predicted.names[predicted.labels[index]],
-                "of_label": predicted.probabilities[index, predicted.labels[index]],
-                "prediction": predicted.names[said],
-                "probability": predicted.probabilities[index, said],
-                "suspected": index in suspected,
-            }
-        )
-    return found
+    labels, classes = predicted.labels, predicted.classes
+    return [
+        {
+            "id": table["id"].iloc[index],
+            "text": html.excerpt(table["text"].iloc[index]) if "text" in table else None,
+            "label": predicted.names[labels[index]],
+            "of_label": predicted.probabilities[index, labels[index]],
+            "prediction": predicted.names[classes[index]],
+            "probability": predicted.probabilities[index, classes[index]],
+            "suspected": index in suspected,
+        }
+        for index in chosen
+    ]
 
 
 def _facts(manifest: Manifest) -> dict[str, str]:
@@ -223,9 +211,6 @@ def _options(manifest: Manifest) -> dict[str, str]:
         "max_grad_norm",
     )
     arguments = manifest.arguments
-    chosen = {
-        name: str(arguments[name])
-        for name in shown
-        if str(arguments.get(name)) != "None"  # what is not set is written so
-    }
-    return {**{name: str(value) for name, value in manifest.options.items()}, **chosen}
+    # what is not set is written as "None"
+    chosen = {name: arguments[name] for name in shown if str(arguments.get(name)) != "None"}
+    return {name: str(value) for name, value in {**manifest.options, **chosen}.items()}

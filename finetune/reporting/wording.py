@@ -27,7 +27,7 @@ _LOWER_IS_BETTER = ("mse", "rmse", "mae", "log_loss", "brier_score", "mean_absol
 
 
 def speed(found: Mapping[str, Any]) -> str:
-    """How fast the steps of a run were, from ``speed`` of its ``run.json``."""
+    """Tell how fast the steps of a run were, from ``speed`` of its ``run.json``."""
     if not found:
         return "no step was done"
     text = f"{found['rows_per_second']:,.1f} rows"
@@ -59,19 +59,14 @@ def name(metric: str) -> str:
 
 
 def verdict(statistics: Statistics, headline: Sequence[str]) -> str:
-    """In words: the first scores, and whether the model beats what it has to.
-
-    Args:
-        statistics: Of ``metrics.json``.
-        headline: The metrics of the recipe; the first decides.
-    """
-    said = ", ".join(
-        f"{name(each)} {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
-        for each in headline
-        for found in [statistics.metrics[each]]
-    )
+    """Tell the scores of the headline, and whether the model beats what it has to by the first."""
     if not headline:
         return "The recipe computes no metric that is a number."
+    own = {name(each): statistics.metrics[each] for each in headline}
+    said = ", ".join(
+        f"{each} {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+        for each, found in own.items()
+    )
     judged = [
         against(baseline, scores[headline[0]], headline[0])
         for baseline, scores in statistics.beyond.items()
@@ -91,23 +86,25 @@ def unbeaten(statistics: Statistics, metric: str) -> list[str]:
 
 def against(baseline: str, gap: Mapping[str, float], metric: str) -> str:
     """Whether fine-tuning beats a baseline, by the interval of the difference in one metric."""
-    amount = f"{name(metric)} {gap['value']:+.3f}, {gap['low']:+.3f} to {gap['high']:+.3f}"
-    sign = _sign(gap, metric)
+    amount, sign = _amount(gap, metric), _sign(gap, metric)
     if sign is None:
         return f"Against the baseline '{baseline}': {amount}."
     verb = {1: "beats", -1: "is worse than", 0: "does not beat"}[sign]
-    chance = "; the difference may be chance" if verb == "does not beat" else ""
+    chance = "" if sign else "; the difference may be chance"
     return f"Fine-tuning {verb} the baseline '{baseline}' ({amount}){chance}."
 
 
 def between(second: str, first: str, gap: Mapping[str, float], metric: str) -> str:
     """Whether one run is better than another, by the interval of the difference in one metric."""
-    amount = f"{name(metric)} {gap['value']:+.3f}, {gap['low']:+.3f} to {gap['high']:+.3f}"
-    sign = _sign(gap, metric)
+    amount, sign = _amount(gap, metric), _sign(gap, metric)
     if sign is None:
         return f"{second} against {first}: {amount}."
     verb = {1: "is better than", -1: "is worse than", 0: "cannot be told from"}[sign]
     return f"{second} {verb} {first} ({amount})."
+
+
+def _amount(gap: Mapping[str, float], metric: str) -> str:
+    return f"{name(metric)} {gap['value']:+.3f}, {gap['low']:+.3f} to {gap['high']:+.3f}"
 
 
 def _sign(gap: Mapping[str, float], metric: str) -> int | None:

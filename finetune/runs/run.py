@@ -34,11 +34,7 @@ PROFILE = Path("profile", "profile.json")
 
 @dataclass(frozen=True)
 class Run:
-    """One run, by its directory.
-
-    Attributes:
-        path: The directory.
-    """
+    """One run, by its directory."""
 
     path: Path
 

@@ -42,20 +42,15 @@ def outputs(
     predicted = {"majority class": majority(train["label"][:], len(test))}
     if fit and isinstance(train.features[input_column], Value):
         memory = joblib.Memory(hub.caches()["datasets"] / "finetune-baselines", verbose=0)
-        remembered = memory.cache(
-            bag_of_words, ignore=["train_texts", "train_labels", "test_texts"]
-        )
-        fitted = remembered(
-            train[input_column][:],
-            train["label"][:],
-            test[input_column][:],
-            seed,
-            MOST_ROWS,
-            f"{fingerprint} {sklearn.__version__}",
+        rows = ["train_texts", "train_labels", "test_texts"]  # the fingerprint stands for them
+        texts, labels, others = train[input_column][:], train["label"][:], test[input_column][:]
+        identity = f"{fingerprint} {sklearn.__version__}"
+        fitted = memory.cache(bag_of_words, ignore=rows)(
+            texts, labels, others, seed, MOST_ROWS, identity
         )
         if fitted is not None:
-            words, rows = fitted
-            limited = f" ({rows:,} rows)" if rows < len(train) else ""
+            words, count = fitted
+            limited = f" ({count:,} rows)" if count < len(train) else ""
             predicted[f"TF-IDF + logistic regression{limited}"] = words
     return {name: np.eye(len(names))[classes] for name, classes in predicted.items()}
 

@@ -20,13 +20,8 @@ _LENGTH_GROUPS = 4
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows that have something in common.
-
-    Attributes:
-        name: What they have.
-        rows: How many there are.
-        accuracy: On them, by Wilson's interval.
-        lower: Whether the whole interval is below the accuracy on all rows.
+    """Rows that have something in common: their accuracy by Wilson's interval, and whether all of
+    it is lower than the accuracy on all rows.
     """
 
     name: str
