@@ -135,7 +135,10 @@ def test_a_class_of_a_stranger_is_found_again_by_its_file(tmp_path: Path) -> Non
     (tmp_path / "recipes" / "yelp.py").write_text(
         "from finetune import TextClassification\n\n\nclass Own(TextClassification):\n    'Own.'\n"
     )
-    script = "from recipes.yelp import Own; from finetune.recipe import catalog; print(catalog.origin(Own))"
+    script = (
+        "from recipes.yelp import Own; from finetune.recipe import catalog\n"
+        "print(catalog.origin(Own))"
+    )
 
     done = run(["-c", script], tmp_path, tmp_path, ROOT)
 

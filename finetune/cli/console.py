@@ -64,10 +64,8 @@ def with_intervals(found: Mapping[str, Any], columns: Sequence[str], sign: str =
 
 
 def quiet() -> None:
-    """Nothing of the libraries that means nothing to the user: load reports, config dumps, bars
-    for a file.
-
-    ``--log_level info`` brings the library's own words back.
+    """Silence what of the libraries means nothing to the user: load reports, config dumps, bars
+    for a file. ``--log_level info`` brings the library's own words back.
     """
     import datasets
     import transformers

@@ -5,14 +5,10 @@ import importlib
 
 
 def at_once(*names: str) -> None:
-    """Import modules without looking for garbage meanwhile, in nearly a third less time.
+    """Import modules with garbage collection paused, in nearly a third less time.
 
     Importing makes hundreds of thousands of objects, and Python would go through them again and
-    again. Afterwards it does not either: what is there by now is taken to stay as long as the
-    process. So this is for a process of its own, not for a notebook.
-
-    Args:
-        *names: Of modules.
+    again. They are taken to stay as long as the process, so this is not for a notebook.
     """
     looked = gc.isenabled()
     gc.disable()

@@ -87,11 +87,8 @@ def in_fresh_processes(
 ) -> list[Result]:
     """Return what ``work`` returns in each of so many new processes of this machine, by rank.
 
-    Args:
-        num_processes: How many; torch's elastic launch starts them and tells them their ranks.
-        work: A function that can be imported by its name.
-        *arguments: Of it; they are pickled.
-        port: Where the processes meet; a free one if None.
+    Torch's elastic launch starts them; ``work`` is imported by its name, its arguments are pickled,
+    and the processes meet at ``port``, or a free one if None.
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 

@@ -11,12 +11,8 @@ from scipy.special import softmax
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows with their true class and the probability of every class.
-
-    Attributes:
-        names: Of the classes, in the order of their numbers.
-        labels: The true classes, shape ``(rows,)``.
-        probabilities: Shape ``(rows, classes)``, float64.
+    """Rows with their true class, shape ``(rows,)``, and the probability of every class, shape
+    ``(rows, classes)``, float64; the names of the classes are in the order of their numbers.
     """
 
     names: list[str]
@@ -25,7 +21,7 @@ class ScoredRows:
 
     @classmethod
     def of_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
-        """From the table of ``predictions.parquet``."""
+        """Return those in the table of ``predictions.parquet``."""
         number = {name: index for index, name in enumerate(names)}
         return cls(
             names,
@@ -35,12 +31,12 @@ class ScoredRows:
 
     @classmethod
     def of_outputs(cls, names: list[str], labels: np.ndarray, outputs: np.ndarray) -> ScoredRows:
-        """From the logits of a model, shape ``(rows, classes)``, whatever their precision."""
+        """Return those of logits, shape ``(rows, classes)``, whatever their precision."""
         return cls(names, labels, softmax(outputs.astype(np.float64), axis=1))
 
     @property
     def classes(self) -> np.ndarray:
-        """The most probable class of each row, shape ``(rows,)``."""
+        """Return the most probable class of each row, shape ``(rows,)``."""
         classes: np.ndarray = self.probabilities.argmax(axis=1)
         return classes
 
