@@ -24,6 +24,8 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "COLUMNS": "100",
 }
+#: Seconds after which a process counts as one that hangs; no test measures time by it.
+HANGS = 900
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sys.executable).parent
 LAUNCHERS = {
@@ -110,7 +112,7 @@ def command(tmp_path: Path) -> Command:
         launcher: str = "python",
         cwd: Path = home,
         env: dict[str, str] | None = None,
-        timeout: float = 240,
+        timeout: float = HANGS,
     ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [*LAUNCHERS[launcher], *map(str, words)],

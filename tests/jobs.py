@@ -1,4 +1,4 @@
-"""Jobs that a test starts beside itself, several at a time: what they say, and when they end."""
+"""Jobs that a test starts beside itself, several at a time: what they say, and how they end."""
 
 import contextlib
 import itertools
@@ -7,13 +7,12 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from tests.conftest import ROOT, SCRIPTS
+from tests.conftest import HANGS, ROOT, SCRIPTS
 
 TORCHRUN = [str(SCRIPTS / "torchrun")]
 
@@ -45,13 +44,7 @@ def rank_without_launcher(rank: int, world_size: int, port: int) -> dict[str, st
 
 
 class Job:
-    """A command that runs.
-
-    Attributes:
-        ended_at: On the clock of `time.perf_counter`, once it has ended.
-    """
-
-    ended_at: float
+    """A command that runs."""
 
     def __init__(self, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -64,7 +57,7 @@ class Job:
             stderr=self._errors,
             text=True,
         )
-        self._watch = threading.Thread(target=self._see_the_end, daemon=True)
+        self._watch = threading.Thread(target=self._process.wait, daemon=True)
         self._watch.start()
 
     def wait_for(self, words: str) -> None:
@@ -75,12 +68,11 @@ class Job:
                 return
         raise AssertionError(f"it ended without {words!r}: {self._said_in_error()}")
 
-    def say(self, text: str) -> float:
-        """To whichever of its processes reads; when that was."""
+    def say(self, text: str) -> None:
+        """To whichever of its processes reads."""
         assert self._process.stdin is not None
         self._process.stdin.write(text)
         self._process.stdin.flush()
-        return time.perf_counter()
 
     def processes(self) -> list[psutil.Process]:
         """It and everything it has started."""
@@ -90,15 +82,15 @@ class Job:
         except psutil.NoSuchProcess:
             return []
 
-    def ended(self, within: float = 120) -> "subprocess.CompletedProcess[str]":
-        """Wait for its end, at most so many seconds."""
+    def ended(self) -> "subprocess.CompletedProcess[str]":
+        """Wait for its end; fail if it hangs."""
         assert self._process.stdout is not None
-        self._watch.join(within)
+        self._watch.join(HANGS)
         late = self._watch.is_alive()
         if late:
             self.kill()
         said, in_error = self._process.stdout.read(), self._said_in_error()
-        assert not late, f"it went on for {within} s: {said}{in_error}"
+        assert not late, f"it went on for {HANGS} s: {said}{in_error}"
         return subprocess.CompletedProcess(
             self._process.args, self._process.returncode, said, in_error
         )
@@ -108,10 +100,6 @@ class Job:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._watch.join()
-
-    def _see_the_end(self) -> None:
-        self._process.wait()
-        self.ended_at = time.perf_counter()
 
     def _said_in_error(self) -> str:
         self._errors.seek(0)

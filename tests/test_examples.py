@@ -21,6 +21,7 @@ from examples import accelerate_loop, native_ddp
 from finetune.config import settings
 from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed
+from tests.conftest import HANGS
 
 pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_thread")]
 EXAMPLES = Path(native_ddp.__file__).parent
@@ -178,7 +179,7 @@ def test_a_loop_and_trainer_have_the_same_losses(
 @pytest.mark.processes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("way", WAYS)
-def test_two_processes_have_the_same_losses_too(
+def test_two_processes_have_the_losses_of_trainer_in_one(
     way: str,
     optimizer: str,
     in_two: tuple[list[InRank], Path],
@@ -204,7 +205,9 @@ def test_a_training_that_is_resumed_ends_like_one_that_was_not_stopped(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", LOOPS)
-def test_two_processes_resume_too(name: str, in_two: tuple[list[InRank], Path]) -> None:
+def test_two_processes_resume_with_the_losses_of_an_uninterrupted_run(
+    name: str, in_two: tuple[list[InRank], Path]
+) -> None:
     for rank in in_two[0]:
         resumed, whole = rank.resumed[name]
         assert resumed == pytest.approx(whole, abs=1e-6)
@@ -238,7 +241,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["native_ddp", "accelerate_loop"])
-def test_a_loop_is_a_page(name: str) -> None:
+def test_a_loop_has_fewer_than_150_lines(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 150
 
 
@@ -303,7 +306,7 @@ def test_torchrun_starts_a_loop(source: dict[str, str], tmp_path: Path) -> None:
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANGS,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

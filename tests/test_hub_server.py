@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import HANGS
 from tests.hub import Hub, build_repositories, serve
 from tests.hub.repositories import CASED, MNIST, SENTIMENT, UNCASED, YELP
 
@@ -128,7 +129,7 @@ def hub_server(tmp_path: Path) -> Iterator[Hub]:
 def run(script: str, *arguments: str, environment: dict[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, env=environment, capture_output=True, text=True, timeout=HANGS, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

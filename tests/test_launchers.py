@@ -1,16 +1,20 @@
 """The same embedded recipe under every launcher: the same numbers in the same shape."""
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import finetune
-from tests.conftest import ROOT, Command
+from tests.conftest import HANGS, LAUNCHERS, ROOT, Command
 
 OPTIONS = {
     "embedded": True,
@@ -39,93 +43,145 @@ if __name__ == "__main__":
 """
 
 LATE = '''
-import os, time
+"""Notes how often a rank has met all others when it has read its model, and when a run is moved."""
+
+import os, sys
+import torch.distributed as dist
 from examples.regression import Regression
 from safetensors.torch import load_model
 
+meetings = 0
+
+def counted(meet):
+    def function(*given, **named):
+        global meetings
+        found = meet(*given, **named)
+        meetings += 1
+        return found
+    return function
+
+dist.all_gather_object, dist.barrier = counted(dist.all_gather_object), counted(dist.barrier)
+
+def note(event):
+    with open(f"{event} by rank {os.environ['RANK']}", "w") as file:
+        file.write(str(meetings))
+
+def watch(event, arguments):
+    if event == "os.rename" and os.path.basename(arguments[0]) == "run":
+        note("moved")
+
+sys.addaudithook(watch)
+
 class Late(Regression):
-    """The regression toy, trained further; rank 1 is late to read what it starts from."""
+    """The regression toy, trained further."""
 
     def build_model(self, labels):
         model = super().build_model(labels)
-        time.sleep(2 * int(os.environ["RANK"]))
         load_model(model, "run/model.safetensors")
+        note("read")
         return model
 '''
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("launchers")
+@dataclass(frozen=True)
+class Launched:
+    """What a launch printed, and what its run holds."""
+
+    printed: str
+    manifest: dict[str, Any]
+    metrics: dict[str, Any]
+
+    @property
+    def losses(self) -> list[float]:
+        return [entry["loss"] for entry in self.manifest["history"] if "loss" in entry]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("launcher", ["python", "torchrun", "accelerate"])
-def test_command_line(launcher: str, directory: Path, command: Command) -> None:
-    answer = command(*FLAGS, "--output_dir", launcher, launcher=launcher, cwd=directory)
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("rows a step") == 1
-    assert answer.stdout.count("test set,") == 1
-    manifest = json.loads((directory / launcher / "run.json").read_text())
-    assert manifest["launch"]["world_size"] == (2 if launcher == "torchrun" else 1)
-
-
-@pytest.mark.processes
-def test_launch_twice_and_after_a_trainer_was_built(directory: Path) -> None:
-    (directory / "notebook.py").write_text(NOTEBOOK)
-    shutil.copy(ROOT / "recipes" / "sentiment.py", directory / "mine.py")
+def launched(words: list[str], directory: Path, run: str) -> Launched:
+    """Start these words in a directory, and read the run that they leave there."""
     answer = subprocess.run(
-        [sys.executable, "notebook.py", json.dumps(OPTIONS)],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        words, cwd=directory, capture_output=True, text=True, timeout=HANGS, check=False
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "launched 2" in answer.stdout
+    manifest, metrics = (
+        json.loads((directory / run / name).read_text()) for name in ("run.json", "metrics.json")
+    )
+    return Launched(answer.stdout, manifest, metrics)
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Launched]:
+    """Launch the same training by a launcher of the command line, or by a notebook; each once."""
+
+    @functools.cache
+    def run(launcher: str) -> Launched:
+        directory = tmp_path_factory.mktemp(launcher)
+        if launcher in LAUNCHERS:
+            words = [*LAUNCHERS[launcher], *map(str, FLAGS), "--output_dir", "run"]
+            return launched(words, directory, "run")
+        (directory / "notebook.py").write_text(NOTEBOOK)
+        shutil.copy(ROOT / "recipes" / "sentiment.py", directory / "mine.py")
+        return launched([sys.executable, "notebook.py", json.dumps(OPTIONS)], directory, "forked")
+
+    return run
 
 
 @pytest.mark.processes
-def test_the_numbers_are_the_same(directory: Path) -> None:
-    launches = ["python", "torchrun", "accelerate", "forked"]
-    metrics = {
-        name: json.loads((directory / name / "metrics.json").read_text()) for name in launches
-    }
-    losses = {
-        name: [
-            entry["loss"]
-            for entry in json.loads((directory / name / "run.json").read_text())["history"]
-            if "loss" in entry
-        ]
-        for name in launches
-    }
-    assert metrics["torchrun"] == metrics["forked"]
-    assert len(losses["python"]) == 1
-    assert losses["torchrun"] == pytest.approx(losses["python"], abs=1e-5)
-    one = metrics["python"]
-    assert one["test"].keys() == {"loss", "accuracy", "f1"}
-    for other in ("torchrun", "accelerate"):  # they differ in threads, and so in rounding
-        assert metrics[other]["baseline"] == one["baseline"]
-        for split in ("validation", "test"):
-            assert metrics[other][split] == pytest.approx(one[split], abs=1e-5)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_trains_in_its_processes_and_rank_0_alone_speaks(
+    launcher: str, launch: Callable[[str], Launched]
+) -> None:
+    found = launch(launcher)
+    assert found.printed.count("rows a step") == 1
+    assert found.printed.count("test set,") == 1
+    assert found.manifest["launch"]["world_size"] == (2 if launcher == "torchrun" else 1)
+
+
+@pytest.mark.processes
+def test_a_notebook_launches_twice_and_after_a_trainer_was_built(
+    launch: Callable[[str], Launched],
+) -> None:
+    assert "launched 2" in launch("notebook").printed
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_launcher_gives_the_numbers_of_one_process(
+    launcher: str, launch: Callable[[str], Launched]
+) -> None:
+    one, other = launch("python"), launch(launcher)
+    assert one.metrics["test"].keys() == {"loss", "accuracy", "f1"}
+    assert len(one.losses) == 1
+    assert other.losses == pytest.approx(one.losses, abs=1e-5)
+    assert other.metrics["baseline"] == one.metrics["baseline"]
+    for split in ("validation", "test"):  # they differ in threads, and so in rounding
+        assert other.metrics[split] == pytest.approx(one.metrics[split], abs=1e-5)
+
+
+@pytest.mark.processes
+def test_a_notebook_gives_the_numbers_of_torchrun(launch: Callable[[str], Launched]) -> None:
+    assert launch("notebook").metrics == launch("torchrun").metrics
 
 
 @pytest.mark.processes
 def test_a_run_is_not_moved_while_a_rank_still_reads_its_model(
-    directory: Path, command: Command
+    tmp_path: Path, command: Command
 ) -> None:
-    (directory / "late.py").write_text(LATE)
-    flags = ["--output_dir", "run", "--num_train_epochs", "1"]
+    (tmp_path / "late.py").write_text(LATE)
     finetune.train(
-        str(ROOT / "examples" / "regression.py"), output_dir=str(directory / "run"), max_steps=1
+        str(ROOT / "examples" / "regression.py"), output_dir=str(tmp_path / "run"), max_steps=1
     )
     answer = command(
         "late.py",
-        *flags,
+        *("--output_dir", "run", "--max_steps", "1"),
         launcher="torchrun",
-        cwd=directory,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert answer.returncode == 0, answer.stderr
-    assert (directory / "run.1" / "run.json").exists()
+    assert (tmp_path / "run.1" / "run.json").exists()
+    met_when = {
+        event: int((tmp_path / event).read_text())
+        for event in ("read by rank 0", "read by rank 1", "moved by rank 0")
+    }
+    # whoever has met all others once more than they had when they read knows that they have read
+    assert met_when["moved by rank 0"] > met_when["read by rank 1"] == met_when["read by rank 0"]

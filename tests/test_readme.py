@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from tests.conftest import LAUNCHERS, ROOT, SCRIPTS
+from tests.conftest import HANGS, LAUNCHERS, ROOT, SCRIPTS
 from tests.hub import Hub
 from tests.hub.repositories import MNIST, SENTIMENT, YELP
 
@@ -63,7 +63,7 @@ class Shell:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=HANGS,
             check=False,
         )
         assert answer.returncode == 0, f"{shlex.join(words)}\n{answer.stdout}\n{answer.stderr}"
