@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, RandomSampler
-from transformers import Trainer, get_scheduler, logging, set_seed
+from transformers import Trainer, get_scheduler, set_seed
 
 from finetune import UserError
 from finetune.config import settings
@@ -38,7 +38,6 @@ def main(recipe: str = "", *flags: str) -> int:
 
 def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     """The settings and the data, or what is wrong with them."""
-    logging.set_verbosity_error()  # load reports of the libraries
     chosen = settings.from_command_line(recipe, flags)
     if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
         chosen.training["output_dir"] += "-accelerate"
@@ -57,9 +56,8 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
         gradient_accumulation_steps=accumulation,
         dataloader_config=loading,
     )
-    say = accelerator.print
     set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
-    parts = chosen.recipe.parts()
+    parts, say = chosen.recipe.parts(), accelerator.print
     module, rows, collate = parts["model"], parts["train_dataset"], parts["data_collator"]
     per_epoch = len(rows) // batch_size
     whole = per_epoch * batch_size  # Accelerate would fill an incomplete step with other rows

@@ -11,6 +11,7 @@ import inspect
 import math
 import sys
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
-from transformers import Trainer, get_scheduler, logging, set_seed
+from transformers import Trainer, get_scheduler, set_seed
 
 from finetune import UserError
 from finetune.config import settings
@@ -29,12 +30,10 @@ def main(recipe: str = "", *flags: str) -> int:
     """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
     try:
         chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
-        if (
-            distributed.ranks().world_size > 1
-        ):  # the launcher said where to meet: MASTER_ADDR, MASTER_PORT
-            draft = chosen.values
-            backend = draft.ddp_backend or ("gloo" if draft.use_cpu else None)  # None: nccl on CUDA
-            dist.init_process_group(backend, timeout=draft.ddp_timeout_delta)
+        values = chosen.values
+        if distributed.ranks().world_size > 1:  # MASTER_ADDR, MASTER_PORT: where to meet
+            backend = values.ddp_backend or ("gloo" if values.use_cpu else None)  # None: nccl
+            dist.init_process_group(backend, timeout=timedelta(seconds=values.ddp_timeout))
         train(chosen)
     except UserError as error:
         return faults.refuse(error)
@@ -44,7 +43,6 @@ def main(recipe: str = "", *flags: str) -> int:
 
 def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     """The settings and the data, or what is wrong with them."""
-    logging.set_verbosity_error()  # load reports of the libraries
     chosen = settings.from_command_line(recipe, flags)
     if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
         chosen.training["output_dir"] += "-native"
@@ -56,13 +54,11 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
 def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
     """Every rank calls it. Returns the loss of each step, and the last evaluation."""
     arguments, me = chosen.arguments, distributed.ranks()
-    say = print if me.rank == 0 else lambda text: None  # each line once
     set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
-    parts = chosen.recipe.parts()
+    parts, say = chosen.recipe.parts(), (print if me.rank == 0 else lambda text: None)
     module = parts["model"].to(arguments.device)
     model = DistributedDataParallel(module) if me.world_size > 1 else module
     set_seed(arguments.seed + me.rank)  # the ranks see different rows: other dropout masks
-
     rows, shuffle = parts["train_dataset"], arguments.train_sampling_strategy != "sequential"
     if arguments.train_sampling_strategy == "group_by_length":
         say("the order of the rows is random: this loop does not group them by length")

@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+import transformers
 from transformers import TrainerCallback
 
 from finetune.runtime.libraries import MEMBERS, resolve
@@ -123,6 +124,16 @@ def test_each_logged_loss_has_its_throughput(trained: SimpleNamespace) -> None:
 def test_construction_resolves_the_arguments(tmp_path: Path) -> None:
     arguments = FinetuneArguments(output_dir=str(tmp_path), use_cpu=True, global_batch_size=6)
     assert arguments.per_device_train_batch_size == 6
+
+
+def test_no_process_writes_while_a_trainer_is_built(tmp_path: Path) -> None:
+    arguments = FinetuneArguments(output_dir=str(tmp_path / "run"), use_cpu=True)
+    assert arguments.should_save
+    with arguments.nothing_written():
+        assert not arguments.should_save
+        transformers.Trainer(model=Net(), args=arguments)
+    assert not (tmp_path / "run").exists()
+    assert arguments.should_save
 
 
 def test_eval_drops_the_copies() -> None:

@@ -45,14 +45,10 @@ PUBLIC = {
 DOCUMENTED = {"_exit", "_replace"}  # of os, and of named tuples
 #: What everybody overrides.
 ORDINARY = {"forward", "backward"}
-# to be removed; they use a tensor's `_version` and `GradBucket.parameters`
-REMOVED = {"finetune/models/cpu/gelu.py", "finetune/models/cpu/casts.py"}
-REMOVED_CLASSES = {"_Table"}
 FILES = [
-    name
+    path.relative_to(ROOT).as_posix()
     for top in ("finetune", "metrics", "recipes", "examples")
     for path in sorted((ROOT / top).rglob("*.py"))
-    if (name := path.relative_to(ROOT).as_posix()) not in REMOVED
 ]
 Names = set[str]
 
@@ -67,7 +63,6 @@ def without_types(tree: ast.Module) -> ast.Module:
         node
         for node in tree.body
         if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-        and getattr(node, "name", "") not in REMOVED_CLASSES
     ]
     return tree
 

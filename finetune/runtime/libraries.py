@@ -99,6 +99,7 @@ _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
 _SHARD, _BUCKET = "accelerate.data_loader:DataLoaderShard", "torch.distributed:GradBucket"
 _OURS = "finetune/training/trainer.py"
 _ARGUMENTS = "finetune/training/arguments.py"
+_CHECKS, _RESOLUTION = "finetune/training/checks.py", "finetune/training/resolution.py"
 _CHECKPOINT, _METER = "finetune/training/checkpoint.py", "finetune/training/speed.py"
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
@@ -178,6 +179,9 @@ MEMBERS = (
     Member("hook", "transformers.training_args:TrainingArguments", "__post_init__", _ARGUMENTS,
            "the batch and the precision are resolved before the device is touched",
            behaviour="test_construction_resolves_the_arguments"),
+    Member("hook", "transformers.training_args:TrainingArguments", "should_save", _ARGUMENTS,
+           "no process writes while a trainer is built", source=f"{_TRAINER}.__init__",
+           behaviour="test_no_process_writes_while_a_trainer_is_built"),
     Member("member", _TRAINER, "get_optimizer_cls_and_kwargs", _EXAMPLES,
            "the loops have the optimizer of the trainer", "args model"),
     Member("member", "transformers.training_args:TrainingArguments", "get_warmup_steps", _EXAMPLES,
@@ -240,11 +244,11 @@ MEMBERS = (
     ),
     Member("member", "transformers.utils", "SAFE_WEIGHTS_NAME", _OURS, "the file of the weights"),
     Member("member", "transformers.integrations.integration_utils",
-           "get_available_reporting_integrations", _ARGUMENTS, "--report_to is refused early",
+           "get_available_reporting_integrations", _CHECKS, "--report_to is refused early",
            behaviour=_ANSWERS),
     Member("member", _IMPORTS, "is_in_notebook", _ARGUMENTS,
            "whether somebody watches a progress bar", behaviour=_ANSWERS),
-    Member("member", _IMPORTS, "is_torch_tf32_available", _ARGUMENTS,
+    Member("member", _IMPORTS, "is_torch_tf32_available", _RESOLUTION,
            "tf32 is taken where there is some", behaviour=_ANSWERS),
     Member("member", "transformers.hf_argparser", "string_to_bool", _FLAGS,
            "flags of the run are read like those of the training", "v", behaviour=_FLAGS_TEST),
@@ -283,7 +287,7 @@ MEMBERS = (
            "finetune/runtime/precision.py finetune/runtime/distributed.py",
            "--precision auto takes what accelerate launch was told",
            source="transformers.training_args:TrainingArguments"),
-    Member("mention", "accelerate.state", "ACCELERATE_USE_FSDP", _ARGUMENTS,
+    Member("mention", "accelerate.state", "ACCELERATE_USE_FSDP", _CHECKS,
            "FSDP in an accelerate config is refused on a CPU",
            source="accelerate.state:AcceleratorState"),
     # torch
@@ -303,7 +307,8 @@ MEMBERS = (
             "is_last": "the processes wait for each other at the last one only",
         }.items()
     ),
-    Member("mention", "torch.nn:Module", "_forward_hooks", _PACKING, "a hooked layer is kept",
+    Member("mention", "torch.nn:Module", "_forward_hooks", f"{_PACKING} {_UNPADDED}",
+           "a hooked layer is kept",
            source="torch.nn:Module.register_forward_hook"),
     Member("mention", "torch.nn:Module", "_forward_pre_hooks", f"{_PACKING} {_UNPADDED}",
            "a hooked layer is kept, a model is hooked once",
@@ -312,6 +317,9 @@ MEMBERS = (
            "weights are laid out once", behaviour="test_a_packed_layer_multiplies"),
     Member("member", "torch:ops.mkldnn", "_linear_pointwise", _PACKING,
            "and multiplied with", behaviour="test_a_packed_layer_multiplies"),
+    Member("member", "torch:ops.mkldnn", "_is_mkldnn_bf16_supported", _PACKING,
+           "weights in bf16 are laid out where oneDNN multiplies in it",
+           behaviour="test_a_packed_layer_multiplies"),
     Member("member", "torch:ops.aten", "native_dropout_backward", "finetune/models/cpu/dropout.py",
            "a mask is applied and scaled in one pass", behaviour="test_a_mask_is_applied"),
     Member("member", "torch.cpu", "_is_avx512_bf16_supported", "finetune/runtime/precision.py",
