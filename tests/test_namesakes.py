@@ -106,7 +106,7 @@ def test_a_stranger_that_is_imported_already_is_an_error_that_names_it(stranger:
     )
     script = (
         "import recipes\n"
-        "from finetune import UserError, catalog\n"
+        "from finetune import UserError\nfrom finetune.recipe import catalog\n"
         "print(catalog.find('mine.py').__name__)\n"
         "for name in ('mnist', 'recipes.mnist'):\n"
         "    try:\n"

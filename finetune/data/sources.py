@@ -24,8 +24,8 @@ from finetune.data import embedded, files
 from finetune.errors import UserError
 from finetune.runtime import hub
 
-#: In the address of a file on the Hub, the commit that it was fetched from.
-_COMMIT = re.compile(r"@([0-9a-f]{40})/")
+#: The library names the folder of a cached data set by its commit on the Hub.
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
 _CACHE_VERSION = 1  # increment when the same file is to give other rows
 
@@ -156,8 +156,8 @@ def _typed(chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
 
 def revision(rows: Dataset) -> str | None:
     """Return the commit on the Hub that rows were read from; None if they are not from there."""
-    found = set(_COMMIT.findall(" ".join(rows.info.download_checksums or ())))
-    return found.pop() if len(found) == 1 else None
+    folders = {Path(each["filename"]).parent.name for each in rows.cache_files}
+    return next((name for name in folders if _COMMIT.fullmatch(name)), None)
 
 
 def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
         raise UserError(f"data set '{name}' has no train split (it has: {', '.join(loaded)})")
     # offline, the library takes what it finds in the cache, of whatever revision
     found = revision(loaded["train"])
-    if wanted and re.fullmatch(r"[0-9a-f]{40}", wanted) and found not in (None, wanted):
+    if wanted and _COMMIT.fullmatch(wanted) and found not in (None, wanted):
         raise UserError(
             f"--dataset_revision {wanted}: the cache holds '{name}' at {found}, and the Hub was "
             "not asked"
