@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import finetune
+from finetune.runtime.version import DISTRIBUTION
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -57,14 +58,14 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> Message:
 def test_the_distribution_has_the_name_version_and_licence_of_the_package(
     metadata: Message,
 ) -> None:
-    assert metadata["Name"] == finetune.DISTRIBUTION == PROJECT["name"]
+    assert metadata["Name"] == DISTRIBUTION == PROJECT["name"]
     assert metadata["Version"] == finetune.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
 
 
 def test_the_distribution_is_not_named_like_the_packages_of_others() -> None:
-    assert finetune.DISTRIBUTION not in ("finetune", "recipes", "metrics")
+    assert DISTRIBUTION not in ("finetune", "recipes", "metrics")
 
 
 def test_advice_to_install_names_the_distribution() -> None:
@@ -76,7 +77,7 @@ def test_advice_to_install_names_the_distribution() -> None:
         if path != Path(__file__)
     }
     assert {file for file, _ in advised} >= {"README.md", "quickstart.ipynb", "test_embedded.py"}
-    assert {name for _, name in advised} == {".", finetune.DISTRIBUTION}
+    assert {name for _, name in advised} == {".", DISTRIBUTION}
 
 
 def test_the_version_needs_no_installation(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_the_citation_agrees_with_the_package() -> None:
     citation = read_yaml("CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
     assert {"message", "title", "authors"} <= citation.keys()
-    assert citation["title"].startswith(finetune.DISTRIBUTION)
+    assert citation["title"].startswith(DISTRIBUTION)
     assert str(citation["version"]) == finetune.__version__
     assert citation["license"] == PROJECT["license"]
 
