@@ -226,7 +226,7 @@ def test_in_a_notebook_the_way_on_is_python(
     options: dict[str, Any] = dict(dataset=dataset, model=model, output_dir=str(tmp_path / "run"))
     monkeypatch.setenv("STOP_AT", str(EPOCH))
     with pytest.raises(KeyboardInterrupt):
-        finetune.train(recipe, **options)
+        finetune.train(recipe, progress=print, **options)
     (said,) = re.findall(r"^interrupted; to go on: (.*)$", capfd.readouterr().out, re.MULTILINE)
     call = ast.parse(said, mode="eval").body
     assert isinstance(call, ast.Call)
