@@ -28,6 +28,7 @@ from finetune.data import files
 from finetune.predicting import engine
 from finetune.recipe import catalog
 from tests.conftest import ROOT, Command
+from tests.runs import trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HOSTILE = [
@@ -302,9 +303,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(tmp_path_factory.mktemp("runs") / "mnist")
     torch.manual_seed(0)
     arguments = {"remove_unused_columns": False}
-    run.update(
-        recipe="mnist", options={"dataset": ""}, labels=labels, status="x", arguments=arguments
-    )
+    facts = {"recipe": "mnist", "options": {"dataset": ""}, "labels": labels}
+    dataclasses.replace(trained().manifest, **facts, arguments=arguments).write(run.path)
     save_model(recipe.build_model(labels), str(run.path / "model.safetensors"))
     return run
 
@@ -365,7 +365,8 @@ def test_pictures_in_a_table(digits: Run, tmp_path: Path) -> None:
 
 def test_a_regression_predicts_a_number(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
-    run.update(recipe=str(ROOT / "examples" / "regression.py"), options={}, labels=[], arguments={})
+    facts = {"recipe": str(ROOT / "examples" / "regression.py"), "options": {}, "labels": []}
+    dataclasses.replace(trained().manifest, **facts, arguments={}).write(run.path)
     model = run.recipe().build_model([])
     save_model(model, str(run.path / "model.safetensors"))
     values = np.random.default_rng(0).random((5, 20)).tolist()
@@ -500,7 +501,7 @@ def test_mistakes_are_told(
     Path("numbers.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
     Path("broken.jsonl").write_text('{"text": "a"}\n{"text: 5}\n')
     Path("semicolons.csv").write_text("n;text\n1;a\n")
-    Run(Path("run")).update(status="finished")
+    trained().manifest.write(Path("run"))
     Path("half.jsonl").write_text('{"text": "\\u00e9"}\n{"text": "a", "by": "\\ud83d"}\n')
     Path("more.jsonl").write_text('{"text": "a"}\n' * 16 + '{"text": "a", "more": 1}\n')
 
@@ -528,7 +529,7 @@ def test_what_was_done_before_a_mistake_is_kept_and_told(
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.update(recipe="yelp", options={}, labels=["a", "b"], status="interrupted")
+    dataclasses.replace(trained().manifest, status="interrupted").write(run.path)
 
     assert "holds no model: the status of the run is 'interrupted'" in refusal(run, "--text", "a")
 

@@ -17,6 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainerCallb
 
 import finetune
 from finetune import Run, TextClassification, UserError, cli
+from finetune.cli.screen import Screen
 from finetune.models.cpu import attention
 from finetune.reporting import wording
 from finetune.training import flops, speed
@@ -50,6 +51,7 @@ def trained(uneven_reviews: Path, tiny_model: str, tmp_path: Path) -> Any:
             dataset=str(uneven_reviews),
             model=tiny_model,
             output_dir=str(tmp_path / "run"),
+            progress=Screen(),
             **given,
         )
 
