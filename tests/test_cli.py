@@ -74,7 +74,7 @@ def test_help_names_verbs_and_recipes() -> None:
 
     assert len(RECIPES) >= 3
     for name in RECIPES:
-        assert f"  {name:<9}  {catalog.summary(name)}" in text
+        assert f"  {name:<{max(map(len, RECIPES))}}  {catalog.summary(name)}" in text
     for verb in cli.VERBS:
         assert re.search(rf"^  {verb} ", text, flags=re.MULTILINE)
 
