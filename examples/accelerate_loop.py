@@ -27,8 +27,8 @@ def main(recipe: str = "", *flags: str) -> int:
     """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
     try:
         chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
-        draft = chosen.values  # the group that Accelerate makes has no timeout on a CPU
-        distributed.join(draft.ddp_backend, draft.ddp_timeout, draft.use_cpu)
+        values = chosen.values  # the group that Accelerate makes has no timeout on a CPU
+        distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         train(chosen)
     except UserError as error:
         return faults.refuse(error)

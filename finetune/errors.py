@@ -23,7 +23,7 @@ class UserError(Exception):
         self.mistakes = mistakes
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[object]) -> str:
     """``"; did you mean 'yelp'?"`` for the nearest of ``known``, or an empty string."""
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""

@@ -20,6 +20,7 @@ from finetune import Run, UserError
 from finetune.pipeline import events
 from finetune.pipeline.train import refuse_other_labels
 from finetune.runtime import distributed, hub
+from finetune.training.directory import clear_way
 from finetune.training.manifest import SCHEMA, Manifest
 from tests.runs import trained, write_run
 
@@ -160,6 +161,11 @@ def test_rows_may_come_from_a_generator_or_as_mappings() -> None:
     np.testing.assert_allclose(total, 1, atol=1e-6)
 
 
+def test_a_missing_text_in_a_series_has_no_prediction() -> None:
+    found = finetune.predict(trained(), pd.Series(["place 1 was fine", float("nan")]))
+    assert found["label"].isna().tolist() == [False, True]
+
+
 def test_no_rows_give_a_frame_without_rows() -> None:
     found = finetune.predict(trained(), [])
     assert (list(found.columns), len(found)) == (["text", "label", "probability"], 0)
@@ -171,6 +177,7 @@ def test_no_rows_give_a_frame_without_rows() -> None:
         ("one text", {}, "put one text into a list"),
         ([1, 2], {}, "expected texts or rows as mappings, found int"),
         (pd.DataFrame({"words": ["a"]}), {}, "no column 'text' in the data"),
+        (pd.DataFrame(["a"]), {}, "no column 'text' in the data"),
         (["a"], {"text_colum": "a"}, "unknown option 'text_colum'; did you mean 'text_column'"),
         (["a"], {"precision": "fp64"}, "--precision fp64: expected fp32 or bf16"),
     ],
@@ -270,6 +277,25 @@ def test_a_record_that_cannot_be_read_is_refused_by_name(
         _ = run.manifest if name == "run.json" else run.metrics
     assert str(refusal.value).startswith(str(path))
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("content", ["{", '{"schema": 2, "status": "finished"}', "{}"])
+def test_a_run_whose_manifest_cannot_be_read_is_moved_aside(content: str, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "run.json").write_text(content)
+    assert clear_way(directory) == f"the run that was in {directory} is now in {directory}.1"
+    assert (tmp_path / "run.1" / "run.json").read_text() == content
+
+
+def test_a_callback_that_fails_leaves_a_finished_run_finished(options: dict[str, Any]) -> None:
+    def fail(event: events.Event) -> None:
+        if isinstance(event, events.Finished):
+            raise ValueError("of the caller")
+
+    with pytest.raises(ValueError, match="of the caller"):
+        finetune.train("sentiment", progress=fail, **options)
+    assert Run.load(options["output_dir"]).manifest.status == "finished"
 
 
 def test_labels_in_another_order_than_their_rows_are_refused() -> None:

@@ -34,6 +34,7 @@ def meet(network: Network | None, timeout: int) -> None:
         network: Of this machine, on the first process of it; else None.
         timeout: Seconds that the ranks wait for each other.
     """
+    distributed.export_ranks()
     watch, me = _Watch(network), distributed.ranks()
     patience = timeout + (0 if me.rank == 0 else _DESCRIBING)
     with watch.over("not all ranks came to MASTER_ADDR:MASTER_PORT", patience, grace=0):

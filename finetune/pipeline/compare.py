@@ -84,10 +84,20 @@ def compare(runs: Sequence[Run | str | Path], page: str | Path | None = None) ->
     loaded = [run if isinstance(run, Run) else Run.load(run) for run in runs]
     if len(loaded) < 2:
         raise UserError("compare: expected two runs or more")
+    path = None if page is None else Path(page).expanduser()
+    if path is not None:
+        _refuse_page(path)
     found = _compared(loaded)
-    if page is not None:
-        _write_page(Path(page).expanduser(), found, loaded)
+    if path is not None:
+        _write_page(path, found, loaded)
     return found
+
+
+def _refuse_page(page: Path) -> None:
+    if not page.absolute().parent.is_dir():
+        raise UserError(f"--output {page}: no such directory: {page.parent}")
+    if page.is_dir():
+        raise UserError(f"--output {page} is a directory: name a file, like {page}/comparison.html")
 
 
 def _compared(runs: Sequence[Run]) -> Comparison:
@@ -190,10 +200,6 @@ def _by_its_own(run: Run, labels: np.ndarray, first: np.ndarray, second: np.ndar
 
 
 def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
-    if not page.absolute().parent.is_dir():
-        raise UserError(f"--output {page}: no such directory: {page.parent}")
-    if page.is_dir():
-        raise UserError(f"--output {page} is a directory: name a file, like {page}/comparison.html")
     overlaid = curves.overlaid(
         {str(run.path): run.manifest.history for run in runs}, f"eval_{found.headline[-1]}"
     )

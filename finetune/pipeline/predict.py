@@ -175,7 +175,7 @@ def stream(
 
 
 def output_mistakes(source: str, output: str | Path) -> list[str]:
-    """Return a line for each reason why an output cannot be, or would overwrite what is needed."""
+    """Return a line for each reason why an output cannot be written."""
     path = Path(output).expanduser()
     wrong = {
         f"expected a file that ends in {', '.join(SUFFIXES)}": path.suffix not in SUFFIXES,
@@ -204,7 +204,7 @@ def _framed(data: Iterable[Any]) -> pd.DataFrame:
             f"expected texts, rows or a frame, found {data!r}: put one text into a list; for a "
             "file there is finetune.predict_file"
         )
-    rows = list(data)
+    rows = [None if isinstance(row, float) and row != row else row for row in data]
     if all(isinstance(row, str) or row is None for row in rows):
         return pd.DataFrame({"text": pd.Series(rows, dtype=object)})
     if all(isinstance(row, Mapping) for row in rows):

@@ -135,7 +135,7 @@ def preview(prepared: Prepared, progress: Progress = ignore) -> None:
 def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
     """Train, evaluate once on the test set, write the run and return it.
 
-    Every rank calls it with what :func:`prepare` gave there; ``progress`` hears of it on rank 0.
+    Every rank calls it with the result of :func:`prepare` there; ``progress`` is called on rank 0.
     """
     from finetune.pipeline import provenance
     from finetune.reporting import card, page
@@ -176,10 +176,6 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
             before = provenance.steps_before(prepared.checkpoint)
             outcome = provenance.outcome(trained, state, seconds, before, speed)
             _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)
-            progress(Finished(run, profiled))
-            if arguments.profile and not profiled:
-                untraced = "too few steps were left, none was traced"
-                progress(Noted(f"--profile {arguments.profile}: {untraced}"))
     except KeyboardInterrupt:
         if run is not None:
             run.update(status="interrupted")
@@ -190,6 +186,10 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
             run.update(status="failed")
         raise
     if run is not None:  # finished whatever becomes of these: `report` makes them again
+        progress(Finished(run, profiled))
+        if arguments.profile and not profiled:
+            untraced = "too few steps were left, none was traced"
+            progress(Noted(f"--profile {arguments.profile}: {untraced}"))
         card.write(run)
         page.write(run)
     return Run(chosen.output_dir)

@@ -53,7 +53,7 @@ class PartialOutput:
             resume: Whether to go on with what is there.
 
         Raises:
-            UserError: if something is there that is not to be gone on with, or cannot be.
+            UserError: if an interrupted prediction is there, and ``resume`` is false or it differs.
         """
         if not self.output.parent.is_dir():
             raise UserError(f"--output {self.output}: there is no directory {self.output.parent}")

@@ -38,7 +38,7 @@ class Request:
         options: Those of :class:`~finetune.predicting.options.Options`, by name.
 
     Raises:
-        UserError: if an option is none, or if the run or the input has not what they ask for.
+        UserError: if an option is unknown, or asks for what run or input lack.
 
     Attributes:
         column: Of the input, which the model sees; the files themselves if it is a folder.
@@ -225,7 +225,7 @@ def _column(run: Run, input: Input, wanted: str | None) -> str:
             hint = "; fields are separated by commas in a .csv, not by semicolons"
         raise UserError(
             f"--text_column: no column '{column}' in {input.name}{hint} "
-            f"(there are: {', '.join(input.columns)})"
+            f"(there are: {', '.join(map(str, input.columns))})"
         )
     return column
 

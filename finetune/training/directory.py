@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 
 from finetune.errors import UserError
-from finetune.training.manifest import MANIFEST, Manifest
+from finetune.training.manifest import status_and_process
 
 
 def clear_way(directory: Path, checkpoint: str | None = None) -> str | None:
@@ -31,7 +31,8 @@ def clear_way(directory: Path, checkpoint: str | None = None) -> str | None:
     number = 1
     while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
         number += 1
-    finished = _status(directory) == "finished"
+    known = status_and_process(directory)
+    finished = known is not None and known[0] == "finished"
     directory.rename(aside)
     sentence = f"the run that was in {directory} is now in {aside}"
     if not finished and any(aside.glob("checkpoint-*")):
@@ -53,9 +54,10 @@ def refuse_foreign(directory: Path) -> None:
         raise UserError(f"--output_dir {directory}: {existing} {reason}")
     if not directory.exists() or not any(directory.iterdir()):
         return
-    if _status(directory) == "running":
-        process = Manifest.read(directory).process
-        if process.host != platform.node() or process.pid == os.getpid():
+    known = status_and_process(directory)
+    if known is not None and known[0] == "running":
+        process = known[1]
+        if process is None or process.host != platform.node() or process.pid == os.getpid():
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, 0)
@@ -63,14 +65,9 @@ def refuse_foreign(directory: Path) -> None:
                 f"--output_dir {directory}: a run is going on there (process {process.pid}); "
                 "name another directory"
             )
-    elif _status(directory) is None and not any(directory.glob("checkpoint-*")):
+    elif known is None and not any(directory.glob("checkpoint-*")):
         # checkpoints alone are what a trainer leaves that no command started
         raise UserError(
             f"--output_dir {directory} holds files but no run; "
             "name another directory, or an empty one"
         )
-
-
-def _status(directory: Path) -> str | None:
-    """The status of the run in a directory; None where there is no manifest."""
-    return Manifest.read(directory).status if (directory / MANIFEST).exists() else None

@@ -168,6 +168,22 @@ class Metrics(File):
     schema: int = SCHEMA
 
 
+def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
+    """Return the status of the run in a directory and who writes it, whatever the schema.
+
+    A manifest that cannot be read has the status ``unreadable``; without one there is None.
+    """
+    path = directory / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        process = content.get("process")
+        return str(content["status"]), Process(**process) if process else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "unreadable", None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """The kernels of this folder that a model is trained or used with on a CPU.
 
 Each kernel decides by itself what it knows, and leaves everything else to torch and to
-``transformers``; from which size on it pays is a constant on top of its module. What is switched
+``transformers``; the smallest size it is used for is a constant there. What is switched
 on here is switched off by ``--cpu_kernels off``, and with it
 :mod:`finetune.models.cpu.exchange`, which the trainer sets up once DDP has wrapped the model.
 """
