@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers.trainer_utils import PredictionOutput
 from finetune.errors import UserError
 from finetune.recipe import Recipe
 from finetune.statistics import assessment, calibration
-from finetune.statistics import baseline as baselines
+from finetune.statistics import baseline as baseline_models
 from finetune.statistics.scored import ScoredRows
 
 
@@ -55,27 +56,40 @@ def assess(
         )
     started = time.perf_counter()
     splits, column, seed = recipe.splits, recipe.input_column, recipe.split_seed
-    said = baselines.outputs(splits, column, seed, fingerprint, fit=baseline)
+    said = baseline_models.outputs(splits, column, seed, fingerprint, fit=baseline)
     seconds = round(time.perf_counter() - started, 2)
-    labels, outputs = np.asarray(tested.label_ids), np.asarray(tested.predictions)
+    labels = np.asarray(tested.label_ids)
     temperature = None
     if recipe.labels:
         temperature = calibration.temperature(
             np.asarray(validated.predictions, dtype=np.float64), np.asarray(validated.label_ids)
         )
-        statistics = assessment.of_classes(
-            ScoredRows.of_outputs(recipe.labels, labels, outputs),
-            outputs,
-            recipe.known_scoring,
-            recipe.compute_metrics,
-            said,
-            ordered=recipe.ordered_labels,
-            temperature=temperature,
-        )
-    else:
-        statistics = assessment.of_numbers(outputs, labels, recipe.compute_metrics, said)
+    statistics = statistics_of(recipe, tested, said, temperature)
     scores = {
         name: recipe.compute_metrics(EvalPrediction(predictions=each, label_ids=labels))
         for name, each in said.items()
     }
     return Judged(scores, statistics, temperature, seconds)
+
+
+def statistics_of(
+    recipe: Recipe,
+    output: PredictionOutput,
+    baselines: Mapping[str, np.ndarray],
+    temperature: float | None = None,
+) -> dict[str, Any]:
+    """Return the fields of :class:`~finetune.training.manifest.Statistics` for the outputs of a
+    model, beside those of the baselines on the same rows.
+    """
+    labels, outputs = np.asarray(output.label_ids), np.asarray(output.predictions)
+    if not recipe.labels:
+        return assessment.of_numbers(outputs, labels, recipe.compute_metrics, baselines)
+    return assessment.of_classes(
+        ScoredRows.of_outputs(recipe.labels, labels, outputs),
+        outputs,
+        recipe.known_scoring,
+        recipe.compute_metrics,
+        baselines,
+        ordered=recipe.ordered_labels,
+        temperature=temperature,
+    )

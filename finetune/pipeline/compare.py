@@ -81,7 +81,7 @@ def compare(runs: Sequence[Run | str | Path], page: str | Path | None = None) ->
         UserError: if their test rows or their classes are not the same, or if they have no metric
             that is a number.
     """
-    loaded = [run if isinstance(run, Run) else Run.load(run) for run in runs]
+    loaded = [Run.load(run) for run in runs]
     if len(loaded) < 2:
         raise UserError("compare: expected two runs or more")
     path = None if page is None else Path(page).expanduser()

@@ -63,7 +63,7 @@ def evaluate(
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
-    run = run if isinstance(run, Run) else Run.load(run)
+    run = Run.load(run)
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: it goes with --data FILE")
     recipe = run.recipe()
@@ -134,27 +134,12 @@ def _on(data: str, recipe: Recipe, names: list[str], reading: dict[str, Any]) ->
 
 
 def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput) -> Evaluation:
-    import numpy as np
-
     from finetune.pipeline import provenance
-    from finetune.statistics import assessment
-    from finetune.statistics.scored import ScoredRows
+    from finetune.pipeline.assess import statistics_of
 
     scores = provenance.scores_only(output.metrics or {}, "test_")
-    rows = len(np.asarray(output.label_ids))
+    rows = len(recipe.splits["test"])
     if data is None:
         return Evaluation(str(run.path), rows, scores, recorded=run.metrics.test)
-    outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
-    if run.labels:
-        found = assessment.of_classes(
-            ScoredRows.of_outputs(run.labels, labels, outputs),
-            outputs,
-            recipe.known_scoring,
-            recipe.compute_metrics,
-            {},
-            ordered=recipe.ordered_labels,
-            temperature=None,
-        )
-    else:
-        found = assessment.of_numbers(outputs, labels, recipe.compute_metrics, {})
-    return Evaluation(data, rows, scores, statistics=Statistics(**found))
+    statistics = Statistics(**statistics_of(recipe, output, baselines={}))
+    return Evaluation(data, rows, scores, statistics=statistics)

@@ -76,7 +76,7 @@ def predict(
     from finetune.predicting.request import Request
 
     frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
-    request = Request(_loaded(run), Input.of_frame(frame), options)
+    request = Request(Run.load(run), Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]
     for name in request.added:
         frame[name] = [value for added in chunks for value in added[name]]
@@ -119,7 +119,7 @@ def predict_file(
     me, parts = distributed.ranks(), PartialOutput(Path(output).expanduser())
 
     def prepared() -> Request:
-        request = Request(_loaded(run), Input.open(str(source)), options)
+        request = Request(Run.load(run), Input.open(str(source)), options)
         if me.rank == 0:
             parts.begin(request.facts(), resume)
         return request
@@ -190,10 +190,6 @@ def output_mistakes(source: str, output: str | Path) -> list[str]:
         for why, is_so in wrong.items()
         if is_so
     ]
-
-
-def _loaded(run: Run | str | Path) -> Run:
-    return run if isinstance(run, Run) else Run.load(run)
 
 
 def _framed(data: Iterable[Any]) -> pd.DataFrame:

@@ -24,5 +24,5 @@ def report(run: Run | str | Path) -> Report:
     """
     from finetune.reporting import card, page
 
-    run = run if isinstance(run, Run) else Run.load(run)
+    run = Run.load(run)
     return Report(page=page.write(run), card=card.write(run))

@@ -39,12 +39,14 @@ class Run:
     path: Path
 
     @classmethod
-    def load(cls, path: str | Path) -> Run:
-        """Return the run in ``path``.
+    def load(cls, path: str | Path | Run) -> Run:
+        """Return the run in ``path``; a run is returned as it is.
 
         Raises:
             UserError: if there is none.
         """
+        if isinstance(path, Run):
+            return path
         directory = Path(path).expanduser()
         if not (directory / MANIFEST).exists():
             found = "no such directory" if not directory.exists() else f"no {MANIFEST} in it"
