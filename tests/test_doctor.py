@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -201,10 +200,8 @@ def test_this_machine_has_a_loopback_interface() -> None:
 
 def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
     never = threading.Event()
-    started = time.perf_counter()
 
-    assert bounded.within(0.05, never.wait) is None
-    assert time.perf_counter() - started < 1
+    assert bounded.within(0.05, lambda: never.wait(60)) is None  # False, were it waited for
     assert bounded.within(5, lambda: "here") == "here"
     never.set()
 
@@ -337,14 +334,12 @@ def test_ranks_that_do_not_come_are_an_error(command: Command) -> None:
     """Rank 0 of 2, and nobody else."""
     job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     meeting_point = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    started = time.perf_counter()
     done = command("doctor", "--timeout", "1", env=os.environ | job | meeting_point, timeout=30)
 
     assert done.returncode == 2
     assert "error: not all ranks came to MASTER_ADDR:MASTER_PORT" in done.stderr
     assert "127.0.0.1:0 does not accept connections" in done.stderr
     assert "Traceback" not in done.stderr
-    assert time.perf_counter() - started < 20
 
 
 def test_help_is_quick_and_says_how_it_is_launched(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from finetune.models.cpu import exchange
 from tests.conftest import ROOT
 from tests.jobs import TORCHRUN
 
 SCRIPT = """
-import contextlib, copy, gc, os, pathlib, sys, torch
+import contextlib, copy, gc, os, pathlib, resource, sys, torch
 from finetune.runtime import distributed
 from finetune.models.cpu import exchange
 from examples.regression import Regression
@@ -24,26 +23,33 @@ def linear():
 shared = pathlib.Path(sys.argv[1])
 distributed.join(None, 60, use_cpu=True)
 rank, world = distributed.ranks().rank, distributed.ranks().world_size
+exchange.DIRECTORY = pathlib.Path("/nowhere")
+assert not exchange.use(torch.nn.parallel.DistributedDataParallel(linear()[0]))
 apart = shared / str(rank)  # machines with memory of their own
 apart.mkdir()
 os.chdir(apart)
-exchange._DIRECTORY = pathlib.Path("/proc/self/cwd")
+exchange.DIRECTORY = pathlib.Path("/proc/self/cwd")
 assert not exchange.use(torch.nn.parallel.DistributedDataParallel(linear()[0]))
 assert not list(apart.iterdir())
 os.chdir(shared)
 apart.rmdir()
-exchange._DIRECTORY = shared
+exchange.DIRECTORY = shared
 for options in ({}, dict(find_unused_parameters=True, gradient_as_bucket_view=False)):
     torch.manual_seed(0)
     alone, batches = linear()
     wrapped = torch.nn.parallel.DistributedDataParallel(
         copy.deepcopy(alone), bucket_cap_mb=0.05, **{"gradient_as_bucket_view": True, **options}
     )
-    found, exchange._file = exchange._file, lambda size: None
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 0:  # which makes the file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
     assert not exchange.use(wrapped)  # left to gloo, in every process
-    exchange._file = found
+    assert not exchange.used_by(wrapped)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(shared.iterdir())
     buckets = []
     assert exchange.use(wrapped, lambda: buckets.append(1) or contextlib.nullcontext())
+    assert exchange.used_by(wrapped)
     assert exchange.use(wrapped)  # a second training asks again
     learned = [each for each in wrapped.parameters() if each.requires_grad]
     for first, second in batches.split(2):  # DDP makes its buckets anew after the first step
@@ -62,13 +68,13 @@ for options in ({}, dict(find_unused_parameters=True, gradient_as_bucket_view=Fa
     assert len(buckets) > 2 * 4  # several a step
 trainer = Regression().trainer(output_dir=sys.argv[2], max_steps=1, global_batch_size=6 * world)
 trainer.train()
-assert trainer.model_wrapped in exchange._exchanging
+assert exchange.used_by(trainer.model_wrapped)
 assert trainer.model_wrapped.gradient_as_bucket_view
 assert exchange.expected(trainer.model)
 off = dict(max_steps=1, global_batch_size=6 * world, cpu_kernels="off")
 trainer = Regression().trainer(output_dir=sys.argv[2], **off)
 trainer.train()
-assert trainer.model_wrapped not in exchange._exchanging
+assert not exchange.used_by(trainer.model_wrapped)
 del trainer, wrapped  # before the group, whose threads they hold
 gc.collect()
 distributed.leave()
@@ -96,13 +102,3 @@ def test_every_process_has_the_average(processes: int, tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert not list(shared.iterdir())  # the memory goes with the last process
-
-
-def test_memory_that_cannot_be_had_is_left_to_gloo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "_DIRECTORY", tmp_path)
-    assert exchange._file(2**60) is None
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(exchange, "_DIRECTORY", tmp_path / "nowhere")
-    assert exchange._file(8) is None

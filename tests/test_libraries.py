@@ -1,13 +1,11 @@
 """The table of what is relied on of the libraries is true of the installed ones."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from finetune.runtime.libraries import MEMBERS, Member
 from tests.conftest import ROOT
+from tests.library_members import MEMBERS, Member
 
 BEHAVIOUR = {
     name
@@ -71,12 +69,3 @@ def test_a_member_is_there_and_used(member: Member) -> None:
 def test_what_is_missing_is_told(member: Member, problem: str) -> None:
     with pytest.raises(AssertionError, match=problem):
         assert not (found := member.problems()), found
-
-
-def test_importing_the_table_imports_no_library() -> None:
-    heavy = "{'torch', 'transformers', 'datasets', 'accelerate', 'evaluate', 'numpy'}"
-    code = (
-        "import sys; from finetune.runtime import libraries, versions; versions.untested(); "
-        f"assert not {heavy} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -22,10 +22,10 @@ from finetune.models.cpu import attention
 from finetune.models.cpu.packing import PackedLinear
 from finetune.recipe import scoring
 from finetune.runtime import hub
-from finetune.runtime.libraries import resolve
 from finetune.training.sampler import GlobalBatchSampler
 from recipes.yelp import Yelp
 from tests.conftest import ROOT
+from tests.library_members import resolve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

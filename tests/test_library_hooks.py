@@ -11,12 +11,12 @@ import torch
 import transformers
 from transformers import TrainerCallback
 
-from finetune.runtime.libraries import MEMBERS, resolve
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.loss import GlobalLoss
 from finetune.training.parallel import DataParallel
 from finetune.training.trainer import Trainer
 from recipes.yelp import Yelp
+from tests.library_members import MEMBERS, resolve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,4 +1,4 @@
-"""Nothing private of a library is used that is not in the table of `finetune.runtime.libraries`."""
+"""Nothing private of a library is used that is not in the table of `tests.library_members`."""
 
 import ast
 import functools
@@ -13,8 +13,8 @@ from types import FunctionType, ModuleType
 
 import pytest
 
-from finetune.runtime.libraries import MEMBERS
 from tests.conftest import ROOT
+from tests.library_members import MEMBERS
 
 LISTED = {
     (user, name)
@@ -107,7 +107,7 @@ def foreign(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize("file", FILES)
 def test_private_names_of_others_are_listed(file: str) -> None:
     missing = {name for name in foreign(parse(file)) if (file, name) not in LISTED}
-    assert not missing, f"add them to finetune/runtime/libraries.py, for {file}"
+    assert not missing, f"add them to tests/library_members.py, for {file}"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_classes_are_discovered() -> None:
 @pytest.mark.parametrize(("file", "cls"), DERIVED, ids=lambda each: getattr(each, "__name__", None))
 def test_what_is_overridden_is_listed(file: str, cls: type) -> None:
     missing = {name for name in shared(cls) if (file, name) not in LISTED}
-    assert not missing, f"add them to finetune/runtime/libraries.py, for {file}, or rename them"
+    assert not missing, f"add them to tests/library_members.py, for {file}, or rename them"
 
 
 def test_an_override_that_is_not_listed_is_found() -> None:

@@ -6,16 +6,18 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from collections.abc import Callable
 from importlib import metadata
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+import finetune
 from finetune import cli
 from finetune.errors import UserError
-from finetune.pipeline import train
 from finetune.runtime import versions
+from recipes.yelp import Yelp
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -77,7 +79,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"{name}{tested}" for name, tested in RANGES.items()]
     monkeypatch.setattr(metadata, "requires", lambda name: [*lines, "numpy>=1", "x; extra == 'y'"])
     monkeypatch.setattr(metadata, "version", installed.__getitem__)
-    versions.warn_once.cache_clear()
+    monkeypatch.setattr(versions, "told", False)
 
 
 @pytest.mark.usefixtures("newer")
@@ -126,10 +128,28 @@ def test_the_command_line_warns_in_one_line_on_rank_zero(
 @pytest.mark.usefixtures("newer")
 def test_a_notebook_is_warned_once() -> None:
     with pytest.warns(UserWarning, match=WARNING) as caught, pytest.raises(UserError):
-        train.train("no-such-recipe")
+        finetune.train("no-such-recipe")
     assert caught[0].filename == __file__
     with warnings.catch_warnings(action="error"), pytest.raises(UserError):
-        train.train("no-such-recipe")
+        finetune.train("no-such-recipe")
+
+
+@pytest.mark.usefixtures("newer")
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: finetune.launch("no-such-recipe", num_processes=2),
+        lambda: finetune.evaluate("no-such-run"),
+        lambda: finetune.predict("no-such-run", ["a text"]),
+        lambda: finetune.predict_file("no-such-run", "no.csv", "out.csv"),
+        lambda: Yelp().trainer(no_such_argument=1),
+    ],
+    ids=["launch", "evaluate", "predict", "predict_file", "trainer"],
+)
+def test_every_start_warns_at_the_line_that_made_it(start: Callable[[], object]) -> None:
+    with pytest.warns(UserWarning, match=WARNING) as caught, pytest.raises(UserError):
+        start()
+    assert caught[0].filename == __file__
 
 
 def test_a_start_in_the_range_says_nothing() -> None:

@@ -79,7 +79,7 @@ def _run(words: list[str]) -> int:
                 "a recipe of your own is a path that ends in .py)"
             )
     # doctor shows namesakes in its table
-    told = [*versions.untested(), *(namesakes.claim() if verb != "doctor" else ())]
+    told = [*versions.once(), *(namesakes.claim() if verb != "doctor" else ())]
     for sentence in told if distributed.ranks().rank == 0 else ():
         print(f"warning: {sentence}", file=sys.stderr)
     return int(importlib.import_module(f"finetune.cli.{verb}").main(rest))

@@ -17,11 +17,11 @@ from finetune.cli import console, imports
 from finetune.cli.parser import Parser
 from finetune.errors import UserError
 from finetune.models import cpu
+from finetune.pipeline.evaluate import Evaluation, evaluate, sources
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:
-    from finetune.pipeline.evaluate import Evaluation
     from finetune.training.manifest import Statistics
 
 #: Options of a recipe of text that say how a file is read.
@@ -54,16 +54,12 @@ def main(words: Sequence[str]) -> int:
     reading = {name: value for name in _READING if (value := getattr(given, name)) is not None}
     if reading and given.data is None:
         raise UserError(f"--{next(iter(reading))}: it goes with --data FILE")
-    wanted = {"dataset": given.data} if given.data else _own_data(run)
-    missing = hub.missing(wanted)
+    missing = hub.missing(sources(run, given.data))
     if distributed.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable
     if not missing:
         hub.go_offline()
     imports.at_once("datasets", "finetune.training.trainer")
-
-    from finetune.pipeline.evaluate import evaluate
-
     console.quiet()
     _show(
         evaluate(
@@ -75,11 +71,6 @@ def main(words: Sequence[str]) -> int:
         )
     )
     return 0
-
-
-def _own_data(run: Run) -> dict[str, str | None]:
-    options = run.manifest.options
-    return {name: options.get(name) for name in ("dataset", "dataset_revision")}
 
 
 def _show(found: Evaluation) -> None:

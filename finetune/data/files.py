@@ -125,8 +125,17 @@ def _of_text(
     with path.open("rb") as binary:
         lines = io.TextIOWrapper(binary, encoding="utf-8-sig", newline=newline)
         rows = parse(path, lines)
-        while some := list(itertools.islice(rows, CHUNK_ROWS)):
+        while some := _next(rows):
             yield some, binary.tell()
+
+
+def _next(rows: Iterator[Row]) -> Rows:
+    """Return the rows of a chunk, fields as long as a text may be; the limit is the process's."""
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        return list(itertools.islice(rows, CHUNK_ROWS))
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _delimited(separator: str, path: Path) -> Iterator[Read]:
@@ -144,7 +153,6 @@ def _records(separator: str, path: Path, lines: IO[str]) -> Iterator[Row]:
         yield from lines
         ended = True
 
-    csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader(to_the_end(), delimiter=separator)
     header: list[str] = []
     line = 1  # where the row begins

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.errors import UserError
 from finetune.pipeline.train import refuse_other_labels
 from finetune.runs.run import Run
-from finetune.runtime import distributed
+from finetune.runtime import distributed, hub, versions
 from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def evaluate(
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
+    versions.warn_once(stacklevel=2)
     run = Run.load(run)
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: it goes with --data FILE")
@@ -79,6 +80,8 @@ def evaluate(
     )
 
     def prepared() -> Recipe:
+        if unreachable := hub.unreachable(hub.missing(sources(run, data))):
+            raise unreachable
         return _on(data, recipe, run.labels, reading) if data else _on_its_own(run, recipe)
 
     over = distributed.rank_zero_first(prepared)
@@ -90,6 +93,13 @@ def evaluate(
     distributed.leave()
     refuse_other_labels(over.splits["test"], output.label_ids)
     return _found(data, run, over, output)
+
+
+def sources(run: Run, data: str | None) -> dict[str, str | None]:
+    """Return the data that an evaluation reads, by the names of the options of a recipe."""
+    options = run.manifest.options
+    own = {name: options.get(name) for name in ("dataset", "dataset_revision")}
+    return own if data is None else {"dataset": data}
 
 
 def _precision(run: Run) -> str:

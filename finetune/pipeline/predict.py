@@ -13,7 +13,7 @@ from finetune.errors import UserError
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import SUFFIXES
 from finetune.runs.run import PREDICTIONS, Run
-from finetune.runtime import distributed
+from finetune.runtime import distributed, versions
 from finetune.training.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def predict(
     from finetune.predicting.inputs import Input
     from finetune.predicting.request import Request
 
+    versions.warn_once(stacklevel=2)
     frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
     request = Request(Run.load(run), Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]
@@ -114,6 +115,7 @@ def predict_file(
     from finetune.predicting.output import PartialOutput
     from finetune.predicting.request import Request
 
+    versions.warn_once(stacklevel=2)
     if mistakes := output_mistakes(str(source), output):
         raise UserError(*mistakes)
     me, parts = distributed.ranks(), PartialOutput(Path(output).expanduser())

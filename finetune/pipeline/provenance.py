@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import sources
 from finetune.data.splits import fingerprint
-from finetune.runtime import distributed, namesakes
+from finetune.runtime import distributed, hub, namesakes
 from finetune.runtime.version import __version__
 from finetune.training import checks
 from finetune.training.manifest import Data, Launch, Manifest, Process
@@ -35,6 +35,9 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "sci
 def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
     """Return what is known when training starts."""
     recipe = settings.recipe
+    notes, commit = list(recipe.notes), sources.revision(recipe.splits["train"])
+    if commit is None and hub.names_repository(recipe.dataset):
+        notes.append("which commit of the data set on the Hub was read could not be determined")
     return Manifest(
         status="running",
         recipe=settings.name,
@@ -49,8 +52,8 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             source=sources.describe(recipe.dataset),
             rows={name: len(rows) for name, rows in recipe.splits.items()},
             fingerprint=fingerprint(recipe.splits, recipe.input_column),
-            notes=recipe.notes,
-            revision=sources.revision(recipe.splits["train"]),
+            notes=notes,
+            revision=commit,
         ),
         launch=Launch(
             parallel_mode=parallel_mode(arguments),

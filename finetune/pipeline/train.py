@@ -75,7 +75,7 @@ def settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Set
     Raises:
         UserError: if they are wrong, or need a Hub that does not answer.
     """
-    versions.warn_once()
+    versions.warn_once(stacklevel=3)  # the line that calls `train` or `launch`
     chosen = settings.from_keywords(recipe, options)
     if chosen.dry_run:
         raise UserError(

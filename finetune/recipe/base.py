@@ -20,6 +20,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_args, get_type_hints
 
 from finetune.errors import UserError
+from finetune.runtime import versions
 from finetune.training.resolution import BATCH_SIZES
 
 if TYPE_CHECKING:
@@ -319,6 +320,7 @@ class Recipe:
         from finetune.training.defaults import argument_values
         from finetune.training.trainer import build_trainer
 
+        versions.warn_once(stacklevel=2)
         arguments = argument_values(self.defaults(), training_arguments).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True

@@ -1,13 +1,12 @@
 """Whether the installed libraries are those that this project was tested with.
 
 The ranges stand in ``pyproject.toml`` and are read from the metadata of the installed package. Of
-these libraries private members are relied on, see :mod:`finetune.runtime.libraries`: outside the
+these libraries private members are relied on (``tests/library_members.py`` lists them): outside the
 range one of them may be gone, or do something else, without an error. No library is imported.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
 from importlib import metadata
 
@@ -15,6 +14,7 @@ from finetune.runtime.version import DISTRIBUTION
 
 #: Whose private members are relied on.
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub")
+told = False  # whether this process has been warned
 
 
 def untested() -> list[str]:
@@ -50,8 +50,14 @@ def ranges() -> dict[str, str]:
     }
 
 
-@functools.cache
-def warn_once() -> None:
-    """Warn of libraries outside the tested ranges, once in this process."""
-    for sentence in untested():
-        warnings.warn(sentence, stacklevel=4)  # the line that called `finetune.train`
+def once() -> list[str]:
+    """Return :func:`untested` to the first who asks in this process, and nothing to the others."""
+    global told
+    first, told = not told, True
+    return untested() if first else []
+
+
+def warn_once(stacklevel: int) -> None:
+    """Warn of what :func:`once` returns; a ``stacklevel`` of 1 is the line that calls this."""
+    for sentence in once():
+        warnings.warn(sentence, stacklevel=stacklevel + 1)

@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from finetune.runtime import distributed
 
 Timed = Callable[[], AbstractContextManager[None]]
-_DIRECTORY = Path("/dev/shm")  # of Linux: files that are memory
+#: Files there are memory, on Linux.
+DIRECTORY = Path("/dev/shm")
 _exchanging: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
@@ -72,7 +73,7 @@ def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
     Returns:
         Whether it does: not between machines, nor where there is too little memory to share.
     """
-    if model in _exchanging:
+    if used_by(model):
         return True
     learned = _learned(model)
     if learned is None or (memory := _common(sum(map(torch.numel, learned)))) is None:
@@ -80,6 +81,11 @@ def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
     model.register_comm_hook(_Shared(memory, timed), _Shared.take)
     _exchanging.add(model)
     return True
+
+
+def used_by(model: torch.nn.Module) -> bool:
+    """Return whether ``model`` exchanges its gradients so now."""
+    return model in _exchanging
 
 
 def expected(model: torch.nn.Module) -> bool:
@@ -90,7 +96,7 @@ def expected(model: torch.nn.Module) -> bool:
     if world_size < 2 or learned is None:
         return False
     size = world_size * sum(each.nbytes for each in learned)
-    return shutil.disk_usage(_DIRECTORY).free >= size
+    return shutil.disk_usage(DIRECTORY).free >= size
 
 
 def _learned(model: torch.nn.Module) -> list[torch.nn.Parameter] | None:
@@ -98,7 +104,7 @@ def _learned(model: torch.nn.Module) -> list[torch.nn.Parameter] | None:
     learned = [each for each in model.parameters() if each.requires_grad]
     alike = all(each.dtype == torch.float32 and each.device.type == "cpu" for each in learned)
     sparse = any(getattr(each, "sparse", False) for each in model.modules())  # of embeddings
-    known = distributed.machines() == 1 and alike and not sparse and _DIRECTORY.is_dir()
+    known = distributed.machines() == 1 and alike and not sparse and DIRECTORY.is_dir()
     return learned if known else None
 
 
@@ -129,7 +135,7 @@ def _wait() -> None:
 def _file(size: int) -> str | None:
     """Make a file of ``size`` bytes, all of them reserved: to write to less would end a process."""
     try:
-        descriptor, path = tempfile.mkstemp(dir=_DIRECTORY, prefix="finetune-")
+        descriptor, path = tempfile.mkstemp(dir=DIRECTORY, prefix="finetune-")
     except OSError:
         return None
     try:

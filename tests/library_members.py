@@ -1,7 +1,7 @@
 """Every private or internal member of the libraries that this project relies on.
 
 A release may rename any of them without notice. The tests go through the table, and scan our source
-for members that are missing here. Importing this module imports no library.
+for members that are missing here.
 """
 
 from __future__ import annotations
