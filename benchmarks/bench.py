@@ -278,7 +278,7 @@ def machine() -> dict[str, Any]:
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "native bf16": torch.cpu._is_avx512_bf16_supported(),
+        "AVX512-BF16": torch.cpu.get_capabilities().get("avx512_bf16", False),
         "AMX": torch.cpu._is_amx_tile_supported(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         **{name: version(name) for name in ("torch", "transformers", "accelerate")},

@@ -7,9 +7,9 @@
 Prints Markdown tables: the processor, one forward pass in inference on one thread (as `predict`
 computes its batches), and one training step (both passes, all threads). Ways take turns, each in a
 process of its own, see `turns.py`; ratios are medians over the rounds, above 1 is faster. A kernel
-that is slower than plain bf16 for a shape is not to be taken there: the constants LEAST_... and
-MOST_... on top of its module say so. Here every kernel that is alone takes every shape, and the way
-"as set" goes by the constants.
+that is slower than plain bf16 for a shape is not to be taken there: LEAST_ELEMENTS of the dropout,
+MOST_TOKENS of the padding-free layers and `precision.prefers_bf16` say so. Here every kernel that
+is alone takes every shape, and the way "as set" goes by these.
 """
 
 import argparse
@@ -136,14 +136,9 @@ def _model() -> Any:
 
 
 def _take_every_shape() -> None:
-    import torch
+    from finetune.models.cpu import dropout, unpadded
 
-    from finetune.models.cpu import attention, dropout, packing, unpadded
-
-    attention.LEAST_SEQUENCES = attention.LEAST_TOKENS = 1
-    unpadded.LEAST_ROWS, unpadded.MOST_TOKENS = 1, 1.0
-    dropout.LEAST_ELEMENTS = packing.LEAST_ROWS = 1
-    packing.DTYPES = (torch.float32, torch.bfloat16)
+    unpadded.MOST_TOKENS, dropout.LEAST_ELEMENTS = 1.0, 1
 
 
 def _batch(rows: int, tokens: int, *, whole: bool) -> dict[str, Any]:

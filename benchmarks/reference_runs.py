@@ -227,8 +227,8 @@ def speed_references(steps: int) -> list[Reference]:
     quiet += ("--save_strategy", "no", "--baseline", "false", "--max_steps", str(steps))
     short, long = ("--train_samples", "2048", *quiet), ("--train_samples", "1024", *quiet)
     return [
-        Reference("yelp", "yelp", "", long),
-        Reference("sentiment", "sentiment", "", short),
-        Reference("yelp in two processes", "yelp", "", long, 2),
-        Reference("sentiment in two processes", "sentiment", "", short, 2),
+        Reference("yelp", "yelp", "bf16", long),
+        Reference("sentiment", "sentiment", "bf16", short),
+        Reference("yelp in two processes", "yelp", "bf16", long, 2),
+        Reference("sentiment in two processes", "sentiment", "bf16", short, 2),
     ]

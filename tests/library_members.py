@@ -322,8 +322,6 @@ MEMBERS = (
            behaviour="test_a_packed_layer_multiplies"),
     Member("member", "torch:ops.aten", "native_dropout_backward", "finetune/models/cpu/dropout.py",
            "a mask is applied and scaled in one pass", behaviour="test_a_mask_is_applied"),
-    Member("member", "torch.cpu", "_is_avx512_bf16_supported", "finetune/runtime/precision.py",
-           "whether the CPU multiplies in bf16", behaviour=_ANSWERS),
     Member("member", "torch._C._autograd", "DeviceType", _PROFILE, "where an event took place",
            behaviour=_FIELDS),
     *(

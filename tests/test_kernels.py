@@ -20,7 +20,7 @@ from finetune.models.cpu import allocator, attention, dropout, exchange, kernels
 from finetune.pipeline.evaluate import evaluate
 from finetune.predicting.engine import Predictor
 from finetune.recipe import TextClassification, catalog
-from finetune.runtime import distributed
+from finetune.runtime import distributed, precision
 from finetune.training.arguments import FinetuneArguments, resolved
 from tests.models import drawn, padded_pair, small, watched_layer
 
@@ -28,6 +28,12 @@ Model = torch.nn.Module
 LAYER = SimpleNamespace(is_causal=False)
 SHAPE = (3, 2, 9, 8)
 SEEN = torch.ones(3, 1, 9, 9, dtype=torch.bool).tril()
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take our dropout for the small tensors of these tests."""
+    monkeypatch.setattr(dropout, "LEAST_ELEMENTS", 1)
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -96,18 +102,6 @@ def test_a_window_is_in_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = attention.forward(LAYER, *tensors, near, sliding_window=4, position_ids=near)
     expected = scaled_dot_product_attention(*tensors, attn_mask=near).transpose(1, 2)
     assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.usefixtures("left")
-@pytest.mark.parametrize(("name", "least"), [("LEAST_SEQUENCES", 4), ("LEAST_TOKENS", 28)])
-def test_attention_is_not_taken_below_a_size(
-    name: str, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, name, least)
-    attention.forward(LAYER, *(drawn(*SHAPE) for _ in range(3)), None)
-    monkeypatch.setattr(attention, name, least - 1)
-    with pytest.raises(AttributeError, match="apply"):
-        attention.forward(LAYER, *(drawn(*SHAPE) for _ in range(3)), None)
 
 
 # ---- layers without padding ----------------------------------------------------------------------
@@ -217,15 +211,12 @@ def test_a_model_that_failed_half_way_returns_padded_states_after_it() -> None:
     assert seen == [180]
 
 
-def test_layers_keep_their_padding_below_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_keep_their_padding_where_there_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
     model, seen = unpadded_bert()
-    monkeypatch.setattr(unpadded, "LEAST_ROWS", 3)
-    model(**padded_pair())
-    monkeypatch.setattr(unpadded, "LEAST_ROWS", 2)
     model(**padded_pair())
     monkeypatch.setattr(unpadded, "MOST_TOKENS", 0.7)
     model(**padded_pair())
-    assert seen == [180, 128, 180]
+    assert seen == [128, 180]
 
 
 # ---- dropout -------------------------------------------------------------------------------------
@@ -277,21 +268,30 @@ def test_weights_that_were_packed_can_be_read() -> None:
     assert (packed.in_features, packed.out_features) == (32, 32)
 
 
-@pytest.mark.parametrize("odd", ["float64", "parametrized", "mixed", "few"])
-def test_odd_layers_are_not_packed(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("odd", ["float64", "parametrized", "mixed"])
+def test_odd_layers_are_not_packed(odd: str) -> None:
     model = small("bert").eval()
     dense = model.classifier
     if odd == "float64":
         dense.double()
     elif odd == "parametrized":
         torch.nn.utils.parametrizations.weight_norm(dense)
-    elif odd == "mixed":
-        dense.bias.data = dense.bias.data.bfloat16()
     else:
-        monkeypatch.setattr(packing, "LEAST_ROWS", 2)
-    packing.pack(model, rows=1)
+        dense.bias.data = dense.bias.data.bfloat16()
+    packing.pack(model)
     assert model.classifier is dense
-    assert (type(model.bert.pooler.dense) is packing.PackedLinear) == (odd != "few")
+    assert type(model.bert.pooler.dense) is packing.PackedLinear
+
+
+@pytest.mark.parametrize("prefers", [True, False])
+@pytest.mark.parametrize("bf16", [True, False])
+def test_inference_has_our_attention_where_bf16_is_the_faster(
+    bf16: bool, prefers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "prefers_bf16", lambda device: prefers)
+    model = small("bert").eval()
+    kernels.for_inference(model, bf16=bf16)
+    assert attention.used_by(model) == (bf16 and prefers)
 
 
 def test_a_processor_without_bf16_packs_none(monkeypatch: pytest.MonkeyPatch) -> None:

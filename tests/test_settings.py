@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import TrainingArguments
 
 from finetune.config.flags import USED, Flags
@@ -386,11 +387,29 @@ def test_arguments_that_cannot_work(words: str, message: str) -> None:
 def test_precision_is_what_the_device_is_fast_in_unless_it_is_given(
     words: str, native: bool, told: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "native_bf16", lambda device: native)
+    monkeypatch.setattr(precision, "prefers_bf16", lambda device: native)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
     arguments = settle("--use_cpu", *words.split()).arguments
     assert provenance.precision(arguments) == expected
     assert (arguments.bf16, arguments.fp16) == (expected == "bf16", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "prefers"),
+    [
+        ("Intel Xeon", {"avx512_bf16": True, "amx_bf16": True}, True),
+        ("Intel Xeon", {"avx512_bf16": True, "amx_bf16": False}, False),  # AMX is hidden
+        ("AMD EPYC", {"avx512_bf16": True, "amx_bf16": False}, True),
+        ("AMD EPYC", {"avx512_bf16": False, "amx_bf16": False}, False),
+        ("Apple M4", {}, False),
+    ],
+)
+def test_a_cpu_prefers_bf16_where_it_is_faster(
+    name: str, flags: dict[str, bool], prefers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name, **flags})
+    assert precision.prefers_bf16("cpu") == prefers
+    assert not precision.prefers_bf16("mps")
 
 
 @pytest.mark.parametrize(

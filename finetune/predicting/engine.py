@@ -45,7 +45,6 @@ class Predictor:
         precision: ``fp32`` or ``bf16``; None for :func:`default_precision`.
         batch_tokens: Of a batch, padding included; None for what suits the device.
         cpu_kernels: ``auto`` or ``off``; None for what the run was trained with.
-        count: How many rows will be predicted in all, if that is known.
 
     Attributes:
         recipe: Of the run.
@@ -58,7 +57,6 @@ class Predictor:
         precision: str | None = None,
         batch_tokens: int | None = None,
         cpu_kernels: str | None = None,
-        count: int | None = None,
     ) -> None:
         self.recipe, self._labels = run.recipe(), run.labels
         self.reads_text = isinstance(self.recipe, TextClassification)
@@ -74,7 +72,7 @@ class Predictor:
         if self._bf16:
             model.to(torch.bfloat16)
         if self._on_cpu and (cpu_kernels or arguments.get("cpu_kernels", "auto")) == "auto":
-            kernels.for_inference(model, bf16=self._bf16, rows=count)
+            kernels.for_inference(model, bf16=self._bf16)
         self._model = model.to(self._device)
         self._collate = self.recipe.data_collator()
 
@@ -195,14 +193,13 @@ def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
 
 
 def default_precision(run: Run) -> str:
-    """``bf16`` for classes of texts where the device multiplies in it, ``fp32`` for all else.
+    """Return ``bf16`` for classes of texts where the device is faster in it, ``fp32`` for all else.
 
-    It is about three times as fast and moves probabilities by less than 0.02; a regression would
-    be left with three digits.
+    It moves probabilities by less than 0.02; a regression would be left with three digits.
     """
     if not run.labels or not isinstance(run.recipe(), TextClassification):
         return "fp32"
-    return "bf16" if precision.native_bf16(_device().type) else "fp32"
+    return "bf16" if precision.prefers_bf16(_device().type) else "fp32"
 
 
 def _device() -> torch.device:

@@ -131,11 +131,7 @@ class Request:
             values, added = chunk.values(self.column), {}
             if wanted(chunk.number):
                 predictor = predictor or engine.Predictor(
-                    self.run,
-                    self.precision,
-                    self.options.batch_tokens,
-                    self.cpu_kernels,
-                    count=self.input.total if self.input.kind == "frame" else None,
+                    self.run, self.precision, self.options.batch_tokens, self.cpu_kernels
                 )
                 step = (chunk.end - start) / len(chunk)
                 added = self._added(predictor, values, partial(self._advance, tell, start, step))

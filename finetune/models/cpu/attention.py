@@ -28,11 +28,9 @@ NAME, IF_UNPADDED = "finetune_few_sequences", "finetune_few_sequences_if_unpadde
 #: Attribute of a mask: the groups of sequences, where the sequences of a batch are packed.
 GROUPS = "finetune_groups"
 _BIAS = "finetune_bias"  # likewise: the mask as it is added to the products
-_WEIGHTS_AT_ONCE = 2 * 256 * 256  # of a head
+#: Attention weights of a head that are computed at a time.
+WEIGHTS_AT_ONCE = 2 * 256 * 256
 _LEAST = 1e-20  # of a sum of exponentials
-#: Sequences of a batch, and its tokens with padding, from which on it is taken; sequences that are
-#: packed always take it: torch's kernel would mix them.
-LEAST_SEQUENCES, LEAST_TOKENS = 1, 1
 #: What it multiplies.
 DTYPES = (torch.float32, torch.bfloat16)
 #: Keyword arguments of layers and attention that change nothing in them: the positions of tokens
@@ -149,12 +147,11 @@ def _knows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _knows_batch(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether it is large enough, and its mask boolean and the same for all heads."""
+    """Return whether there is no mask, or a boolean one that is the same for all heads."""
     sequences, _, tokens, _ = query.shape
-    plain = mask is None or (
+    return mask is None or (
         mask.dtype == torch.bool and mask.shape == (sequences, 1, tokens, tokens)
     )
-    return plain and sequences >= LEAST_SEQUENCES and sequences * tokens >= LEAST_TOKENS
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +201,7 @@ class Group:
 
 def at_once(length: int) -> int:
     """Return how many sequences of a length make a group."""
-    return max(1, _WEIGHTS_AT_ONCE // length**2)
+    return max(1, WEIGHTS_AT_ONCE // length**2)
 
 
 def lowest(dtype: torch.dtype) -> float:

@@ -1,9 +1,9 @@
 """The kernels of this folder that a model is trained or used with on a CPU.
 
 Each kernel decides by itself what it knows, and leaves everything else to torch and to
-``transformers``; the smallest size it is used for is a constant there. What is switched
-on here is switched off by ``--cpu_kernels off``, and with it
+``transformers``. What is switched on here is switched off by ``--cpu_kernels off``, and with it
 :mod:`finetune.models.cpu.exchange`, which the trainer sets up once DDP has wrapped the model.
+docs/performance.md has what each brings.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from finetune.models.cpu import allocator, attention, dropout, packing, unpadded
+from finetune.runtime import precision
 
 
 def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> None:
@@ -37,18 +38,17 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
         unpadded.use(model)
 
 
-def for_inference(model: torch.nn.Module, *, bf16: bool, rows: int | None = None) -> None:
+def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
     """Let ``model`` predict with every kernel that knows it; in place, and for good.
 
     Args:
         model: On the CPU, in the dtype that it will be used in.
-        bf16: Whether that is bf16.
-        rows: How many it will predict in all, if that is known.
+        bf16: Whether that is bf16. Where a CPU is slower in it, so is our attention.
     """
     allocator.keep_large_blocks()
-    if bf16:
+    if bf16 and precision.prefers_bf16("cpu"):
         attention.use(model)
-    packing.pack(model, rows)
+    packing.pack(model)
 
 
 def names(model: torch.nn.Module) -> list[str]:

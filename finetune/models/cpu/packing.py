@@ -14,10 +14,7 @@ import torch
 
 from finetune.models.cpu import layers
 
-#: What packed weights are faster in.
-DTYPES = (torch.float32, torch.bfloat16)
-#: Rows of a prediction from which on weights are packed, where their number is known.
-LEAST_ROWS = 1
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(torch.nn.Module):
@@ -39,7 +36,7 @@ class PackedLinear(torch.nn.Module):
         return self._packed.to_dense()
 
 
-def pack(model: torch.nn.Module, rows: int | None = None) -> None:
+def pack(model: torch.nn.Module) -> None:
     """Replace every plain linear layer of a model of ``transformers``.
 
     Other models may hand the weights of a layer to torch's own kernels and not call it, as torch's
@@ -47,11 +44,9 @@ def pack(model: torch.nn.Module, rows: int | None = None) -> None:
 
     Args:
         model: To be used under ``torch.inference_mode()`` only.
-        rows: How many it will predict in all, if that is known.
     """
-    if not layers.of_library(model) or (rows is not None and rows < LEAST_ROWS):
-        return
-    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if available and layers.of_library(model):
         for module, name, layer in layers.of_type(model, torch.nn.Linear):
             if _knows(layer):
                 setattr(module, name, PackedLinear(layer))
@@ -60,7 +55,7 @@ def pack(model: torch.nn.Module, rows: int | None = None) -> None:
 def _knows(layer: torch.nn.Linear) -> bool:
     weight, bias = layer.weight, layer.bias
     return (
-        weight.dtype in DTYPES
+        weight.dtype in _DTYPES
         and (weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
         and weight.device.type == "cpu"
         and weight.layout == torch.strided

@@ -23,9 +23,8 @@ from finetune.models.cpu import attention, dropout, layers
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the positions of the tokens.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-#: Rows of a batch from which on it is taken, and the share of the tokens with padding that may be
-#: left at most.
-LEAST_ROWS, MOST_TOKENS = 1, 0.95
+#: The share of the tokens with padding that may be left at most.
+MOST_TOKENS = 0.95
 _SHARED = 64  # tokens of a sequence that rows share
 # Matrix products are of few shapes: oneDNN keeps half a megabyte of each.
 _SHORT, _LONG = 32, 64  # what sequences are a multiple of
@@ -86,7 +85,7 @@ def computed(lengths: np.ndarray, padded: int) -> int:
     """
     tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
     found = _whole(tokens, max(_MULTIPLE, 2 ** (tokens.bit_length() - 5)))
-    return found if len(lengths) >= LEAST_ROWS and found < MOST_TOKENS * cells else cells
+    return found if found < MOST_TOKENS * cells else cells
 
 
 def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
