@@ -31,6 +31,8 @@ def resolve(values: Any) -> None:
     pinned = device_type == "cuda" and values.dataloader_pin_memory
     if pinned and values.accelerator_config is None:
         values.accelerator_config = {"non_blocking": True}
+    if values.label_names is None:  # the library looks for them in the signature of `forward`
+        values.label_names = ["labels"]
     if values.per_device_eval_batch_size is None:
         values.per_device_eval_batch_size = 32 if device_type == "cpu" else 128
 
