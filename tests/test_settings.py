@@ -453,7 +453,7 @@ def test_an_unknown_key_names_the_file_and_the_nearest_key(tmp_path: Path) -> No
     ("lines", "message"),
     [
         (["- a", "- b"], r"options.yaml: expected lines like `learning_rate: 2e-5`"),
-        (["a: [1"], r"options.yaml is no YAML"),
+        (["a: [1"], r"options.yaml is not valid YAML"),
         (["config: other.yaml"], r"options.yaml: 'config' cannot name another file"),
     ],
 )
@@ -721,12 +721,11 @@ def test_help_shows_the_default_of_every_flag(name: str) -> None:
             has_factory = each.default_factory is not dataclasses.MISSING
             expected[each.name] = each.default_factory() if has_factory else each.default
     expected |= cls.defaults()
-    helps = re.split(r"\n +--(?=\w)", Flags(cls).help())[1:]
     shown = {}
-    for each in helps:
-        text = " ".join(each.partition("\n\n")[0].split())
-        default = re.search(r"\(default: ([^()]*)\)$", text)
-        shown[text.split()[0]] = default[1] if default else None
+    for each in re.split(r"\n +--(?=\w)", Flags(cls).help())[1:]:
+        words = each.partition("\n\n")[0].split()
+        default = re.search(r"\(default:([^()]*)\)$", "".join(words))  # it may be folded
+        shown[words[0]] = default[1] if default else None
     assert len(shown) > 110
     assert shown.keys() == expected.keys()
     assert shown == {

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers.trainer_utils import PredictionOutput
 
+    from finetune.training.arguments import ArgumentValues
     from finetune.training.trainer import Trainer
 
 
@@ -108,8 +109,9 @@ def prepare(
     from finetune.training.early_stopping import refuse_stopped
     from finetune.training.profile import BEFORE
 
-    wrong, recipe, values = mistakes or Mistakes(), chosen.recipe, None
-    checkpoint = None
+    wrong, recipe = mistakes or Mistakes(), chosen.recipe
+    values: ArgumentValues | None = None
+    checkpoint: str | None = None
     with wrong:
         values = chosen.values
     with wrong:
@@ -133,7 +135,7 @@ def prepare(
     return Prepared(chosen, checkpoint, steps)
 
 
-def _look_at_sources(recipe: Recipe, values: Any, mistakes: Mistakes) -> None:
+def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     from finetune.training.sampler import refuse_too_few
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -129,7 +131,7 @@ def refuse(values: Any) -> None:
 
 def _numbers(values: Any) -> list[str]:
     """Return a line for each number that an argument cannot be."""
-    ranges = {
+    ranges: dict[str, tuple[Callable[[float], bool], str]] = {
         **{name: (lambda x: x >= 1, f"1 or more{unit}") for name, unit in _COUNTS.items()},
         **dict.fromkeys(_NOT_NEGATIVE, (lambda x: 0 <= x < math.inf, "0 or more")),
         **dict.fromkeys(_BELOW_ONE, (lambda x: 0 <= x < 1, "0 or more and below 1")),
@@ -139,7 +141,7 @@ def _numbers(values: Any) -> list[str]:
         **dict.fromkeys(
             _STEPS,
             (
-                lambda x: 0 < x < 1 or (x >= 1 and x == int(x)),
+                lambda x: 0 < x < 1 or (x >= 1 and float(x).is_integer()),
                 "a number of steps, or a share of them below 1",
             ),
         ),
@@ -149,7 +151,7 @@ def _numbers(values: Any) -> list[str]:
     mistakes = []
     for name, (is_possible, expected) in ranges.items():
         value = getattr(values, name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
         if value is not None and not (is_number and is_possible(value)):
             mistakes.append(f"--{name} {value}: expected {expected}")
     return mistakes

@@ -47,7 +47,7 @@ class EarlyStopping(EarlyStoppingCallback):
             self.reason = (
                 f"stopped early at step {state.global_step:,} of {state.max_steps:,}: validation "
                 f"{metric} has not improved on {state.best_metric:.4f} (step "
-                f"{state.best_global_step:,}) for {evaluations}"
+                f"{state.best_global_step or 0:,}) for {evaluations}"
             )
 
 
