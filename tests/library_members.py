@@ -196,7 +196,6 @@ MEMBERS = (
             ("on_step_end", f"{_METER} {_PROFILE}", "steps are timed and profiled"),
             ("on_log", _METER, "each logged loss has its throughput"),
             ("on_prediction_step", _METER, "the batches of an evaluation are told"),
-            ("on_predict", _METER, "and counted anew"),
             ("on_epoch_end", _CHECKPOINT, "not every epoch is saved"),
             ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING}",
              "the best epoch is saved after all, evaluations without improvement are counted"),
@@ -216,6 +215,8 @@ MEMBERS = (
            "what callbacks keep in a checkpoint, by class; one without a place there fails to save",
            source=f"{_TRAINER}._save_checkpoint",
            behaviour="test_early_stopping_is_kept_in_a_checkpoint"),
+    Member("hook", _EVENTS, "on_predict", _METER, "batches are counted anew",
+           "args state control metrics kwargs", behaviour=_CALLED),
     Member("member", "transformers.trainer_callback:ProgressCallback", "on_log", _METER,
            "a bar without the dictionaries above it", "args state control logs kwargs"),
     # transformers: models and attention

@@ -227,7 +227,7 @@ def test_tables_and_blocks_show_escapes(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err
     assert r"  \x1b[2Jgood  0.5" in said.out
-    assert r"  bad\nbad      0.5" in said.out
+    assert r"  bad\nbad     0.5" in said.out
 
 
 def test_escapes_in_labels_and_columns_are_shown_not_obeyed(

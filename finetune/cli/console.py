@@ -45,7 +45,8 @@ def _above_bars() -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
     from tqdm import tqdm
 
-    return tqdm.external_write_mode(file=sys.stdout)
+    bars: contextlib.AbstractContextManager[object] = tqdm.external_write_mode(file=sys.stdout)
+    return bars
 
 
 def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:

@@ -58,8 +58,8 @@ class FinetuneArguments(TrainingArguments):
     )
     early_stopping_patience: int | None = _option(
         None,
-        "stop after N evaluations in a row without improvement of --metric_for_best_model; the "
-        "learning-rate schedule still spans all epochs (unset: train to the end)",
+        "stop after N evaluations in a row without a better metric_for_best_model; the learning-"
+        "rate schedule still spans all epochs (unset: train to the end)",
     )
     num_threads: int | None = _option(
         None,

@@ -26,19 +26,19 @@ class EarlyStopping(EarlyStoppingCallback):
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Take the count from the checkpoint; the library would begin at zero again."""
-        super().on_train_begin(args, state, control, **kwargs)
+        super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
         self.reason, self.early_stopping_patience_counter = "", 0
-        assert isinstance(state.stateful_callbacks, dict)
+        stored: Any = state.stateful_callbacks  # by now states by the name of their class
         if state.global_step:
-            self.early_stopping_patience_counter = _count(state.stateful_callbacks)
+            self.early_stopping_patience_counter = _count(stored)
         # the library saves only what has a place there, which a run begun without this lacks
-        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        stored.setdefault(type(self).__name__, self.state())  # type: ignore[no-untyped-call]
 
-    def on_evaluate(
+    def on_evaluate(  # type: ignore[override]
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
     ) -> None:
         """Stop if this was one evaluation without improvement too many."""
-        super().on_evaluate(args, state, control, metrics, **kwargs)
+        super().on_evaluate(args, state, control, metrics, **kwargs)  # type: ignore[no-untyped-call]
         if self.early_stopping_patience_counter < self.early_stopping_patience:
             return
         if state.global_step < state.max_steps:

@@ -265,7 +265,9 @@ class Progress(TrainerCallback):
         """Begin at zero."""
         self._evaluated = 0
 
-    def on_predict(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_predict(
+        self, args: Any, state: TrainerState, control: Any, metrics: Any, **kwargs: Any
+    ) -> None:
         """Begin at zero."""
         self._evaluated = 0
 
