@@ -101,6 +101,7 @@ _OURS = "finetune/training/trainer.py"
 _ARGUMENTS = "finetune/training/arguments.py"
 _CHECKS, _RESOLUTION = "finetune/training/checks.py", "finetune/training/resolution.py"
 _CHECKPOINT, _METER = "finetune/training/checkpoint.py", "finetune/training/speed.py"
+_STOPPING, _PACKAGES = "finetune/training/early_stopping.py", "finetune/training/packages.py"
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
 _PACKING, _EXCHANGE = "finetune/models/cpu/packing.py", "finetune/models/cpu/exchange.py"
@@ -190,14 +191,34 @@ MEMBERS = (
     *(
         Member("hook", _EVENTS, name, users, reason, "args state control kwargs", behaviour=_CALLED)
         for name, users, reason in (
-            ("on_train_begin", f"{_CHECKPOINT} {_METER} {_PROFILE}", "counts begin at zero"),
+            ("on_train_begin", f"{_CHECKPOINT} {_METER} {_PROFILE} {_STOPPING}",
+             "counts begin at zero"),
             ("on_step_end", f"{_METER} {_PROFILE}", "steps are timed and profiled"),
             ("on_log", _METER, "each logged loss has its throughput"),
+            ("on_prediction_step", _METER, "the batches of an evaluation are told"),
             ("on_epoch_end", _CHECKPOINT, "not every epoch is saved"),
-            ("on_evaluate", _CHECKPOINT, "the best epoch is saved after all"),
+            ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING}",
+             "the best epoch is saved after all, evaluations without improvement are counted"),
             ("on_train_end", _PROFILE, "a profile that began is written"),
         )
     ),
+    *(
+        Member("mention", "transformers.trainer_callback:EarlyStoppingCallback", name, _STOPPING,
+               reason, source="transformers.trainer_callback:EarlyStoppingCallback",
+               behaviour="test_early_stopping_is_kept_in_a_checkpoint")
+        for name, reason in {
+            "early_stopping_patience_counter": "evaluations without improvement, also resumed",
+            "attributes": "where a checkpoint has that number",
+        }.items()
+    ),
+    Member("mention", "transformers.trainer_callback:TrainerState", "stateful_callbacks", _STOPPING,
+           "what callbacks keep in a checkpoint, by class; one without a place there fails to save",
+           source=f"{_TRAINER}._save_checkpoint",
+           behaviour="test_early_stopping_is_kept_in_a_checkpoint"),
+    Member("hook", _EVENTS, "on_predict", _METER, "batches are counted anew",
+           "args state control metrics kwargs", behaviour=_CALLED),
+    Member("member", "transformers.trainer_callback:ProgressCallback", "on_log", _METER,
+           "a bar without the dictionaries above it", "args state control logs kwargs"),
     # transformers: models and attention
     Member("mention", _MODEL, "_weight_conversions", "finetune/models/pretrained.py",
            "weights are saved under the names that Trainer reads them by",
@@ -244,8 +265,10 @@ MEMBERS = (
     ),
     Member("member", "transformers.utils", "SAFE_WEIGHTS_NAME", _OURS, "the file of the weights"),
     Member("member", "transformers.integrations.integration_utils",
-           "get_available_reporting_integrations", _CHECKS, "--report_to is refused early",
+           "get_available_reporting_integrations", _PACKAGES, "--report_to is refused early",
            behaviour=_ANSWERS),
+    Member("member", "transformers.integrations.integration_utils", "INTEGRATION_TO_CALLBACK",
+           _PACKAGES, "the trackers that there are", behaviour=_ANSWERS),
     Member("member", _IMPORTS, "is_in_notebook", _ARGUMENTS,
            "whether somebody watches a progress bar", behaviour=_ANSWERS),
     Member("member", _IMPORTS, "is_torch_tf32_available", _RESOLUTION,

@@ -31,7 +31,11 @@ def both(*makers: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 CASES = {
-    "unknown recipe": (None, ["ylep"], ["unknown recipe or verb 'ylep'", "did you mean 'yelp'"]),
+    "unknown recipe": (
+        None,
+        ["ylep"],
+        ["unknown recipe or subcommand 'ylep'", "did you mean 'yelp'"],
+    ),
     "missing file": (
         write("reviews.csv", GOOD),
         ["yelp", "--dataset", "review.csv", *MODEL],
@@ -80,7 +84,7 @@ CASES = {
     "a tracker that is not installed": (
         None,
         ["yelp", "--embedded", "--report_to", "wandb"],
-        ["--report_to wandb: not installed"],
+        ["--report_to wandb: not installed; pip install wandb"],
     ),
     "unknown metric": (
         None,
@@ -171,9 +175,9 @@ def test_a_mistake_is_told_and_leaves_no_run(
     if make:
         make(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "finetune.runtime.hub.missing", lambda wanted: []
-    )  # the Hub has tests of its own
+    # the Hub and the positions of a model have tests of their own
+    monkeypatch.setattr("finetune.runtime.hub.missing", lambda wanted: [])
+    monkeypatch.setattr("finetune.models.pretrained.positions", lambda *words: None)
     status = cli.main(words)
     said = capsys.readouterr()
     assert status == 2
@@ -183,6 +187,61 @@ def test_a_mistake_is_told_and_leaves_no_run(
     assert "Traceback" not in said.err
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_mistakes_in_flags_file_data_and_directory_come_together(
+    tmp_path: Path,
+    tiny_model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    both(write("data.csv", GOOD), write("o.yaml", "sede: 1\n"), write("mine/letter", "dear"))(
+        tmp_path
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["yelp", "--dataset", "data.csv", "--model", tiny_model, "--label_column", "lable"]
+    words += ["--config", "o.yaml", "--learning_rte", "1", "--warmup_ratio", "0.1"]
+    words += ["--bf16", "maybe", "--seed", "-1", "--max_length", "1024", "--output_dir", "mine"]
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err.splitlines()
+    for line in said:
+        assert line.startswith("error: ")
+    starts = [
+        "--bf16: expected true or false, found 'maybe'",
+        "unknown option --learning_rte; did you mean '--learning_rate'?",
+        "--warmup_ratio is gone from transformers; use --warmup_steps",
+        "o.yaml: unknown option 'sede'",
+        "--seed -1: expected a number from 0",
+        "--output_dir mine holds files but no run",
+        f"--max_length 1024: {tiny_model} has 512 positions",
+        "--label_column: no column 'lable'",
+    ]
+    found = [[line for line in said if line.startswith(f"error: {start}")] for start in starts]
+    assert [len(lines) for lines in found] == [1] * len(starts)
+    assert len(said) == len(starts)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_hub_out_of_reach_hides_no_mistake(
+    local: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "data.csv").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(
+        "finetune.data.sources.load_dataset", lambda *words, **more: pytest.fail("it was asked")
+    )
+    data = ["--dataset", "data.csv", "--label_column", "lable"] if local else []
+    assert cli.main(["yelp", *data, "--sede", "1", "--weight_decay", "-1"]) == 2
+    said = capsys.readouterr().err
+    assert "error: unknown option --sede" in said
+    assert "error: --weight_decay -1.0: expected 0 or more" in said
+    assert "'google-bert/bert-base-cased' cannot be loaded: HF_HUB_OFFLINE is set" in said
+    assert ("--label_column: no column 'lable'" in said) is local
+    assert said.count("cannot be loaded") == 1
 
 
 @pytest.mark.processes

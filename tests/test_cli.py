@@ -183,9 +183,10 @@ def test_every_mistake_has_a_line_and_nothing_is_left_behind(
 
     lines = refusal(words, capsys, monkeypatch)
 
-    assert len(lines) == 2
-    assert lines[0].startswith("error: --text_column: no column 'text'")
-    assert lines[1].startswith("error: --label_column: no column 'label'")
+    assert len(lines) == 3
+    assert lines[0].startswith("error: --model ./none: expected a directory")
+    assert lines[1].startswith("error: --text_column: no column 'text'")
+    assert lines[2].startswith("error: --label_column: no column 'label'")
     assert sorted(tmp_path.rglob("*")) == files
 
 
@@ -219,7 +220,7 @@ def test_the_hub_out_of_reach_is_one_message_before_a_library_is_imported(
     first, *ways = said
     assert first.startswith(
         "error: the data set 'Yelp/yelp_review_full' and the model 'google-bert/bert-base-cased' "
-        f"could not be had: {endpoint} does not answer"
+        f"cannot be loaded: {endpoint} does not answer"
     )
     assert [way.split()[0] for way in ways] == [
         "--embedded",
@@ -244,7 +245,7 @@ def test_what_is_wanted_of_the_hub_alone_is_named(
     error = hub.unreachable(wanted)
 
     assert wanted == ["the model 'some/model'"]
-    assert str(error).startswith("the model 'some/model' could not be had: http://127.0.0.1")
+    assert str(error).startswith("the model 'some/model' cannot be loaded: http://127.0.0.1")
     assert "HF_HUB_OFFLINE" not in os.environ  # asking sets nothing
 
 

@@ -97,10 +97,10 @@ def test_other_rows_are_refused(runs: list[Run], tmp_path: Path) -> None:
     texts = [f"another review {number}" for number in range(400)]
     others = write_run(tmp_path / "others", rows=400, texts=texts)
     for run in (fewer, others):
-        with pytest.raises(UserError, match="have other test rows"):
+        with pytest.raises(UserError, match="have different test rows"):
             compare([runs[0], run])
     named = write_run(tmp_path / "named", rows=400, names=("a", "b"))
-    with pytest.raises(UserError, match="have other classes: bad, good and a, b"):
+    with pytest.raises(UserError, match="have different classes: bad, good and a, b"):
         compare([runs[0], named])
 
 

@@ -74,7 +74,7 @@ def test_the_same_rows_in_a_file_have_the_same_metrics(
     assert found["log_loss"]["value"] == pytest.approx(run.metrics["test"]["loss"], abs=1e-6)
     assert 0.6 < found["accuracy"]["value"] < 1  # so that a mix of the labels would be seen
     said = capsys.readouterr().out
-    assert f"{path}, {len(rows)} rows, with intervals of 95%" in said
+    assert f"{path}, {len(rows)} rows, 95% confidence intervals" in said
     assert [line.split()[0] for line in said.splitlines()[-2:]] == run.labels
 
 
@@ -132,7 +132,7 @@ def test_a_run_whose_data_has_changed_is_refused(
     before = run.manifest["options"]
     run.update(options=options)
     try:
-        with pytest.raises(UserError, match="the data is not that of the run any more"):
+        with pytest.raises(UserError, match="the data has changed since the training"):
             evaluate(moved)
     finally:
         run.update(options=before)

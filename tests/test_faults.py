@@ -217,6 +217,6 @@ def test_a_command_starts_under_torch_distributed_launch(started: Jobs, tmp_path
 
 def test_a_rank_that_is_stopped_is_waited_for_until_the_timeout(stopped: Fault) -> None:
     said = stopped.end()
-    assert said.count("error: rank 0 waited for another rank in vain (--ddp_timeout)") == 1
+    assert said.count("error: rank 0 timed out waiting for another rank (--ddp_timeout)") == 1
     assert said.count("forcefully exiting via") == 1
     assert said.count(TRACEBACK) == 1

@@ -140,6 +140,4 @@ def test_a_missing_field_is_written_back_as_missing(
     rows = [row for chunk in found for row in chunk.dictionaries()]
     assert [rows[0]["n"], rows[0]["text"]] == ["1", "x"]
     assert rows[1] == dict.fromkeys(["n", "text", "label", "probability"])
-    assert (
-        "rows without a value in 'text', whose predictions are empty: 1" in capfd.readouterr().out
-    )
+    assert "1 row without a value in 'text': their predictions are empty" in capfd.readouterr().out

@@ -131,7 +131,7 @@ def test_a_launcher_trains_in_its_processes_and_rank_0_alone_speaks(
     launcher: str, launch: Callable[[str], Launched]
 ) -> None:
     found = launch(launcher)
-    assert found.printed.count("rows a step") == 1
+    assert found.printed.count("rows per step") == 1
     assert found.printed.count("test set,") == 1
     assert found.manifest["launch"]["world_size"] == (2 if launcher == "torchrun" else 1)
 

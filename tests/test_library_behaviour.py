@@ -110,6 +110,8 @@ def test_small_functions_answer() -> None:
         )(),
         list,
     )
+    trackers = "transformers.integrations.integration_utils:INTEGRATION_TO_CALLBACK"
+    assert {"wandb", "tensorboard", "mlflow"} <= set(resolve(trackers))
     helpers = "transformers.utils.import_utils:"
     assert resolve(f"{helpers}is_in_notebook")() is False
     assert isinstance(resolve(f"{helpers}is_torch_tf32_available")(), bool)

@@ -12,6 +12,7 @@ import transformers
 from transformers import TrainerCallback
 
 from finetune.training.arguments import FinetuneArguments
+from finetune.training.early_stopping import EarlyStopping
 from finetune.training.loss import GlobalLoss
 from finetune.training.parallel import DataParallel
 from finetune.training.trainer import Trainer
@@ -119,6 +120,18 @@ def test_each_logged_loss_has_its_throughput(trained: SimpleNamespace) -> None:
     logged = [entry for entry in trained.trainer.state.log_history if "loss" in entry]
     assert logged
     assert all(entry["rows_per_second"] > 0 for entry in logged)
+
+
+def test_early_stopping_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
+    """By the name of the class, beside the state of the trainer."""
+    stopping = EarlyStopping(early_stopping_patience=2)
+    stopping.early_stopping_patience_counter = 1
+    state = transformers.TrainerState(stateful_callbacks=[stopping])
+    state.save_to_json(str(tmp_path / "state.json"))
+    found = transformers.TrainerState.load_from_json(str(tmp_path / "state.json"))
+    assert isinstance(found.stateful_callbacks, dict)
+    stored = found.stateful_callbacks["EarlyStopping"]
+    assert stored["attributes"] == {"early_stopping_patience_counter": 1}
 
 
 def test_construction_resolves_the_arguments(tmp_path: Path) -> None:

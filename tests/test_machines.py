@@ -181,7 +181,7 @@ def test_a_shared_directory_has_one_run_and_it_is_that_of_one_process(
     assert second.returncode == 0, second.stderr
     assert "2 processes on 2 machines, 1 thread each" in " ".join(first.stdout.split())
     assert first.stdout.count("test set,") == 1
-    assert "rows a step" not in second.stdout
+    assert "rows per step" not in second.stdout
     assert "test set," not in second.stdout
     assert {path.name for path in tmp_path.glob("run*")} == {"run"}
     assert not [path for directory in directories for path in directory.iterdir()]

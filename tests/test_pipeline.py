@@ -206,7 +206,7 @@ def test_a_trainer_touches_no_directory_before_it_trains(
     assert trained_there.manifest.status == "finished"
     trainer.train()
     assert Run.load(f"{output_dir}.1").manifest.status == "finished"
-    assert f"the run that was in {output_dir} is now in {output_dir}.1" in caplog.text
+    assert f"moved the run in {output_dir} to {output_dir}.1" in caplog.text
 
 
 def test_asking_for_the_ranks_sets_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_a_run_whose_manifest_cannot_be_read_is_moved_aside(content: str, tmp_pa
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / "run.json").write_text(content)
-    assert clear_way(directory) == f"the run that was in {directory} is now in {directory}.1"
+    assert clear_way(directory) == f"moved the run in {directory} to {directory}.1"
     assert (tmp_path / "run.1" / "run.json").read_text() == content
 
 

@@ -3,11 +3,14 @@
 import csv
 import dataclasses
 import io
+import itertools
 import json
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ import finetune
 from finetune import Run, TextClassification, UserError
 from finetune.cli import predict
 from finetune.data import files
+from finetune.pipeline.events import Seldom
 from finetune.predicting import engine
 from finetune.recipe import catalog
 from tests.conftest import ROOT, Command
@@ -213,6 +217,37 @@ def test_the_lines_of_a_text_file(run: Run, tmp_path: Path, capfd: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_escapes_are_shown_on_a_terminal_and_kept_in_a_pipe(
+    terminal: bool, run: Run, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.txt").write_text("great\x1b[2Jfood\n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+
+    said(run, tmp_path / "in.txt")
+
+    printed = capfd.readouterr().out
+    assert ("great\x1b[2Jfood\t" in printed) is not terminal
+    assert (r"great\x1b[2Jfood" + "\t" in printed) is terminal
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(
+    run: Run, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the work of a minute; and nothing of a moment's."""
+    source = write(tmp_path / "in.csv", numbered(40))
+
+    said(run, source, "--output", tmp_path / "quick.csv")
+    assert capfd.readouterr().err == ""
+
+    ticks = itertools.count(step=20.0)  # seconds, at each event
+    monkeypatch.setattr("finetune.cli.predict.Seldom", partial(Seldom, clock=lambda: next(ticks)))
+    said(run, source, "--output", tmp_path / "slow.csv", "--batch_tokens", "64")
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) >= 2
+    assert all(re.fullmatch(r"[\d,]+ rows predicted \(\d+%\)", line) for line in lines)
+
+
 def test_a_missing_text_gets_no_label_and_is_told(run: Run, tmp_path: Path, capfd: Any) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "great"}\n{"text": null}\n{"other": [1]}\n{"text": ""}\n')
@@ -223,7 +258,7 @@ def test_a_missing_text_gets_no_label_and_is_told(run: Run, tmp_path: Path, capf
     rows = [json.loads(line) for line in captured.out.splitlines()]
     assert [row["label"] is None for row in rows] == [False, True, True, False]
     assert rows[2] == {"other": [1], "label": None, "probability": None}
-    assert "rows without a value in 'text', whose predictions are empty: 2" in captured.err
+    assert "2 rows without a value in 'text': their predictions are empty" in captured.err
 
 
 def test_a_labelled_file_keeps_its_labels(
@@ -334,10 +369,10 @@ def test_pictures_of_a_folder(digits: Run, tmp_path: Path, small_chunks: None) -
     whole = io.BytesIO()
     Image.fromarray(pixels["00.png"]).save(whole, "JPEG")
     (folder / "a.jpg").write_bytes(whole.getvalue()[: whole.tell() // 2])
-    assert "a.jpg cannot be read as a picture: image file is truncated" in refusal(digits, folder)
+    assert "a.jpg cannot be read as an image: image file is truncated" in refusal(digits, folder)
     (folder / "a.jpg").unlink()
     (folder / "a.png").write_bytes(b"no picture")
-    assert "a.png cannot be read as a picture" in refusal(digits, folder)
+    assert "a.png cannot be read as an image" in refusal(digits, folder)
     Image.new("L", (30, 28)).save(folder / "a.png")
     assert "expected pictures of 28 x 28 pixels, found (30, 28)" in refusal(digits, folder)
 
@@ -360,7 +395,7 @@ def test_pictures_in_a_table(digits: Run, tmp_path: Path) -> None:
     with torch.inference_mode():
         logits = digits.model()(pixel_values=batch["pixel_values"])["logits"]
     assert np.allclose(found["probability"], logits.softmax(-1).max(-1).values, atol=1e-5)
-    assert "a column holds bytes, which no text does" in refusal(digits, source)
+    assert "a column holds bytes, which a text file cannot" in refusal(digits, source)
 
 
 def test_a_regression_predicts_a_number(tmp_path: Path) -> None:
@@ -403,7 +438,7 @@ def interrupted(
             said(run, source, "--output", output)
     assert output.read_text() == "of yesterday\n"
     told = capfd.readouterr().out
-    assert f"interrupted; to go on: python -m finetune predict {run.path}" in told
+    assert f"interrupted; to resume: python -m finetune predict {run.path}" in told
     assert told.endswith("--resume\n")
     return source, output
 
@@ -440,11 +475,11 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
     assert "holds an interrupted prediction: add --resume" in refusal(
         run, source, "--output", output
     )
-    assert "--resume: the columns added is no longer what it was" in refusal(
+    assert "--resume: the columns added has changed" in refusal(
         run, source, "--output", output, "--resume", "--all_probabilities"
     )
     source.write_text(source.read_text() + "80,one more\n")
-    assert f"--resume: INPUT {source} is no longer what it was" in refusal(
+    assert f"--resume: INPUT {source} has changed" in refusal(
         run, source, "--output", output, "--resume"
     )
     assert output.with_name("out.csv.part").exists()
@@ -463,7 +498,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
          "(there are: n, text)"),
         (["in.csv", "--output", "out.xls"], "--output out.xls: expected a file that ends in .csv"),
         (["in.csv", "--output", "in.csv"], "--output in.csv is the input"),
-        (["in.csv", "--output", "no/out.csv"], "there is no directory no"),
+        (["in.csv", "--output", "no/out.csv"], "no such directory: no"),
         (["in.csv", "--resume"], "--resume: it goes on with an --output"),
         (["-", "--resume", "--output", "a.csv"], "--resume: the standard input cannot be read"),
         (["in.csv", "--batch_tokens", "0"], "--batch_tokens 0: expected 1 or more"),
@@ -477,7 +512,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["half.jsonl"], r"half.jsonl, line 2: \ud83d is half of a character"),
         (["--text", "caf\udce9"], r"--text: \udce9 is half of a character"),
         (["in.csv", "--output", "."], "--output . is a directory: name a file in it"),
-        (["in.csv", "--output", "run/predictions.parquet"], "is what a run says of its test rows"),
+        (["in.csv", "--output", "run/predictions.parquet"], "holds the test predictions of a run"),
         ([""], "INPUT is empty"),
         (["semicolons.csv"], "fields are separated by commas in a .csv, not by semicolons"),
         (["more.jsonl", "--output", "a.csv"], "a row has a column 'more', which the first rows"),
@@ -524,7 +559,7 @@ def test_what_was_done_before_a_mistake_is_kept_and_told(
     source.write_text('{"text": "a", "n": 1}\n' * 16 + '{"text": "a", "n": "b"}\n')
     message = refusal(run, source, "--output", output)
     assert "a column has values of several types" in message
-    assert "what was done until then is in" in message
+    assert "finished parts are kept in" in message
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:

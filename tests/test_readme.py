@@ -122,12 +122,12 @@ def test_mission_commands_leave_a_model_with_the_names_of_its_labels(
 ) -> None:
     printed = shell.printed[command]
     recipe = command.rpartition(" ")[2]
-    assert printed.count("rows a step") == 1  # one start block, from rank 0
+    assert printed.count("rows per step") == 1  # one start block, from rank 0
     assert kept in printed
     assert "fine-tuned" in printed
     assert "majority class" in printed
     assert "TF-IDF + logistic regression" in printed
-    assert f"the run is in runs/{recipe}" in printed
+    assert f"saved to runs/{recipe}; report: runs/{recipe}/report.html" in printed
     first = next(
         path
         for path in sorted((shell.cwd / "runs").glob(f"{recipe}*"))
@@ -141,7 +141,7 @@ def test_mission_commands_leave_a_model_with_the_names_of_its_labels(
 @pytest.mark.processes
 def test_global_batch_is_divided_over_the_processes(shell: Shell) -> None:
     printed = shell.printed["torchrun --nproc_per_node=2 -m finetune yelp"]
-    assert "16 per device x 1 accumulation x 2 processes = 32 rows a step" in printed
+    assert "16 per device x 1 accumulation x 2 processes = 32 rows per step" in printed
 
 
 @pytest.mark.processes

@@ -240,7 +240,7 @@ def test_the_seed_decides_the_head(tiny_model: str) -> None:
     [
         ("", r"--model: this recipe names no model of its own"),
         ("./nowhere", r"--model ./nowhere: expected a directory that holds a config.json"),
-        ("nobody/nothing", r"--model nobody/nothing could not be loaded"),
+        ("nobody/nothing", r"--model nobody/nothing cannot be loaded"),
     ],
 )
 def test_models_that_cannot_be_had(model: str, message: str) -> None:

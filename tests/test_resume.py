@@ -173,6 +173,54 @@ def test_resuming_a_finished_run_trains_no_further_step(
     assert Run.load(run).manifest["steps"] == STEPS
 
 
+# ---- early stopping ------------------------------------------------------------------------------
+
+#: The first epoch is the best of six, so that the third one stops.
+STOPS = (*FLAT, "--num_train_epochs", "6", "--early_stopping_patience", "2")
+
+
+def test_a_training_stops_early_and_says_when_and_why(
+    finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune(tmp_path / "run", *STOPS) == 0
+    run = Run.load(tmp_path / "run")
+    said = capfd.readouterr().out
+    reason = (
+        rf"stopped early at step {3 * EPOCH} of {6 * EPOCH}: validation accuracy has not improved "
+        rf"on 0\.\d{{4}} \(step {EPOCH}\) for 2 evaluations"
+    )
+    assert re.search(rf"^{reason}$", said, re.MULTILINE)
+    assert re.fullmatch(reason, run.manifest.stopped_early or "")
+    assert (run.manifest.steps, run.manifest.best_step) == (3 * EPOCH, EPOCH)
+    # the schedule spans the six epochs that were asked for
+    rates = {e["step"]: e["learning_rate"] for e in run.manifest.history if "learning_rate" in e}
+    assert rates[3 * EPOCH] == pytest.approx(1e-5 * (1 - (3 * EPOCH - 1) / (6 * EPOCH)))
+
+
+@pytest.mark.parametrize("patience_before", [("--early_stopping_patience", "2"), ()])
+def test_patience_is_not_forgotten_when_a_run_is_resumed(
+    patience_before: tuple[str, ...], finetune: Finetune, tmp_path: Path
+) -> None:
+    epochs, run = (*FLAT, "--num_train_epochs", "6"), tmp_path / "run"
+    assert finetune(run, *epochs, *patience_before, stop_at=2 * EPOCH + 1) == 130
+    assert finetune(run, *STOPS, *RESUME) == 0
+    # without patience before there is nothing to remember: two more evaluations
+    assert Run.load(run).manifest.steps == (3 if patience_before else 4) * EPOCH
+
+
+def test_a_run_that_stopped_early_is_not_resumed_for_nothing(
+    finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune(tmp_path / "run", *STOPS) == 0
+    capfd.readouterr()
+    assert finetune(tmp_path / "run", *STOPS, *RESUME) == 2
+    said = capfd.readouterr().err
+    assert f"the training stopped early at step {3 * EPOCH}, after 2 evaluations without" in said
+    assert "give a larger one" in said
+    larger = (*STOPS[:-1], "3", "--dry_run")
+    assert finetune(tmp_path / "run", *larger, *RESUME) == 0
+
+
 # ---- what is said, and what is kept --------------------------------------------------------------
 
 
@@ -183,7 +231,7 @@ def test_there_must_be_something_to_resume(
     assert finetune(run, *RESUME) == 2
     assert capfd.readouterr().err == (
         f"error: --resume_from_checkpoint last: no checkpoint in {run}; "
-        "leave the flag out to start anew\n"
+        "leave the flag out to start from the beginning\n"
     )
     assert finetune(run, "--resume_from_checkpoint", str(tmp_path)) == 2
     assert "expected 'last' or a directory" in capfd.readouterr().err
@@ -198,7 +246,7 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     assert Run.load(run).manifest["status"] == "interrupted"
     with pytest.raises(UserError, match="its status is 'interrupted'"):
         _ = Run.load(run).metrics
-    (said,) = re.findall(r"^interrupted; to go on: (.*)$", capfd.readouterr().out, re.MULTILINE)
+    (said,) = re.findall(r"^interrupted; to resume: (.*)$", capfd.readouterr().out, re.MULTILINE)
     _, *typed = shlex.split(said)
     assert typed == ["-m", "finetune", *words, "--output_dir", str(run), *RESUME]
 
@@ -210,7 +258,7 @@ def test_before_the_first_checkpoint_there_is_no_way_on(
     assert "no checkpoint was saved yet" in capfd.readouterr().out
     assert finetune(tmp_path / "run", "--max_steps", "1") == 0
     said = " ".join(capfd.readouterr().out.split())
-    assert "is now in" in said
+    assert "moved the run in" in said
     assert "--resume_from_checkpoint" not in said
 
 
@@ -227,7 +275,7 @@ def test_in_a_notebook_the_way_on_is_python(
     monkeypatch.setenv("STOP_AT", str(EPOCH))
     with pytest.raises(KeyboardInterrupt):
         finetune.train(recipe, progress=print, **options)
-    (said,) = re.findall(r"^interrupted; to go on: (.*)$", capfd.readouterr().out, re.MULTILINE)
+    (said,) = re.findall(r"^interrupted; to resume: (.*)$", capfd.readouterr().out, re.MULTILINE)
     call = ast.parse(said, mode="eval").body
     assert isinstance(call, ast.Call)
     given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
@@ -265,7 +313,7 @@ def test_a_second_run_says_how_to_resume_the_one_it_moved_aside_and_that_works(
     capfd.readouterr()
     # another run comes between, with other checkpoints of the same names
     assert finetune(run, *FLAT, "--seed", "7") == 0
-    _, _, said = " ".join(capfd.readouterr().out.split()).partition("is now in run.1")
+    _, _, said = " ".join(capfd.readouterr().out.split()).partition("moved the run in run to run.1")
     added = []
     for quoted in re.findall(r"`([^`]+)`", said):
         if quoted.startswith("--"):

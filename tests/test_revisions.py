@@ -38,12 +38,12 @@ def test_the_commits_of_data_and_model_are_recorded_and_can_be_pinned(
     for flag, name in (("--dataset_revision", YELP), ("--model_revision", CASED)):
         refused = command(*FLAGS, flag, other, "--output_dir", tmp_path / "third", env=offline)
         assert refused.returncode == 2
-        assert f"'{name}' at revision '{other}' could not be had" in refused.stderr
+        assert f"'{name}' at revision '{other}' cannot be loaded" in refused.stderr
     unknown = command(
         *FLAGS, "--model_revision", "nowhere", "--output_dir", tmp_path / "third", env=environment
     )
     assert unknown.returncode == 2
-    assert "--model google-bert/bert-base-cased could not be loaded" in unknown.stderr
+    assert "--model google-bert/bert-base-cased cannot be loaded" in unknown.stderr
     assert not (tmp_path / "third").exists()
 
 

@@ -401,7 +401,7 @@ def test_a_run_is_moved_to_the_first_free_number(tmp_path: Path) -> None:
     for number in range(1, 4):
         make_run(directory, steps=number)
         said = clear_way(directory)
-        assert said == f"the run that was in {directory} is now in {directory}.{number}"
+        assert said == f"moved the run in {directory} to {directory}.{number}"
         assert not directory.exists()
     (tmp_path / "yelp.2").rename(tmp_path / "kept")
     make_run(directory, steps=4)
@@ -419,7 +419,7 @@ def test_an_interrupted_run_can_be_continued_and_that_is_said(tmp_path: Path) ->
     make_run(tmp_path / "mnist", status="interrupted")
     (tmp_path / "mnist" / "checkpoint-3").rmdir()  # nothing to go on from
     moved = clear_way(tmp_path / "mnist")
-    assert moved == f"the run that was in {tmp_path / 'mnist'} is now in {tmp_path / 'mnist.1'}"
+    assert moved == f"moved the run in {tmp_path / 'mnist'} to {tmp_path / 'mnist.1'}"
 
 
 def test_an_empty_directory_is_used(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
         process = Process(host=platform.node(), pid=pid)
         dataclasses.replace(trained().manifest, status="running", process=process).write(tmp_path)
         if refused:
-            with pytest.raises(UserError, match=f"a run is going on there \\(process {pid}\\)"):
+            with pytest.raises(UserError, match=f"a run is in progress there \\(process {pid}\\)"):
                 refuse_foreign(tmp_path)
         else:
             refuse_foreign(tmp_path)

@@ -1,11 +1,19 @@
-"""What the start block says of the devices; several GPUs are told, not had, on this machine."""
+"""What is printed: the start block, a line for each log, and how far long work is.
 
+Several GPUs are told, not had, on this machine.
+"""
+
+import sys
 from pathlib import Path
 
+import datasets
 import pytest
 
 from finetune import cli
-from finetune.runtime import distributed
+from finetune.cli import console
+from finetune.pipeline.events import Advanced, Event, Logged, Noted, Predicted, Seldom, telling
+from finetune.runtime import activity, distributed
+from finetune.runtime.terminal import visible
 from finetune.training.arguments import FinetuneArguments
 
 
@@ -36,7 +44,7 @@ def test_several_gpus_and_no_launcher_are_told_how_to_be_faster(
     assert "DataParallel on 4 GPUs, 1 process" in found["device"]
     assert "faster: torchrun --nproc_per_node=4 -m finetune yelp --dataset" in found["device"]
     assert "on one GPU only: CUDA_VISIBLE_DEVICES=0" in found["device"]
-    assert found["batch"] == "8 per device x 1 accumulation x 4 GPUs = 32 rows a step"
+    assert found["batch"] == "8 per device x 1 accumulation x 4 GPUs = 32 rows per step"
 
 
 def test_one_cpu_process_is_told_nothing_of_gpus(
@@ -46,7 +54,7 @@ def test_one_cpu_process_is_told_nothing_of_gpus(
     found = facts(capsys.readouterr().out)
     assert found["device"].startswith("cpu, one device, 1 process, ")
     assert found["device"].endswith(" each")
-    assert found["batch"] == "32 per device x 1 accumulation x 1 process = 32 rows a step"
+    assert found["batch"] == "32 per device x 1 accumulation x 1 process = 32 rows per step"
 
 
 @pytest.mark.parametrize(
@@ -58,3 +66,180 @@ def test_a_progress_bar_where_somebody_watches(
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     monkeypatch.setattr(distributed, "ranks", lambda: distributed.Ranks(rank=rank))
     assert FinetuneArguments(output_dir=str(tmp_path)).disable_tqdm is not bar
+
+
+def test_a_flag_without_effect_stands_in_the_start_block(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--eval_steps", "7"]) == 0
+    found = facts(capsys.readouterr().out)
+    assert found["note"] == "--eval_steps has no effect: needs --eval_strategy steps"
+
+
+# ---- a line for each log -------------------------------------------------------------------------
+
+
+def test_a_logging_step_is_one_readable_line() -> None:
+    values = {
+        "loss": 0.342149,
+        "grad_norm": 1.2345,
+        "learning_rate": 1.83e-05,
+        "epoch": 0.5,
+        "rows_per_second": 1152.4,
+        "memory_mib": 812.3,
+    }
+    line = "step  20/480  epoch 0.50  loss 0.3421  grad_norm 1.23  lr 1.83e-05  1,152 samples/s"
+    assert str(Logged(20, 480, values)) == line
+
+
+def test_an_evaluation_is_one_readable_line() -> None:
+    values = {
+        "eval_loss": 0.41,
+        "eval_accuracy": 0.83124,
+        "eval_f1": 0.831,
+        "eval_runtime": 3.2,
+        "eval_samples_per_second": 99.0,
+        "eval_steps_per_second": 9.0,
+        "epoch": 4.0,
+    }
+    line = "step 480/480  epoch 4.00  validation  loss 0.4100  accuracy 0.8312  f1 0.8310"
+    assert str(Logged(480, 480, values)) == line
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_dictionary_of_the_library_is_printed(
+    terminal: bool,
+    words: list[str],
+    without_report: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Neither by its progress bar nor without one."""
+    bars = datasets.are_progress_bars_disabled()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    more = ["--max_steps", "2", "--logging_steps", "1", "--output_dir", str(tmp_path / "run")]
+    assert cli.main([*words[:-1], *more]) == 0
+    said = capfd.readouterr()
+    (datasets.disable_progress_bars if bars else datasets.enable_progress_bars)()
+    assert "{'" not in said.out + said.err
+    lines = [line for line in said.out.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in lines] == ["1/2", "2/2", "2/2"]
+    assert "  loss " in lines[0]
+    assert "  validation  loss " in lines[-1]
+    assert ("2/2 [" in said.err) is terminal  # the bar
+    *_, last = said.out.splitlines()
+    assert last == f"saved to {tmp_path / 'run'}; report: {tmp_path / 'run'}"
+
+
+# ---- how far long work is ------------------------------------------------------------------------
+
+
+def test_work_is_told_when_nothing_was_told_for_a_while() -> None:
+    told: list[Event] = []
+    now = 0.0
+    tell = Seldom(told.append, seconds=30, clock=lambda: now)
+    for second in range(101):
+        now = float(second)
+        if second == 50:
+            tell(Noted("between"))
+        tell(Advanced("training", second, 100, "steps"))
+    assert [event.done if isinstance(event, Advanced) else 50 for event in told] == [30, 50, 80]
+
+
+def test_only_events_of_the_kind_are_left_out() -> None:
+    told: list[Event] = []
+    tell = Seldom(told.append, Predicted, clock=lambda: 0.0)
+    tell(Advanced("tokenizing", 1, 2, "rows"))
+    tell(Predicted(1, 2, 1, counted=True))
+    assert [type(event) for event in told] == [Advanced]
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (Advanced("training", 48, 480, "steps"), "training: 48 of 480 steps (10%)"),
+        (
+            Advanced("tokenizing train", 120_000, 650_000, "rows"),
+            "tokenizing train: 120,000 of 650,000 rows (18%)",
+        ),
+        (
+            Advanced("reading a.csv", 52_000_000, 104_000_000, "bytes"),
+            "reading a.csv: 52 of 104 MB (50%)",
+        ),
+        (Advanced("reading a.parquet", 4096, None, "rows"), "reading a.parquet: 4,096 rows"),
+    ],
+)
+def test_work_under_way_is_one_line(event: Advanced, line: str) -> None:
+    assert str(event) == line
+
+
+def test_reading_hashing_tokenizing_training_and_evaluating_are_told(
+    words: list[str], tmp_path: Path, without_report: None
+) -> None:
+    """To whoever listens; each piece of work to its end."""
+    heard: dict[str, tuple[int, int | None]] = {}
+
+    def listen(work: str, done: int, total: int | None, unit: str) -> None:
+        heard[f"{work} {unit}"] = done, total
+
+    from recipes.yelp import Yelp
+
+    options = dict(zip((word[2:] for word in words[1:5:2]), words[2:6:2], strict=True))
+    with activity.listening(listen):
+        recipe = Yelp(max_length=64, **options)
+        trainer = recipe.trainer(max_steps=2, output_dir=str(tmp_path / "run"), use_cpu=True)
+        trainer.train()
+        trainer.predict(recipe.prepared["test"])
+    size = Path(options["dataset"]).stat().st_size
+    assert heard["reading reviews.csv bytes"] == (size, size)
+    assert heard["converting reviews.csv bytes"] == (size, size)
+    assert heard["tokenizing train rows"] == (144, 144)
+    assert heard["training steps"] == (2, 2)
+    assert heard["evaluating batches"] == (2, 2)
+    assert "hashing rows" in heard
+
+
+def test_other_ranks_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Event] = []
+    monkeypatch.setattr(distributed, "ranks", lambda: distributed.Ranks(rank=1, world_size=2))
+    with telling(told.append) as tell:
+        tell(Noted("a word"))
+        activity.advance("training", 1, 2)
+    assert told == []
+
+
+# ---- what a terminal must not obey ---------------------------------------------------------------
+
+
+def test_escapes_are_shown() -> None:
+    assert visible("plain") == "plain"
+    assert visible("\x1b[31mred\x1b[0m\x07") == r"\x1b[31mred\x1b[0m\x07"
+    assert visible("a\u202eb\x9bc\x7f") == r"a\u202eb\x9bc\x7f"
+    assert visible("Größe 大 नी\u200cल\tx\ny") == "Größe 大 नी\u200cल\tx\ny"
+    assert visible("a\rb\nc", keep="") == r"a\rb\nc"
+
+
+def test_tables_and_blocks_show_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    console.table(["", "f1"], [["\x1b[2Jgood", "0.5"], ["bad\nbad", "0.5"]])
+    console.block("\x1b]0;title\x07", {"classes": "2: \x1b[8mhidden"})
+    console.tell("\x1b[1mnote")
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert r"  \x1b[2Jgood  0.5" in said.out
+    assert r"  bad\nbad     0.5" in said.out
+
+
+def test_escapes_in_labels_and_columns_are_shown_not_obeyed(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.csv"
+    rows = (f"place {n} was {n % 2},\x1b[3{n % 2}mclass{n % 2}\n" for n in range(90))
+    data.write_text("text,label\n" + "".join(rows))
+    assert cli.main([words[0], "--dataset", str(data), *words[3:]]) == 0
+    said = capsys.readouterr()
+    assert r"\x1b[31mclass1" in said.out
+    assert cli.main([words[0], "--dataset", str(data), *words[3:], "--text_column", "\x1b[5m"]) == 2
+    said = capsys.readouterr()
+    assert r"no column '\x1b[5m'" in said.err
+    assert "\x1b" not in said.out + said.err

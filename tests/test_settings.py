@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from finetune.errors import UserError
 from finetune.pipeline import provenance
 from finetune.recipe import catalog
 from finetune.runtime import distributed, precision
-from finetune.training.arguments import REFUSED, ArgumentValues, resolved
+from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
+from finetune.training.retired import RETIRED
 from recipes.yelp import Yelp
 
 RECIPES = catalog.names()
@@ -211,16 +213,191 @@ def test_no_samples_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["do_train", "do_eval", "do_predict"])
 def test_what_the_verb_says_is_no_flag(name: str, tmp_path: Path) -> None:
-    assert mistakes(f"--{name}") == (f"--{name}: the verb says it, leave it out",)
+    assert mistakes(f"--{name}") == (f"--{name}: not accepted: the subcommand implies it",)
     file = config(tmp_path, f"{name}: true")
-    assert mistakes("--config", file) == (f"{file}: '{name}': the verb says it, leave it out",)
+    message = f"{file}: '{name}': not accepted: the subcommand implies it"
+    assert mistakes("--config", file) == (message,)
 
 
 @pytest.mark.parametrize("word", ["--local_rank=1", "--local-rank=1"])
 def test_what_the_launcher_says_is_no_flag(word: str) -> None:
     (mistake,) = mistakes(word)
 
-    assert mistake.startswith("--local_rank: the launcher says it; start with torchrun")
+    assert mistake.startswith("--local_rank: not accepted: the launcher sets it; start with")
+
+
+# ---- flags of older releases -------------------------------------------------------------------
+
+
+GONE = (  # those that 4.57 had and 5.23 has not, but for `_n_gpu`, which was for nobody to set
+    *("adafactor", "evaluation_strategy", "fp16_backend", "fp16_opt_level", "fsdp_min_num_params"),
+    *("fsdp_transformer_layer_cls_to_wrap", "group_by_length", "half_precision_backend"),
+    *("include_inputs_for_metrics", "include_tokens_per_second", "jit_mode_eval", "logging_dir"),
+    *("mp_parameters", "no_cuda", "overwrite_output_dir", "past_index", "per_gpu_eval_batch_size"),
+    *("per_gpu_train_batch_size", "push_to_hub_model_id", "push_to_hub_organization"),
+    *("push_to_hub_token", "ray_scope", "save_safetensors", "torchdynamo", "tpu_metrics_debug"),
+    *("tpu_num_cores", "use_ipex", "use_legacy_prediction_loop", "use_mps_device", "warmup_ratio"),
+)
+
+
+def test_every_argument_that_transformers_4_had_has_a_successor() -> None:
+    there = {each.name for each in dataclasses.fields(FinetuneArguments)}
+    assert set(GONE) <= set(RETIRED)
+    assert there & set(RETIRED) == set()
+    named = {word[2:] for each in RETIRED.values() for word in each.split() if word[:2] == "--"}
+    assert len(named) > 10
+    assert named <= there
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("group_by_length", None, "use --train_sampling_strategy group_by_length"),
+        ("logging_dir", "logs", "set TENSORBOARD_LOGGING_DIR=DIRECTORY before the command"),
+        ("warmup_ratio", "0.1", "use --warmup_steps with a share of the steps"),
+        ("evaluation_strategy", "epoch", "use --eval_strategy"),
+        ("no_cuda", None, "use --use_cpu"),
+        ("overwrite_output_dir", None, "leave it out: a run that is in --output_dir is moved"),
+    ],
+)
+def test_a_flag_of_an_older_release_is_answered_with_its_successor(
+    name: str, value: str | None, said: str, tmp_path: Path
+) -> None:
+    for spelled in (f"--{name}", f"--{name.replace('_', '-')}"):
+        (mistake,) = mistakes(spelled, *([value] if value else []))
+        assert mistake.startswith(f"{spelled} is gone from transformers; {said}")
+    file = config(tmp_path, f"{name}: {value or 'true'}")
+    (mistake,) = mistakes("--config", file)
+    assert mistake.startswith(f"{file}: '{name}' is gone from transformers; {said}")
+    with pytest.raises(UserError, match=f"^'{name}' is gone from transformers; "):
+        from_keywords("yelp", {name: value or True})
+    with pytest.raises(UserError, match=f"^'{name}' is gone from transformers; "):
+        Yelp().trainer(**{name: value or True})
+
+
+# ---- what cannot work, and what has no effect --------------------------------------------------
+
+IMPOSSIBLE = {
+    "--seed -1": "a number from 0 to 4294967295",
+    "--data_seed 4294967296": "a number from 0 to 4294967295",
+    "--split_seed -1": "a number from 0 to",
+    "--weight_decay -1": "0 or more",
+    "--learning_rate nan": "0 or more",
+    "--max_grad_norm -1": "0 or more",
+    "--warmup_steps -1": "0 or more",
+    "--adam_epsilon -1": "0 or more",
+    "--adam_beta1 1": "0 or more and below 1",
+    "--adam_beta2 -0.1": "0 or more and below 1",
+    "--label_smoothing_factor 2": "0 or more and below 1",
+    "--logging_steps 0": "a number of steps, or a share of them below 1",
+    "--eval_steps 0": "a number of steps, or a share of them below 1",
+    "--save_steps 1.5": "a number of steps, or a share of them below 1",
+    "--max_steps 0": "1 or more steps, or -1 for whole epochs",
+    "--num_train_epochs -1": "more than 0",
+    "--save_total_limit 0": "1 or more checkpoints",
+    "--dataloader_num_workers -1": "0 or more",
+    "--ddp_timeout 0": "1 or more seconds",
+    "--early_stopping_patience 0": "1 or more evaluations",
+}
+
+
+@pytest.mark.parametrize("words", IMPOSSIBLE)
+def test_a_number_that_an_argument_cannot_be(words: str) -> None:
+    (mistake,) = mistakes(*words.split())
+    flag, value = words.split()
+    assert re.fullmatch(
+        rf"{flag} {re.escape(value)}(\.0)?: expected {re.escape(IMPOSSIBLE[words])}.*", mistake
+    )
+
+
+def test_several_numbers_are_told_at_once() -> None:
+    words = " ".join(words for words in IMPOSSIBLE if "nan" not in words)
+    assert len(mistakes(*words.split())) == 1  # the recipe's own come before the training's
+    words = words.replace("--split_seed -1", "")
+    assert len(mistakes(*words.split())) == len(IMPOSSIBLE) - 2
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "said"),
+    [
+        ("--optim adamw_bnb_8bit", "bitsandbytes", "pip install bitsandbytes"),
+        ("--optim paged_lion_32bit", "bitsandbytes", "pip install bitsandbytes"),
+        ("--optim galore_adamw_8bit", "galore_torch", "pip install galore-torch"),
+        ("--optim adamw_torch_8bit", "torchao", "pip install torchao"),
+        ("--optim schedule_free_sgd", "schedulefree", "pip install schedulefree"),
+        ("--optim stable_adamw", "optimi", "pip install torch-optimi"),
+        ("--use_liger_kernel", "liger_kernel", "pip install liger-kernel"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_what_installs_it(
+    words: str, module: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert mistakes(*words.split()) == (f"{words}: {module} is not installed; {said}",)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_torch", "sgd", "adafactor", "rmsprop"])
+def test_optimizers_of_torch_need_no_package(optimizer: str) -> None:
+    assert settle("--optim", optimizer).values.optim == optimizer
+
+
+def test_a_tracker_that_there_is_not() -> None:
+    (mistake,) = mistakes("--report_to", "wandbb")
+    assert mistake.startswith("--report_to wandbb: no such tracker; did you mean 'wandb'?")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--eval_steps 5", "needs --eval_strategy steps"),
+        ("--save_steps 5", "needs --save_strategy steps"),
+        ("--logging_steps 5 --logging_strategy epoch", "needs --logging_strategy steps"),
+        ("--num_train_epochs 2 --max_steps 9", "--max_steps decides"),
+        ("--hub_model_id me/mine", "needs --push_to_hub"),
+        ("--warmup_steps 9 --lr_scheduler_type constant", "--lr_scheduler_type constant has no"),
+        ("--adam_beta1 0.8 --optim sgd", "--optim sgd does not read it"),
+        ("--metric_for_best_model f1 --save_strategy no", "needs --load_best_model_at_end true"),
+        ("--save_total_limit 2 --save_strategy no", "needs checkpoints"),
+        ("--run_name mine", "needs a tracker, see --report_to"),
+        ("--early_stopping_patience 3", "too large to stop before the end: 4 epochs have"),
+    ],
+)
+def test_a_flag_without_effect_is_told(words: str, why: str) -> None:
+    (sentence,) = settle(*words.split()).without_effect
+    assert sentence.startswith(f"{words.split()[0]} has no effect: {why}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--eval_strategy steps --eval_steps 5 --save_steps 5",
+        "--num_train_epochs 2",
+        "--push_to_hub --hub_model_id me/mine",
+        "--warmup_steps 0.1",
+        "--adam_beta1 0.8",
+        "--early_stopping_patience 2",
+        "--early_stopping_patience 5 --max_steps 30",
+    ],
+)
+def test_a_flag_with_effect_is_not_told(words: str) -> None:
+    assert settle(*words.split()).without_effect == []
+
+
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
+        ("--eval_strategy no", ["--eval_strategy epoch (or steps)"]),
+        ("--save_strategy no", ["--save_strategy epoch (or steps)"]),
+        ("--load_best_model_at_end false", ["--load_best_model_at_end true"]),
+        ("--eval_strategy no --save_strategy no", ["--eval_strategy epoch", "--save_strategy"]),
+    ],
+)
+def test_early_stopping_says_what_it_needs(words: str, needs: list[str]) -> None:
+    found = mistakes("--early_stopping_patience", "2", *words.split())
+    assert len(found) == len(needs)
+    for mistake, need in zip(found, needs, strict=True):
+        assert mistake.startswith(f"--early_stopping_patience 2 needs {need}")
 
 
 # ---- a file ----------------------------------------------------------------------------------
@@ -277,7 +454,7 @@ def test_an_unknown_key_names_the_file_and_the_nearest_key(tmp_path: Path) -> No
     ("lines", "message"),
     [
         (["- a", "- b"], r"options.yaml: expected lines like `learning_rate: 2e-5`"),
-        (["a: [1"], r"options.yaml is no YAML"),
+        (["a: [1"], r"options.yaml is not valid YAML"),
         (["config: other.yaml"], r"options.yaml: 'config' cannot name another file"),
     ],
 )
@@ -316,7 +493,7 @@ def test_a_batch_of_one_device_grows_with_the_processes(monkeypatch: pytest.Monk
 
 def test_both_batches_are_refused(tmp_path: Path) -> None:
     message = (
-        "--global_batch_size and --per_device_train_batch_size contradict each other: give one"
+        "--global_batch_size and --per_device_train_batch_size are mutually exclusive: give one"
     )
     flag = ["--per_device_train_batch_size", "4"]
 
@@ -362,7 +539,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
         ("--per_device_eval_batch_size -1", "--per_device_eval_batch_size -1: expected 1 or more"),
         ("--gradient_accumulation_steps 0", "--gradient_accumulation_steps 0: expected 1 or more"),
         ("--precision bf61", "--precision bf61: expected auto, fp32, bf16 or fp16; did you mean"),
-        ("--precision fp32 --bf16", "--precision fp32 and --bf16 contradict each other: give one"),
+        ("--precision fp32 --bf16", "--precision fp32 and --bf16 are mutually exclusive: give one"),
         ("--train_sampling_strategy batch_rebalance", "--train_sampling_strategy batch_rebalance:"),
     ],
 )
@@ -438,7 +615,7 @@ def test_a_gpu_has_its_batches_made_ahead(
 
 @pytest.mark.parametrize("words", ["--precision fp16", "--fp16"])
 def test_fp16_is_refused_on_a_cpu(words: str) -> None:
-    with pytest.raises(UserError, match="on a CPU nothing computes in it"):
+    with pytest.raises(UserError, match="not supported on a CPU"):
         _ = settle("--use_cpu", *words.split()).arguments
 
 
@@ -551,6 +728,34 @@ def test_help_shows_the_defaults_of_the_recipe(flags: Flags) -> None:
     assert "--max_length N truncate texts to this many tokens (default: 512)" in text
     assert re.search(r"--global_batch_size N [^(]+\(default: 32\)", text)
     assert re.search(r"--learning_rate X [^(]+\(default: 2e-05\)", text)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_help_shows_the_default_of_every_flag(name: str) -> None:
+    """Those of the dataclasses, and the recipe's own over them."""
+    cls = catalog.find(name)
+    expected: dict[str, Any] = dict.fromkeys(("embedded", "dry_run", "config"))
+    for each in [*dataclasses.fields(FinetuneArguments), *dataclasses.fields(cls)]:
+        if each.init and each.name not in REFUSED:
+            has_factory = each.default_factory is not dataclasses.MISSING
+            expected[each.name] = each.default_factory() if has_factory else each.default
+    expected |= cls.defaults()
+    shown = {}
+    for each in re.split(r"\n +--(?=\w)", Flags(cls).help())[1:]:
+        words = each.partition("\n\n")[0].split()
+        default = re.search(r"\(default:([^()]*)\)$", "".join(words))  # it may be folded
+        shown[words[0]] = default[1] if default else None
+    assert len(shown) > 110
+    assert shown.keys() == expected.keys()
+    assert shown == {
+        flag: None
+        if value in (None, "", [])
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(getattr(value, "value", value))
+        for flag, value in expected.items()
+    }
+    assert (shown["baseline"], shown["dataloader_pin_memory"]) == ("true", "true")
 
 
 # ---- where the data comes from, known early --------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, which parses, calls the pipeline and shows the result."""
+"""The command line: one file per subcommand, which parses, calls the pipeline and prints."""
 
 from finetune.cli.dispatch import VERBS, main, usage
 

@@ -1,9 +1,9 @@
-"""``python -m finetune compare RUN RUN...``: is one run better than another, and where?
+"""``python -m finetune compare RUN RUN...``: compare runs on the same test rows.
 
     python -m finetune compare runs/yelp runs/yelp.1
     python -m finetune compare runs/a runs/b runs/c --output comparison.html
 
-Each run is compared with the first, on the same test rows: a table, and a page.
+Each run is compared with the first: a table here, and a page with the rows on which they differ.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from finetune.cli.parser import Parser
+from finetune.errors import counted
 
 if TYPE_CHECKING:
     from finetune.pipeline.compare import Comparison
@@ -22,7 +23,10 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("compare", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
     parser.add_argument(
-        "--output", default="comparison.html", metavar="PAGE", help="default: comparison.html"
+        "--output",
+        default="comparison.html",
+        metavar="PAGE",
+        help="the page (default: comparison.html)",
     )
     given = parser.parse_args(words)
 
@@ -40,12 +44,13 @@ def _show(found: Comparison, page: str) -> None:
         lines.append([name, *console.with_intervals(found.metrics[number], found.headline)])
         if number:
             gaps = console.with_intervals(found.differences[number - 1], found.headline, "+")
-            lines.append([f"  more than {found.names[0]}", *gaps])
-    console.say(f"the same {found.rows:,} test rows, with intervals of 95%")
+            lines.append([f"  difference to {found.names[0]}", *gaps])
+    console.say(f"{counted(found.rows, 'test row')}, the same for all; 95% confidence intervals")
     console.table(["", *console.two_each(found.headline)], lines)
     for sentence in found.verdicts:
         console.say(f"\n{sentence}")
     if found.settings:
         console.say()
         console.block("settings that differ", {n: " | ".join(v) for n, v in found.settings.items()})
-    console.say(f"\nthe predictions differ on {len(found.disagreements):,} rows: see {page}")
+    differing = counted(len(found.disagreements), "row")
+    console.say(f"\npredictions differ on {differing}: see {page}")

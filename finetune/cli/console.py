@@ -4,6 +4,7 @@ libraries.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -14,33 +15,56 @@ from textwrap import TextWrapper
 from typing import Any
 
 from finetune.runtime import distributed
+from finetune.runtime.terminal import visible
 
 
 def say(text: str = "") -> None:
-    """A line to standard output, from rank 0 only."""
+    """Print a line to standard output, from rank 0 only, above a progress bar if there is one."""
     if distributed.ranks().rank == 0:
         try:
-            print(text, flush=True)
-        except BrokenPipeError:  # nobody listens any more; the training goes on
+            with _above_bars():
+                print(visible(text), flush=True)
+        except BrokenPipeError:  # nobody reads any more; the training goes on
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
+def tell(text: str) -> None:
+    """Print a line to standard error, from rank 0 only."""
+    if distributed.ranks().rank == 0:
+        print(visible(text), file=sys.stderr, flush=True)
+
+
+def data(text: str) -> str:
+    """Return text for standard output: as it is for a file or a pipe, visible on a terminal."""
+    return visible(text) if sys.stdout.isatty() else text
+
+
+def _above_bars() -> contextlib.AbstractContextManager[object]:
+    """Take progress bars away while a line is printed; where there are none, tqdm is not loaded."""
+    if "tqdm" not in sys.modules:
+        return contextlib.nullcontext()
+    from tqdm import tqdm
+
+    bars: contextlib.AbstractContextManager[object] = tqdm.external_write_mode(file=sys.stdout)
+    return bars
+
+
 def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
-    """A title and its facts, a line each, folded to the width of the terminal."""
+    """Print a title and its facts, a line each, folded to the width of the terminal."""
     width = max(40, min(100, get_terminal_size().columns))
     indent = max(map(len, facts)) + 4
     folder = TextWrapper(max(20, width - indent), break_on_hyphens=False, break_long_words=False)
     say(title)
     for name, value in facts.items():
         lines = [value] if isinstance(value, str) else list(value)
-        folded = [part for line in lines for part in folder.wrap(line) or [""]]
+        folded = [part for line in lines for part in folder.wrap(visible(line, "")) or [""]]
         for number, line in enumerate(folded):
             say(f"  {name if number == 0 else '':<{indent - 4}}  {line}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; the first is aligned left, the others right."""
-    cells = [header, *rows]
+    """Print columns as wide as their widest cell; the first is aligned left, the others right."""
+    cells = [[visible(cell, "") for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, *others in cells:
         aligned = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]

@@ -1,4 +1,4 @@
-"""The command line: verbs and recipes. It imports no torch until a verb needs it.
+"""The command line: subcommands and recipes. It imports no torch until one of them needs it.
 
 python -m finetune RECIPE [flags]
 """
@@ -14,16 +14,17 @@ from pathlib import Path
 from finetune.errors import UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import distributed, faults, namesakes, versions
+from finetune.runtime.terminal import visible
 from finetune.runtime.version import __version__
 
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",
-    "evaluate": "test the model of a run again: evaluate RUN",
+    "evaluate": "evaluate the model of a run on its test set or on other data: evaluate RUN",
     "predict": "label new rows with the model of a run: predict RUN INPUT",
-    "compare": "is one run better than another, on the same rows: compare RUN RUN",
-    "report": "the page, plots and model card of a run, made again: report RUN",
+    "compare": "compare runs on the same test rows: compare RUN RUN",
+    "report": "regenerate the report, plots and model card of a run: report RUN",
     "doctor": "devices, network, threads, caches; under torchrun, whether and how fast ranks meet",
-    "list": "the recipes, one line each",
+    "list": "list the recipes, one line each",
 }
 
 
@@ -74,19 +75,19 @@ def _run(words: list[str]) -> int:
         if not _may_be_recipe(words[0]):
             known = [*VERBS, *catalog.names()]
             raise UserError(
-                f"unknown recipe or verb '{words[0]}'{suggestion(words[0], known)} "
-                f"(recipes: {', '.join(catalog.names())}; verbs: {', '.join(VERBS)}; "
-                "a recipe of your own is a path that ends in .py)"
+                f"unknown recipe or subcommand '{words[0]}'{suggestion(words[0], known)} "
+                f"(recipes: {', '.join(catalog.names())}; subcommands: {', '.join(VERBS)}; "
+                "a recipe of your own is the path of a .py file)"
             )
     # doctor shows namesakes in its table
     told = [*versions.once(), *(namesakes.claim() if verb != "doctor" else ())]
     for sentence in told if distributed.ranks().rank == 0 else ():
-        print(f"warning: {sentence}", file=sys.stderr)
+        print(f"warning: {visible(sentence)}", file=sys.stderr)
     return int(importlib.import_module(f"finetune.cli.{verb}").main(rest))
 
 
 def usage() -> str:
-    """What ``--help`` says: verbs and recipes."""
+    """Return what ``--help`` prints: recipes and subcommands."""
     recipes = {name: catalog.summary(name) for name in catalog.names()}
     return "\n".join(
         [
@@ -97,7 +98,7 @@ def usage() -> str:
             "recipes (or the path of your own, path/to/mine.py)",
             *_lines(recipes),
             "",
-            "verbs",
+            "subcommands",
             *_lines(VERBS),
             "",
             "python -m finetune RECIPE --help   the flags of a recipe",

@@ -1,21 +1,22 @@
-"""``python -m finetune evaluate RUN``: the model of a run on its own test set again, or on others.
+"""``python -m finetune evaluate RUN``: evaluate the model of a run.
 
-    python -m finetune evaluate runs/yelp                      # the numbers of the run again?
-    python -m finetune evaluate runs/yelp --data new.csv       # labels are matched by name
+    python -m finetune evaluate runs/yelp                      # its own test set again
+    python -m finetune evaluate runs/yelp --data new.csv       # other data, labels matched by name
     torchrun --nproc_per_node=2 -m finetune evaluate runs/yelp
 
-Its own data is loaded, split and prepared as the run did it, and it is an error if the rows are not
-the same. Other data has the columns that the run was trained on.
+The test set is loaded, split and tokenized as for the training, and refused if its rows are not the
+same. Other data needs the columns that the run was trained on.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from finetune.cli import console, imports
 from finetune.cli.parser import Parser
-from finetune.errors import UserError
+from finetune.errors import UserError, counted
 from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
 from finetune.runs.run import Run
@@ -33,27 +34,37 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("evaluate", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
-    parser.add_argument("--text_column", metavar="NAME", help="of FILE, if not that of the run")
-    parser.add_argument("--label_column", metavar="NAME", help="of FILE, if not that of the run")
+    parser.add_argument(
+        "--text_column", metavar="NAME", help="column of FILE with the text (default: the run's)"
+    )
+    parser.add_argument(
+        "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"
+    )
     parser.add_argument(
         "--drop_invalid",
         action="store_const",
         const=True,
         help="drop rows of FILE without a text or a label",
     )
-    parser.add_argument("--per_device_eval_batch_size", type=int, default=32, metavar="N")
+    parser.add_argument(
+        "--per_device_eval_batch_size",
+        type=int,
+        default=32,
+        metavar="N",
+        help="rows of a batch on one device (default: 32)",
+    )
     parser.add_argument(
         "--cpu_kernels",
         "--cpu-kernels",
         choices=cpu.CHOICES,
-        help="kernels of this toolkit on a CPU, or of the libraries only (default: as the run was "
-        "trained)",
+        help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
+        "(default: as in the training)",
     )
     given = parser.parse_args(words)
     run = Run.load(given.run)
     reading = {name: value for name in _READING if (value := getattr(given, name)) is not None}
     if reading and given.data is None:
-        raise UserError(f"--{next(iter(reading))}: it goes with --data FILE")
+        raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     missing = hub.missing(sources(run, given.data))
     if distributed.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
         raise unreachable
@@ -67,6 +78,7 @@ def main(words: Sequence[str]) -> int:
             given.data,
             per_device_eval_batch_size=given.per_device_eval_batch_size,
             cpu_kernels=given.cpu_kernels,
+            progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),
             **reading,
         )
     )
@@ -78,9 +90,9 @@ def _show(found: Evaluation) -> None:
         _show_intervals(found.source, found.statistics)
         return
     recorded = found.recorded or {}
-    console.say(f"\ntest set of {found.source}, {found.rows:,} rows")
+    console.say(f"\ntest set of {found.source}, {counted(found.rows, 'row')}")
     numbers = [name for name, value in found.metrics.items() if isinstance(value, float)]
-    sources = {"now": found.metrics, "in the run": recorded}
+    sources = {"now": found.metrics, "recorded in the run": recorded}
     lines = [[name, *(f"{each[key]:.4f}" for key in numbers)] for name, each in sources.items()]
     console.table(["", *numbers], lines)
 
@@ -88,7 +100,7 @@ def _show(found: Evaluation) -> None:
 def _show_intervals(source: str, found: Statistics) -> None:
     from finetune.reporting import wording
 
-    console.say(f"\n{source}, {found.rows:,} rows, with intervals of 95%")
+    console.say(f"\n{source}, {counted(found.rows, 'row')}, 95% confidence intervals")
     scores = {**found.metrics, **(found.ordered or {})}
     console.table(
         ["", "", ""],

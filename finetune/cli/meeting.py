@@ -159,7 +159,7 @@ class _Watch:
         open_ = port.isdecimal() and accepts(address, int(port))
         to_type = lines(network.urgent)
         if self.peers:
-            to_type.append("export NCCL_P2P_DISABLE=1   # if GPUs wait for each other in vain")
+            to_type.append("export NCCL_P2P_DISABLE=1   # if GPUs hang waiting for each other")
         return "\n".join(
             [
                 f"  MASTER_ADDR:MASTER_PORT  {address}:{port} "

@@ -1,4 +1,4 @@
-"""The flags of the verbs whose options are few; those of a recipe are read by ``flags.py``."""
+"""The flags of the subcommands; those of a recipe are read by ``config/flags.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finetune.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """``argparse`` of a verb whose mistakes are told as all others are."""
+    """``argparse`` for a subcommand, whose mistakes are a ``UserError``."""
 
     def __init__(self, verb: str, description: str | None) -> None:
         super().__init__(
@@ -21,5 +21,5 @@ class Parser(argparse.ArgumentParser):
         self.verb = verb
 
     def error(self, message: str) -> NoReturn:
-        """Raises a ``UserError``."""
+        """Raise a ``UserError``."""
         raise UserError(f"{self.verb}: {message}")

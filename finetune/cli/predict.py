@@ -1,23 +1,23 @@
-"""``python -m finetune predict RUN INPUT``: what the model of a run says of new rows.
+"""``python -m finetune predict RUN INPUT``: label new rows with the model of a run.
 
     python -m finetune predict runs/yelp reviews.csv --output predicted.csv
     torchrun --nproc_per_node=2 -m finetune predict runs/yelp reviews.csv --output predicted.csv
     python -m finetune predict runs/yelp --text "The soup was cold."
     cat sentences.txt | python -m finetune predict runs/yelp -
-    python -m finetune predict runs/mnist folder/of/pictures --output digits.csv
+    python -m finetune predict runs/mnist folder/of/images --output digits.csv
 
-INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, a folder of pictures, or - for the lines of
-the standard input. Its columns and its order are kept. Added are label and probability (in a
-regression, prediction); where the input has a column of that name already, "predicted label" and
-so on. A row whose text is missing gets empty ones: an empty field of a .csv or .tsv (as in
-training), a null of the others. An empty text in JSON lines or parquet, and a blank line, are
-predicted as they are.
+INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, a folder of images, or - for the lines of the
+standard input. Its columns and its order are kept; the columns label and probability are added (in
+a regression, prediction), or "predicted label" and so on where INPUT has columns of these names.
+Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added
+fields are empty. An empty text in JSON lines or parquet, and a blank line, are predicted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import shlex
 import sys
@@ -27,8 +27,8 @@ from typing import Any
 
 from finetune.cli import console, imports
 from finetune.cli.parser import Parser
-from finetune.errors import UserError
-from finetune.pipeline.events import Event, Predicted, Progress
+from finetune.errors import UserError, counted
+from finetune.pipeline.events import Event, Predicted, Progress, Seldom
 from finetune.predicting.options import Options
 from finetune.predicting.options import mistakes as option_mistakes
 from finetune.recipe import TextClassification
@@ -60,18 +60,16 @@ def _parser() -> Parser:
     parser = Parser("predict", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument(
-        "input", metavar="INPUT", nargs="?", help="a file, a folder of pictures, or -"
+        "input", metavar="INPUT", nargs="?", help="a file, a folder of images, or -"
     )
-    parser.add_argument("--text", metavar="SENTENCE", help="predict this one, instead of INPUT")
+    parser.add_argument("--text", metavar="SENTENCE", help="predict one sentence instead of INPUT")
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="a .csv, .tsv, .jsonl or .parquet file, there when all is done (default: lines to "
-        "the standard output)",
+        help="a .csv, .tsv, .jsonl or .parquet file, written when all rows are done (default: "
+        "lines to the standard output)",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on where an interrupted prediction stopped"
-    )
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
     for option in fields(Options):
         flag = f"--{option.name}"
         spellings = dict.fromkeys((flag, f"--{option.name.replace('_', '-')}"))
@@ -80,7 +78,7 @@ def _parser() -> Parser:
 
 
 def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -> None:
-    """What can be said before anything is read, all at once."""
+    """Refuse what can be refused before anything is read, all at once."""
     from finetune.pipeline.predict import output_mistakes
 
     several, with_text = distributed.ranks().world_size > 1, given.text is not None
@@ -88,8 +86,8 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         'expected one of INPUT and --text "one sentence"': (given.input is None) != with_text,
         "--output: not with --text": with_text and given.output,
         "--text_column: not with --text": with_text and given.text_column,
-        "--resume: it goes on with an --output": given.resume and given.output is None,
-        "INPUT is empty: expected a file, a folder of pictures, or -": given.input == "",
+        "--resume: needs --output": given.resume and given.output is None,
+        "INPUT is empty: expected a file, a folder of images, or -": given.input == "",
         "--resume: the standard input cannot be read again, write it to a file": given.resume
         and given.input == "-",
         "several processes share a file and write a file: name INPUT and --output, or start one "
@@ -111,17 +109,17 @@ def _say_of_one_text(run: Run, text: str, options: dict[str, Any]) -> None:
         raise UserError(f"--text: {run.path} does not read text")
     row = predict(run, [text], **{**options, "all_probabilities": bool(run.labels)}).iloc[0]
     if not run.labels:
-        print(f"{row['prediction']:.6g}")
+        console.say(f"{row['prediction']:.6g}")
         return
     each = {label: row[f"probability of {label}"] for label in run.labels}
     first, *others = sorted(each.items(), key=lambda pair: -pair[1])
     shown = others if options["all_probabilities"] else others[: _SHOWN_CLASSES - 1]
     rest = ", ".join(f"{label} {probability:.4f}" for label, probability in shown)
-    print(f"{first[0]}  {first[1]:.4f}" + (f"  ({rest})" if rest else ""))
+    print(console.data(f"{first[0]}  {first[1]:.4f}" + (f"  ({rest})" if rest else "")))
 
 
 def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
-    """Lines as they are predicted, in UTF-8 whatever the locale; all else to standard error."""
+    """Write lines as they are predicted, in UTF-8; all else goes to standard error."""
     from finetune.pipeline.predict import stream
     from finetune.predicting import output
     from finetune.predicting.inputs import Input
@@ -131,12 +129,15 @@ def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     suffix = output.of_screen(request.input.kind)
     descriptor = os.dup(sys.stdout.fileno())
     with open(descriptor, "w", encoding="utf-8", newline="") as screen, _bar() as bar:
-        output.write_header(screen, suffix, request.columns)
+        lines = io.StringIO(newline="")
+        output.write_header(lines, suffix, request.columns)
         for chunk, added in stream(request, bar):
-            output.write_rows(screen, suffix, request.input.columns, chunk, added)
+            output.write_rows(lines, suffix, request.input.columns, chunk, added)
+            screen.write(console.data(lines.getvalue()))
             screen.flush()
+            lines = io.StringIO(newline="")
     for note in request.notes:
-        print(note, file=sys.stderr)
+        console.tell(note)
 
 
 def _to_file(
@@ -152,13 +153,13 @@ def _to_file(
     except KeyboardInterrupt:
         again = [*words, *([] if given.resume else ["--resume"])]
         command = [*distributed.launcher(), "-m", "finetune", "predict", *again]
-        console.say(f"\ninterrupted; to go on: {shlex.join(command)}")
+        console.say(f"\ninterrupted; to resume: {shlex.join(command)}")
         raise
     before = found.rows_before
     console.say(
-        f"{found.rows:,} rows in {found.output}"
-        + (f" ({before:,} of them were done before)" if before else "")
-        + f"; {found.samples_per_second:.1f} rows a second in {found.precision}"
+        f"{counted(found.rows, 'row')} saved to {found.output}"
+        + (f" ({before:,} of them before resuming)" if before else "")
+        + f"; throughput: {found.samples_per_second:,.1f} samples/s in {found.precision}"
     )
     for note in found.notes:
         console.say(note)
@@ -166,11 +167,14 @@ def _to_file(
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Progress]:
-    """Follow rank 0 through an input on standard error, where somebody watches."""
+    """Show on standard error how far rank 0 is: a bar on a terminal, or a line now and then."""
+    if not sys.stderr.isatty():
+        yield Seldom(lambda event: console.tell(str(event)), Predicted)
+        return
     from tqdm import tqdm
 
-    unseen = distributed.ranks().rank != 0 or not sys.stderr.isatty()
     # the delay keeps the bar back until there is an event
+    unseen = distributed.ranks().rank != 0
     with tqdm(disable=unseen, unit_scale=True, dynamic_ncols=True, delay=0.001) as bar:
 
         def show(event: Event) -> None:

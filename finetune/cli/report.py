@@ -1,4 +1,4 @@
-"""``python -m finetune report RUN``: the page, the plots and the model card of a run, made again.
+"""``python -m finetune report RUN``: regenerate the report, plots and model card of a run.
 
 python -m finetune report runs/yelp
 """
@@ -20,5 +20,5 @@ def main(words: Sequence[str]) -> int:
     from finetune.pipeline.report import report
 
     written = report(given.run)
-    console.say(f"the report is {written.page}, the model card {written.card}")
+    console.say(f"report: {written.page}; model card: {written.card}")
     return 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from datasets import Dataset
 from finetune.cli import console
 from finetune.config.settings import Settings
 from finetune.data import sources
+from finetune.errors import counted
 from finetune.models import pretrained
 from finetune.models.cpu import exchange
 from finetune.models.cpu import kernels as cpu
 from finetune.pipeline import provenance
 from finetune.pipeline.events import (
+    Advanced,
     Collated,
     Event,
     Finished,
@@ -33,14 +35,14 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
-_ORDER = {"random": "", "sequential": " in their order", "group_by_length": " of like length"}
+_ORDER = {"random": "", "sequential": ", in order", "group_by_length": ", grouped by length"}
 
 
 class Screen:
     """Prints the events of a training."""
 
     def __init__(self) -> None:
-        self._has_bar = False  # then the library writes what is logged above it
+        self._has_bar = sys.stderr.isatty()  # which tells what lines would tell
 
     def __call__(self, event: Event) -> None:
         """Print one event."""
@@ -52,15 +54,17 @@ class Screen:
                 _batch(event)
             case MovedAside():
                 console.say(f"{event}\n")
-            case Logged() if not self._has_bar:
-                console.say(str({name: _logged(value) for name, value in event.values.items()}))
+            case Logged() if "train_runtime" in event.values:
+                pass  # the table at the end tells it
+            case Advanced() if self._has_bar:
+                pass
             case Finished():
-                _end(event.run)
+                _end(event)
                 if event.profiled:
                     _profile(event.run)
             case Interrupted():
                 console.say(f"\n{event}")
-            case Noted():
+            case Logged() | Advanced() | Noted():
                 console.say(str(event))
 
 
@@ -86,6 +90,8 @@ def _start(event: Started) -> None:
         changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
         facts["embedded"] = f"overrides: {changed}"
     facts["directory"] = str(settings.output_dir)
+    if notes := settings.without_effect:
+        facts["note"] = notes
     name = (recipe.__doc__ or type(recipe).__name__).partition("\n")[0]
     console.block(f"{settings.name}: {name}", facts)
     console.say()
@@ -99,27 +105,29 @@ def _batch(event: Collated) -> None:
     console.say("\ndry run: nothing was trained, nothing was written")
 
 
-def _end(run: Run) -> None:
-    """One table: the test metrics beside the baselines; then time, speed and the directory."""
+def _end(event: Finished) -> None:
+    """Print the test metrics beside the baselines; then time, throughput and the directory."""
+    run = event.run
     metrics, manifest = run.metrics, run.manifest
     found, columns = run.statistics, run.headline
-    console.say(f"\ntest set, {found.rows:,} rows, with intervals of 95%")
+    console.say(f"\ntest set, {counted(found.rows, 'row')}, 95% confidence intervals")
     lines = [["fine-tuned", *console.with_intervals(found.metrics, columns)]]
     for baseline, scores in metrics.baseline.items():
         gaps = console.with_intervals(found.beyond[baseline], columns, "+")
         lines.append([baseline, *console.two_each(f"{scores[name]:.4f}" for name in columns)])
-        lines.append(["  fine-tuned has more", *gaps])
+        lines.append(["  difference to baseline", *gaps])
     console.table(["", *console.two_each(columns)], lines)
     for sentence in wording.unbeaten(found, columns[0]) if columns else ():
         console.say(f"\n{sentence}")
     before = manifest.steps_before
-    resumed = f" (after {before:,} before it was resumed)" if before else ""
+    resumed = f" (resumed at step {before:,})" if before else ""
     console.say(
-        f"\ntrained {(manifest.steps or 0) - before:,} steps{resumed} "
+        f"\ntrained {counted((manifest.steps or 0) - before, 'step')}{resumed} "
         f"in {_duration(manifest.train_seconds or 0.0)}; test loss {metrics.test['loss']:.4f}"
     )
-    console.say(f"speed of the steps: {wording.speed(manifest.speed)}")
-    console.say(f"the run is in {run.path}, to look at: {run.path}/report.html")
+    console.say(f"throughput: {wording.speed(manifest.speed)}")
+    report = f"; report: {event.page}" if event.page else ""
+    console.say(f"saved to {run.path}{report}")
 
 
 def _profile(run: Run) -> None:
@@ -128,21 +136,19 @@ def _profile(run: Run) -> None:
     assert found is not None
     phases = dict(found["milliseconds"])
     step, idle = phases.pop("step"), phases.pop("idle", None)
-    console.say(f"\nwhere the time of {found['steps']} steps went, with the profiler")
+    console.say(f"\ntime of {counted(found['steps'], 'step')}, with the profiler on")
 
     def lines(took: Mapping[str, float]) -> list[list[str]]:
-        return [[name, f"{each:,.2f}", f"{each / step:.1%}"] for name, each in took.items()]
+        return [[name, f"{ms:,.2f}", f"{ms / step:.1%}"] for name, ms in took.items()]
 
-    console.table(["", "ms a step", "share"], [*lines(phases), ["step", f"{step:,.2f}", ""]])
+    console.table(["", "ms/step", "share"], [*lines(phases), ["step", f"{step:,.2f}", ""]])
     if idle is not None:
-        console.say(f"  no kernel was running for {idle / step:.1%} of it")
-    console.say(f"  {wording.speed(found['speed'])}")
-    console.say("\nthe operators that took longest")
-    each = {one["name"][:60]: one["milliseconds"] for one in found["operators"][:10]}
-    console.table(["", "ms a step", "share"], lines(each))
-    console.say(
-        f"\nthe trace, for Perfetto or chrome://tracing, and the figures: {run.path}/profile"
-    )
+        console.say(f"  device idle: {idle / step:.1%}")
+    console.say(f"  throughput: {wording.speed(found['speed'])}")
+    console.say("\nslowest operators")
+    slowest = {one["name"][:60]: one["milliseconds"] for one in found["operators"][:10]}
+    console.table(["", "ms/step", "share"], lines(slowest))
+    console.say(f"\ntrace (Perfetto, chrome://tracing) and table: {run.path}/profile")
 
 
 def _data(settings: Settings) -> list[str]:
@@ -156,7 +162,7 @@ def _data(settings: Settings) -> list[str]:
 def _balance(rows: Dataset, names: list[str]) -> str:
     if not names:
         values = np.asarray(rows["label"][:])
-        return f"a number, {values.mean():.4g} on average, standard deviation {values.std():.4g}"
+        return f"a number, mean {values.mean():.4g}, standard deviation {values.std():.4g}"
     counts = Counter(rows["label"][:])
     shares = [f"{name} {counts[index] / len(rows):.0%}" for index, name in enumerate(names)]
     shown = ", ".join(shares[:12]) + (f" and {len(shares) - 12} more" if len(shares) > 12 else "")
@@ -178,18 +184,20 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
     mode = provenance.parallel_mode(arguments)
-    processes = f"{me.world_size} process{'es' if me.world_size > 1 else ''}"
+    processes = counted(me.world_size, "process")
     if distributed.machines() > 1:
         processes += f" on {distributed.machines()} machines"
     lines = [f"{name}, {mode}, {processes}"]
     if kind is None or kind.type == "cpu":
-        lines[0] += f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each"
+        lines[0] += f", {counted(torch.get_num_threads(), 'thread')} each"
     if me.world_size == 1 and devices > 1:
         again = command.removeprefix("python ")
         lines.append(f"faster: torchrun --nproc_per_node={devices} {again}")
         lines.append("on one GPU only: CUDA_VISIBLE_DEVICES=0")
     if "ACCELERATE_MIXED_PRECISION" in os.environ and arguments.use_cpu and me.world_size == 1:
-        lines.append("accelerate launch starts one process here; two: torchrun --nproc_per_node=2")
+        lines.append(
+            "accelerate launch starts one process on a CPU; for two: torchrun --nproc_per_node=2"
+        )
     return lines
 
 
@@ -200,15 +208,15 @@ def _batch_sizes(arguments: FinetuneArguments) -> str:
         shares = devices * arguments.gradient_accumulation_steps
         each = arguments.max_tokens_per_batch // shares
         return (
-            f"at most {arguments.max_tokens_per_batch:,} tokens a step, padding included: "
+            f"at most {arguments.max_tokens_per_batch:,} tokens per step, padding included: "
             f"about {each:,} per device"
             + (" and micro-batch" if arguments.gradient_accumulation_steps > 1 else "")
         )
     return (
         f"{arguments.per_device_train_batch_size} per device x "
-        f"{arguments.gradient_accumulation_steps} accumulation x {devices} "
-        f"{unit}{'es' if unit == 'process' and devices > 1 else 's' * (devices > 1)} = "
-        f"{arguments.global_batch_size} rows a step{_ORDER[arguments.train_sampling_strategy]}"
+        f"{arguments.gradient_accumulation_steps} accumulation x {counted(devices, unit)} = "
+        f"{counted(arguments.global_batch_size or 0, 'row')} per step"
+        f"{_ORDER[arguments.train_sampling_strategy]}"
     )
 
 
@@ -221,21 +229,21 @@ def _cpu_kernels(arguments: FinetuneArguments, model: torch.nn.Module | None) ->
     names = cpu.names(model)
     if exchange.expected(model):
         names.append("gradient averaging in shared memory")
-    return f"{', '.join(names)}; --cpu_kernels off for the library's own" if names else ""
+    return f"{', '.join(names)}; --cpu_kernels off for those of the libraries" if names else ""
 
 
 def _precision(arguments: FinetuneArguments) -> str:
     chosen = provenance.precision(arguments)
     if arguments.precision != "auto":
         return chosen
-    exact = "" if chosen == "fp32" else "; --precision fp32 is exact"
-    return f"{chosen}, what is fast here{exact}"
+    other = "" if chosen == "fp32" else "; --precision fp32 for full precision"
+    return f"{chosen} (fastest on this device){other}"
 
 
 def _compiled(arguments: FinetuneArguments) -> str:
-    text = f"by {arguments.torch_compile_backend}, for each of a few padded lengths as it comes"
+    text = f"with {arguments.torch_compile_backend}, once for each of a few padded lengths"
     if arguments.device.type == "cpu":
-        text += "; slower on a CPU than without --torch_compile"
+        text += "; on a CPU slower than without --torch_compile"
     return text
 
 
@@ -248,7 +256,3 @@ def _length(arguments: FinetuneArguments) -> str:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
-
-
-def _logged(value: Any) -> Any:
-    return f"{value:.4g}" if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""``python -m finetune RECIPE``: the whole path, from the settings to a run directory.
+"""``python -m finetune RECIPE``: train, from the settings to a run directory.
 
 It runs on every rank; only rank 0 prints.
 """
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from finetune.cli import console, imports
 from finetune.config.flags import Flags
-from finetune.config.settings import from_command_line, peek
-from finetune.errors import UserError
+from finetune.config.settings import from_command_line, may_have_mistakes, peek
+from finetune.errors import Mistakes, UserError
 from finetune.recipe import catalog
 from finetune.runtime import distributed, hub
 
@@ -37,18 +37,25 @@ def main(words: Sequence[str]) -> int:
         return 0
     wanted = peek(cls, flags)
     missing = [] if wanted is None else hub.missing(wanted)
-    if distributed.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
+    unreachable = hub.unreachable(missing) if distributed.ranks().rank == 0 else None
+    if unreachable and wanted is not None and not may_have_mistakes(flags, wanted):
         raise unreachable  # before the flags are read: for that the libraries are imported
-    if not missing:  # all at once: rank 0 waits for the others before it begins
-        if wanted is not None:
-            hub.go_offline()
+    if not missing and wanted is not None:
+        hub.go_offline()
+    if not missing or unreachable:  # all at once: rank 0 waits for the others before it begins
         imports.at_once("datasets", "finetune.training.trainer")
 
     from finetune.cli import screen
     from finetune.pipeline import train
 
     console.quiet()
-    prepared = distributed.rank_zero_first(lambda: train.prepare(from_command_line(recipe, flags)))
+    show = screen.Screen()
+
+    def prepare() -> train.Prepared:
+        mistakes = Mistakes()
+        return train.prepare(from_command_line(recipe, flags, mistakes), show, mistakes)
+
+    prepared = distributed.rank_zero_first(prepare)
     run = train.preview if prepared.settings.dry_run else train.fit
-    run(prepared, screen.Screen())
+    run(prepared, show)
     return 0

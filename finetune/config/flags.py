@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from finetune.errors import UserError, suggestion
+from finetune.errors import Mistakes, UserError, suggestion
 from finetune.recipe import Recipe, catalog
+from finetune.training.retired import successor
 
 #: Options of a run that are neither the recipe's nor the training's.
 CHOICES = {
@@ -25,13 +26,18 @@ USED = (
     *("max_tokens_per_batch", "profile", "per_device_train_batch_size"),
     *("per_device_eval_batch_size", "gradient_accumulation_steps", "weight_decay", "warmup_steps"),
     *("lr_scheduler_type", "optim", "max_grad_norm", "label_smoothing_factor"),
-    *("train_sampling_strategy", "seed", "precision", "use_cpu", "logging_steps"),
-    *("eval_strategy", "save_strategy", "save_every", "save_total_limit", "metric_for_best_model"),
-    *("load_best_model_at_end", "resume_from_checkpoint", "report_to", "run_name", "push_to_hub"),
+    *("early_stopping_patience", "train_sampling_strategy", "seed", "precision", "use_cpu"),
+    *("logging_steps", "eval_strategy", "save_strategy", "save_every", "save_total_limit"),
+    *("metric_for_best_model", "load_best_model_at_end", "resume_from_checkpoint"),
+    *("report_to", "run_name", "push_to_hub"),
     *("hub_model_id", "dataloader_num_workers", "torch_compile", "num_threads", "cpu_kernels"),
     *("ddp_backend", "ddp_timeout", "save_on_each_node", "disable_tqdm", "log_level"),
 )
-_SAID = {"local_rank": "the launcher says it; start with torchrun, not torch.distributed.launch"}
+_IMPLIED = {
+    "local_rank": "not accepted: the launcher sets it; start with torchrun, not "
+    "torch.distributed.launch"
+}
+_SUBCOMMAND = "not accepted: the subcommand implies it"
 _WIDEST_CHOICES = 40
 
 
@@ -59,39 +65,57 @@ class Flags:
                 self._parser.add_argument(*flags, nargs="?", const=True, type=_boolean, help=help)
         self.defaults = {}
         for action in self._parser._actions:
-            self.defaults[action.dest] = action.default
+            if action.const is not False:  # not --no_X, whose default is that of leaving it out
+                self.defaults[action.dest] = action.default
             action.default = argparse.SUPPRESS
         self._refused = REFUSED
         self._parser.error = self._refuse  # type: ignore[method-assign]
 
-    def read(self, words: Sequence[str], where: str = "") -> dict[str, Any]:
+    def read(
+        self, words: Sequence[str], where: str = "", mistakes: Mistakes | None = None
+    ) -> dict[str, Any]:
         """Return the options that ``words``, flags and their values, give, by name.
 
+        Args:
+            words: As on the command line.
+            where: The name of a file, told before each mistake.
+            mistakes: Takes what is wrong; the other options are returned.
+
         Raises:
-            UserError: with ``where``, the name of a file, before each mistake.
+            UserError: what is wrong, unless ``mistakes`` takes it.
         """
         self._where = where
-        namespace, left = self._parser.parse_known_args(list(words))
+        wrong, words = Mistakes(), list(words)
+        while True:
+            try:
+                namespace, left = self._parser.parse_known_args(words)
+                break
+            except _Refused as error:  # without it, to find the next
+                wrong.add(str(error))
+                words = _without(words, error.flags)
         known = [flag for action in self._parser._actions for flag in action.option_strings]
-        mistakes = [
-            f"{where}unknown option {_flag(word, where)}{suggestion(word.partition('=')[0], known)}"
-            for word in left
-            if word.startswith("--")
-        ]
-        mistakes += [f"{where}unexpected word '{word}'" for word in left if not mistakes]
-        given, by_verb = vars(namespace), "the verb says it, leave it out"
-        mistakes += [
-            f"{where}{_flag(f'--{name}', where)}: {_SAID.get(name, by_verb)}"
-            for name in self._refused
-            if name in given
-        ]
-        if mistakes:
-            raise UserError(*mistakes)
+        unknown = [word.partition("=")[0] for word in left if word.startswith("--")]
+        for flag in unknown:
+            hint = successor(flag[2:])
+            name = _flag(flag, where)
+            wrong.add(
+                f"{where}{name}{hint}"
+                if hint
+                else f"{where}unknown option {name}{suggestion(flag, known)}"
+            )
+        if not unknown:
+            wrong.add(*(f"{where}unexpected word '{word}'" for word in left))
+        given = vars(namespace)
+        for name in self._refused:
+            if given.pop(name, None) is not None:
+                because = _IMPLIED.get(name, _SUBCOMMAND)
+                wrong.add(f"{where}{_flag(f'--{name}', where)}: {because}")
+        wrong.hand_to(mistakes)
         return given
 
     def help(self) -> str:
         """Return the help: the recipe's options, then those that people use, then the rest."""
-        own = {each.name: each.default for each in dataclasses.fields(self.cls)}
+        own = {each.name: self.defaults[each.name] for each in dataclasses.fields(self.cls)}
         groups: dict[str, list[str]] = {
             f"options of {catalog.origin(self.cls)}": ["embedded", *own],
             "options of the run": ["config", "dry_run", *USED],
@@ -123,7 +147,28 @@ class Flags:
         elif complaint.startswith("invalid") and "value: " in complaint:
             kind, _, value = complaint.removeprefix("invalid ").partition(" value: ")
             complaint = f"expected {kind}, found {value}"
-        raise UserError(f"{self._where}{_flag(flags.partition('/')[0], self._where)}: {complaint}")
+        flag = _flag(flags.partition("/")[0], self._where)
+        raise _Refused(f"{self._where}{flag}: {complaint}", flags.split("/"))
+
+
+class _Refused(Exception):
+    """What ``argparse`` finds wrong with a flag, and the ways to write that flag."""
+
+    def __init__(self, message: str, flags: Sequence[str]) -> None:
+        super().__init__(message)
+        self.flags = flags
+
+
+def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The words but for these flags and their values."""
+    kept, inside = [], False
+    for word in words:
+        if word.startswith("--"):
+            inside = word.partition("=")[0] in flags
+        if not inside:
+            kept.append(word)
+    assert len(kept) < len(words), f"argparse refuses {flags}, which was not typed"
+    return kept
 
 
 def refuse_clashes(cls: type[Recipe]) -> None:
@@ -160,9 +205,14 @@ def _for_help(action: argparse.Action, default: Any) -> argparse.Action:
     if shown.metavar == "NAME" and action.choices:
         sentence += f": {', '.join(str(choice) for choice in action.choices)}"
     if default not in (None, "", [], argparse.SUPPRESS):
-        sentence += f" (default: {getattr(default, 'value', default)})"
+        sentence += f" (default: {as_typed(default)})"
     shown.help = sentence.replace("%", "%%")
     return shown
+
+
+def as_typed(value: Any) -> str:
+    """Return a value as it is typed: ``true``, ``epoch``, ``2e-05``."""
+    return str(value).lower() if isinstance(value, bool) else str(getattr(value, "value", value))
 
 
 def _metavar(action: argparse.Action) -> str | None:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.flags import CHOICES, Flags, refuse_clashes
-from finetune.errors import UserError, suggestion
+from finetune.errors import Mistakes, UserError, suggestion
 from finetune.recipe import Recipe, catalog
-from finetune.runtime import distributed
+from finetune.runtime import distributed, hub
+from finetune.training.retired import successor
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -38,10 +39,10 @@ class Settings:
         recipe: The recipe, with its options.
         training: The training arguments that are not the library's defaults, by name.
         overrides: What ``--embedded`` changed, by name.
-        given: What the config file and the flags said, by name.
+        given: What the config file and the flags set, by name.
         dry_run: Whether to stop after one collated batch.
         command: The command that says the same again, for people.
-        resuming: The command that goes on with this run where it was interrupted.
+        resuming: The command that resumes this run where it was interrupted.
     """
 
     recipe: Recipe
@@ -73,32 +74,57 @@ class Settings:
 
         return argument_values(self.recipe.defaults(), self.training)
 
+    @property
+    def without_effect(self) -> list[str]:
+        """A sentence for each option that was set and has no effect beside the others."""
+        from finetune.training.effects import without_effect
+
+        return without_effect(self.given, self.values)
+
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
         """The training arguments; in a job of several processes this needs the process group."""
         return self.values.build()
 
 
-def from_command_line(recipe: str, flags: Sequence[str]) -> Settings:
+def from_command_line(
+    recipe: str, flags: Sequence[str], mistakes: Mistakes | None = None
+) -> Settings:
     """Return the settings of ``python -m finetune RECIPE FLAGS``.
 
+    Args:
+        recipe: What :func:`~finetune.recipe.catalog.find` takes.
+        flags: The words after it.
+        mistakes: Takes what is wrong with flags and config file; the settings are those that the
+            rest of them make.
+
     Raises:
-        UserError: if a flag or a key is unknown, or a value of the wrong type.
+        UserError: what is wrong, unless ``mistakes`` takes it.
     """
-    cls = catalog.find(recipe)
-    typed = Flags(cls).read(flags)
-    given = {**_read_config(cls, typed.get("config")), **typed}
+    cls, wrong = catalog.find(recipe), Mistakes()
+    typed = Flags(cls).read(flags, mistakes=wrong)
+    given = {**_read_config(cls, typed.get("config"), wrong), **typed}
     words = [*distributed.launcher(), "-m", "finetune", recipe, *flags]
     command = shlex.join(_without_secrets(words))
-    return _settle(cls, given, command, f"{command} --resume_from_checkpoint last")
+    settled = _settle(cls, given, command, f"{command} --resume_from_checkpoint last", wrong)
+    wrong.hand_to(mistakes)
+    return settled
 
 
-def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]) -> Settings:
+def from_keywords(
+    recipe: str | type[Recipe] | Recipe,
+    options: Mapping[str, Any],
+    mistakes: Mistakes | None = None,
+) -> Settings:
     """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values.
 
     Args:
         recipe: A name, a class, or an instance whose options count as given.
         options: Options of the recipe, training arguments, ``embedded`` and ``config``.
+        mistakes: As for :func:`from_command_line`.
+
+    Raises:
+        UserError: what is wrong, unless ``mistakes`` takes it.
     """
     set_here: dict[str, Any] = {}
     if isinstance(recipe, Recipe):
@@ -110,12 +136,15 @@ def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any
         }
     else:
         cls = catalog.find(recipe) if isinstance(recipe, str) else recipe
-    _refuse_unknown(options, cls)
-    given = {**_read_config(cls, options.get("config")), **set_here, **options}
+    wrong = Mistakes()
+    options = _known(options, cls, wrong)
+    given = {**_read_config(cls, options.get("config"), wrong), **set_here, **options}
     shown = {name: "***" if name == "hub_token" else value for name, value in given.items()}
     words = ", ".join([repr(catalog.origin(cls)), *(f"{name}={shown[name]!r}" for name in shown)])
     resuming = f"finetune.train({words}, resume_from_checkpoint='last')"
-    return _settle(cls, given, f"finetune.train({words})", resuming)
+    settled = _settle(cls, given, f"finetune.train({words})", resuming, wrong)
+    wrong.hand_to(mistakes)
+    return settled
 
 
 def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
@@ -126,17 +155,8 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
     Returns:
         None if they cannot be told, or if the Hub is needed anyway, to push to it.
     """
-    light = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("embedded", "push_to_hub"):
-        light.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
-    for name in (*_SOURCES, "config"):
-        light.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     try:
-        typed = {
-            name: value
-            for name, value in vars(light.parse_known_args(list(flags))[0]).items()
-            if value is not None
-        }
+        typed, _ = _sources_in(flags)
         config = _load_yaml(Path(typed["config"]).expanduser()) if "config" in typed else {}
     except (argparse.ArgumentError, UserError):
         return None
@@ -149,11 +169,36 @@ def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
     return {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
 
 
-def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming: str) -> Settings:
+def may_have_mistakes(flags: Sequence[str], wanted: Mapping[str, Any]) -> bool:
+    """Return whether more than the Hub can be in the way of a run.
+
+    Args:
+        flags: As for :func:`peek`, which they satisfy.
+        wanted: What it returned.
+    """
+    typed, others = _sources_in(flags)
+    local = not hub.names_repository(wanted.get("dataset"))
+    return bool(others or typed.keys() - set(_SOURCES) or (wanted.get("dataset") and local))
+
+
+def _sources_in(flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The flags that say where data and model come from, as typed; and the other words."""
+    light = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("embedded", "push_to_hub"):
+        light.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
+    for name in (*_SOURCES, "config"):
+        light.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
+    typed, others = light.parse_known_args(list(flags))
+    return {name: value for name, value in vars(typed).items() if value is not None}, others
+
+
+def _settle(
+    cls: type[Recipe], given: Mapping[str, Any], command: str, resuming: str, mistakes: Mistakes
+) -> Settings:
     from finetune.training.defaults import keep_secret
 
     if given.get("embedded") and not cls.embedded:
-        raise UserError(f"--embedded: the recipe '{catalog.origin(cls)}' has no embedded data")
+        mistakes.add(f"--embedded: the recipe '{catalog.origin(cls)}' has no embedded data")
     own = {each.name for each in dataclasses.fields(cls)}
     embedded = cls.embedded if given.get("embedded") else {}
     overrides = {name: value for name, value in embedded.items() if name not in given}
@@ -163,7 +208,7 @@ def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming:
     directory = training.get("output_dir", cls.defaults()["output_dir"])
     training["output_dir"] = str(Path(directory).expanduser())
     return Settings(
-        recipe=cls(**{name: value for name, value in merged.items() if name in own}),
+        recipe=_built(cls, {name: each for name, each in merged.items() if name in own}, mistakes),
         training=training,
         overrides=overrides,
         given={name: value for name, value in given.items() if name != "hub_token"},
@@ -173,24 +218,40 @@ def _settle(cls: type[Recipe], given: Mapping[str, Any], command: str, resuming:
     )
 
 
+def _built(cls: type[Recipe], options: Mapping[str, Any], mistakes: Mistakes) -> Recipe:
+    """The recipe; without those options that it refuses by themselves, if it refuses any."""
+    try:
+        return cls(**options)
+    except UserError as error:
+        mistakes.add(*error.mistakes)
+    accepted = {}
+    for name, value in options.items():
+        with Mistakes():
+            accepted[name] = getattr(cls(**{name: value}), name)
+    with mistakes:
+        return cls(**accepted)
+    raise UserError(*mistakes.found)
+
+
 def _is_true(word: Any) -> bool:
     return str(word).lower() in ("true", "1", "yes", "y", "t")
 
 
-def _read_config(cls: type[Recipe], config: str | None) -> dict[str, Any]:
+def _read_config(cls: type[Recipe], config: str | None, mistakes: Mistakes) -> dict[str, Any]:
     if config is None:
         return {}
-    words = []
-    for name, value in _load_yaml(Path(config).expanduser()).items():
-        if isinstance(value, list):
-            words += [f"--{name}", *map(str, value)]
-        elif isinstance(value, dict):
-            words.append(f"--{name}={json.dumps(value)}")
-        elif value not in ("", "null", "~"):
-            words.append(f"--{name}={value}")
-    given = Flags(cls).read(words, where=f"{config}: ")
-    if "config" in given:
-        raise UserError(f"{config}: 'config' cannot name another file")
+    words: list[str] = []
+    with mistakes:
+        for name, value in _load_yaml(Path(config).expanduser()).items():
+            if isinstance(value, list):
+                words += [f"--{name}", *map(str, value)]
+            elif isinstance(value, dict):
+                words.append(f"--{name}={json.dumps(value)}")
+            elif value not in ("", "null", "~"):
+                words.append(f"--{name}={value}")
+    given = Flags(cls).read(words, where=f"{config}: ", mistakes=mistakes)
+    if given.pop("config", None) is not None:
+        mistakes.add(f"{config}: 'config' cannot name another file")
     return given
 
 
@@ -204,27 +265,29 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         # a flag
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config: {path} is no YAML: {error}") from error
+        raise UserError(f"--config: {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"--config: {path}: expected lines like `learning_rate: 2e-5`")
     return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 
-def _refuse_unknown(options: Mapping[str, Any], cls: type[Recipe]) -> None:
+def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) -> dict[str, Any]:
+    """The options that there are, of the right type where no parser has looked at it."""
     from finetune.training.defaults import training_names
 
     refuse_clashes(cls)
     known = {each.name for each in dataclasses.fields(cls)} | training_names() | set(CHOICES)
-    mistakes = [
-        f"{name}: expected True or False, found {options[name]!r}"
-        for name in ("embedded", "dry_run")
-        if not isinstance(options.get(name, False), bool)
-    ]
-    mistakes += [
-        f"unknown option '{name}'{suggestion(name, known)}" for name in options if name not in known
-    ]
-    if mistakes:
-        raise UserError(*mistakes)
+    kept = {}
+    for name, value in options.items():
+        if name in ("embedded", "dry_run") and not isinstance(value, bool):
+            mistakes.add(f"{name}: expected True or False, found {value!r}")
+        elif name in known:
+            kept[name] = value
+        elif instead := successor(name):
+            mistakes.add(f"'{name}'{instead}")
+        else:
+            mistakes.add(f"unknown option '{name}'{suggestion(name, known)}")
+    return kept
 
 
 def _without_secrets(words: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from datasets import Dataset, DatasetDict, Features, load_dataset
 
 from finetune.data import embedded, files
 from finetune.errors import UserError
-from finetune.runtime import hub
+from finetune.runtime import activity, hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -103,12 +104,21 @@ def _read_file(path: Path) -> Dataset:
             with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
                 written = Path(directory) / cached.name
                 with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as rows:
-                    for chunk in files.chunks(path):
+                    for chunk in _chunks(path, "converting"):
                         rows.write_table(_typed(chunk, schema))
                 os.replace(written, cached)
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
     return Dataset.from_file(str(cached))
+
+
+def _chunks(path: Path, work: str) -> Iterator[files.Chunk]:
+    """The chunks of a file; how far they are is told."""
+    is_text = path.suffix.lower() != ".parquet"
+    total, unit = (path.stat().st_size, "bytes") if is_text else (None, "rows")
+    for chunk in files.chunks(path):
+        yield chunk
+        activity.advance(f"{work} {path.name}", round(chunk.end), total, unit)
 
 
 def _schema(path: Path) -> pa.Schema:
@@ -118,7 +128,7 @@ def _schema(path: Path) -> pa.Schema:
     lines whose values have no type in common holds JSON.
     """
     types: dict[str, pa.DataType] = {}
-    for chunk in files.chunks(path):
+    for chunk in _chunks(path, "reading"):
         if path.suffix.lower() == ".parquet":
             return Features.from_arrow_schema(chunk.table().schema).arrow_schema
         widest = pa.json_() if isinstance(chunk.rows, list) else pa.string()

@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, Image
 
+from finetune.runtime import activity
+
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
 MOST_VALIDATION_ROWS = 10_000
@@ -90,10 +92,12 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
 
 def digests(rows: Dataset, column: str) -> Iterator[bytes]:
     """Yield a short hash of each value of a column of texts, images or vectors of numbers."""
-    rows = rows.select_columns([column])
+    rows, done = rows.select_columns([column]), 0
     if isinstance(rows.features[column], Image):
         rows = rows.cast_column(column, Image(decode=False))
     for batch in rows.iter(batch_size=1000):
+        activity.advance("hashing", done, len(rows))
+        done += len(batch[column])
         for value in batch[column]:
             if isinstance(value, dict):
                 content = value["bytes"]

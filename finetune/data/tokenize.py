@@ -13,6 +13,7 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from finetune.data.splits import fingerprint
+from finetune.runtime import activity
 
 
 def tokenize(
@@ -33,7 +34,7 @@ def tokenize(
     for split, rows in dataset.items():
         content = fingerprint(DatasetDict({split: rows}), "text")
         tokenized[split] = rows.map(
-            _encode,
+            activity.counted(_encode, f"tokenizing {split}", len(rows)),
             batched=True,
             remove_columns=rows.column_names,
             fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},

@@ -181,7 +181,7 @@ def advise_master(
     literal = address == "localhost" or loopback([address])
     if not resolved or not loopback(resolved) or (leads and not literal):
         return None
-    reason = f"MASTER_ADDR={address} is each machine itself, so that the others wait in vain"
+    reason = f"MASTER_ADDR={address} means each machine itself, so that the others cannot connect"
     if own is None or not leads:
         return Advice(f"{reason}: name the machine of rank 0 (doctor says its address there)", ())
     return Advice(

@@ -31,6 +31,18 @@ DROPOUTS = {
 }
 
 
+#: Families whose encoders look positions up in a table: beyond its end there is an error.
+_LEARNED_POSITIONS = (
+    *("albert", "bert", "big_bird", "convbert", "distilbert", "electra", "ernie", "fnet"),
+    *("gpt2", "megatron-bert", "mobilebert", "nystromformer", "opt", "rembert", "squeezebert"),
+)
+#: Those of them in which the first positions are left to padding.
+_OFFSET_POSITIONS = (
+    *("camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta"),
+    *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+
+
 def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
 
@@ -80,6 +92,22 @@ def load_classifier(
     return classifier
 
 
+def positions(model: str, revision: str | None = None) -> int | None:
+    """Return the most tokens that ``model`` has learned positions for; None where it has none.
+
+    Relative and rotary positions go on beyond those that were trained.
+
+    Raises:
+        UserError: if its configuration cannot be loaded.
+    """
+    with _loading(model, revision) as source:
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
+    most = getattr(config, "max_position_embeddings", None)
+    if config.model_type in _OFFSET_POSITIONS and most is not None:
+        return int(most) - (config.pad_token_id or 0) - 1  # the first follows that of padding
+    return int(most) if config.model_type in _LEARNED_POSITIONS and most is not None else None
+
+
 def commit(model: str, revision: str | None = None) -> str | None:
     """Return the commit of a model on the Hub as it lies in the cache; None if it is not there."""
     if not hub.names_repository(model):
@@ -114,7 +142,7 @@ def _loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
         yield {"pretrained_model_name_or_path": source, **pinned}
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"--model {model} could not be loaded: {reason}") from error
+        raise UserError(f"--model {model} cannot be loaded: {reason}") from error
 
 
 def _set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:

@@ -103,7 +103,7 @@ def _refuse_page(page: Path) -> None:
 def _compared(runs: Sequence[Run]) -> Comparison:
     headline = runs[0].headline
     if not headline:
-        raise UserError(f"{runs[0].path} has no metric that is a number, nothing to compare")
+        raise UserError(f"{runs[0].path} has no numeric metric: nothing to compare")
     tables = [run.predictions for run in runs]
     for run, table in zip(runs[1:], tables[1:], strict=True):
         _refuse_other_rows(runs[0], tables[0], run, table)
@@ -157,14 +157,14 @@ def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.Dat
     if sorted(first.labels) != sorted(second.labels):
         one_has, other_has = (", ".join(run.labels) or "none" for run in (first, second))
         raise UserError(
-            f"{first.path} and {second.path} have other classes: {one_has} and {other_has}"
+            f"{first.path} and {second.path} have different classes: {one_has} and {other_has}"
         )
     columns = [name for name in ("id", "text", "label") if name in one and name in other]
     if len(one) != len(other) or not one[columns].equals(other[columns]):
         raise UserError(
-            f"{first.path} and {second.path} have other test rows ({len(one):,} and "
-            f"{len(other):,}): a difference would say nothing; compare runs with the same "
-            "--dataset, --split_seed and --eval_samples"
+            f"{first.path} and {second.path} have different test rows ({len(one):,} and "
+            f"{len(other):,}): compare runs with the same --dataset, --split_seed and "
+            "--eval_samples"
         )
 
 

@@ -1,4 +1,4 @@
-"""The model of a run on its own test set again, or on other data."""
+"""Evaluate the model of a run on its own test set again, or on other data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError
+from finetune.pipeline.events import Progress, ignore, telling
 from finetune.pipeline.train import refuse_other_labels
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, versions
@@ -26,7 +27,7 @@ class Evaluation:
 
     Attributes:
         source: What was evaluated: the directory of the run, or the data.
-        rows: How many rows.
+        rows: Number of rows.
         metrics: Of the recipe, by name.
         recorded: The metrics in ``metrics.json``, if these are the test rows of the run.
         statistics: With 95% confidence intervals, of other data.
@@ -45,6 +46,7 @@ def evaluate(
     *,
     per_device_eval_batch_size: int = 32,
     cpu_kernels: str | None = None,
+    progress: Progress = ignore,
     **reading: Any,
 ) -> Evaluation:
     """Evaluate the model of a run; in a job of several processes every rank calls it.
@@ -53,7 +55,8 @@ def evaluate(
         run: A finished run, or its directory.
         data: A file, a directory or a data set on the Hub; the test rows of the run if None.
         per_device_eval_batch_size: Rows of a batch on one device.
-        cpu_kernels: ``auto`` or ``off``; as the run was trained if None.
+        cpu_kernels: ``auto`` or ``off``; as in the training if None.
+        progress: Is given :class:`~finetune.pipeline.events.Advanced`, on rank 0.
         **reading: Options of the recipe that say how to read ``data``, like ``text_column``.
 
     Raises:
@@ -66,7 +69,7 @@ def evaluate(
     versions.warn_once(stacklevel=2)
     run = Run.load(run)
     if reading and data is None:
-        raise UserError(f"--{next(iter(reading))}: it goes with --data FILE")
+        raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     recipe = run.recipe()
     values = argument_values(
         recipe.defaults(),
@@ -84,13 +87,14 @@ def evaluate(
             raise unreachable
         return _on(data, recipe, run.labels, reading) if data else _on_its_own(run, recipe)
 
-    over = distributed.rank_zero_first(prepared)
-    distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    trainer = build_trainer(
-        lambda: over.parts(over.load_model(run.path, run.labels)), values.build(), over.adapt
-    )
-    output = trainer.predict(over.prepared["test"])
-    distributed.leave()
+    with telling(progress):
+        over = distributed.rank_zero_first(prepared)
+        distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+        trainer = build_trainer(
+            lambda: over.parts(over.load_model(run.path, run.labels)), values.build(), over.adapt
+        )
+        output = trainer.predict(over.prepared["test"])
+        distributed.leave()
     refuse_other_labels(over.splits["test"], output.label_ids)
     return _found(data, run, over, output)
 
@@ -117,7 +121,7 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
     found = fingerprint(recipe.splits, recipe.input_column)
     if found != recorded.fingerprint:
         raise UserError(
-            f"the data is not that of the run any more: fingerprint {found}, the run had "
+            f"the data has changed since the training: fingerprint {found}, the run has "
             f"{recorded.fingerprint} ({recorded.source})"
         )
     _ = recipe.prepared
@@ -130,7 +134,9 @@ def _on(data: str, recipe: Recipe, names: list[str], reading: dict[str, Any]) ->
 
     known = {each.name for each in dataclasses.fields(recipe)}
     if unknown := [
-        f"--{name}: a recipe of text has it, this is none" for name in reading if name not in known
+        f"--{name}: not an option of this recipe, which does not read text"
+        for name in reading
+        if name not in known
     ]:
         raise UserError(*unknown)
     raw = dataclasses.replace(recipe, dataset=data, dataset_revision=None, **reading).load()

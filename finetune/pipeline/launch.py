@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from finetune.config import settings
-from finetune.errors import UserError
+from finetune.errors import Mistakes, UserError
 from finetune.pipeline.events import Progress, ignore
 from finetune.pipeline.train import prepare, settled, work
 from finetune.recipe import catalog
@@ -58,11 +58,12 @@ def launch(
 
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes}: expected 1 or more")
-    chosen = settled(recipe, options)
+    mistakes = Mistakes()
+    chosen = settled(recipe, options, mistakes)
     if num_processes == 1:
-        return work(chosen, progress)
+        return work(chosen, progress, mistakes)
     port = _free_port(port)
-    prepare(chosen)
+    prepare(chosen, progress, mistakes)
     chosen = dataclasses.replace(chosen)  # the workers divide the batch anew, among themselves
     screen = sys.stdout
     screen.flush()

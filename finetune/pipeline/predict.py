@@ -182,7 +182,7 @@ def output_mistakes(source: str, output: str | Path) -> list[str]:
     wrong = {
         f"expected a file that ends in {', '.join(SUFFIXES)}": path.suffix not in SUFFIXES,
         "is a directory: name a file in it": path.is_dir(),
-        "is what a run says of its test rows: name another file": path.name == PREDICTIONS
+        "holds the test predictions of a run: name another file": path.name == PREDICTIONS
         and (path.parent / MANIFEST).exists(),
         "is the input: name another file": bool(source)
         and path.resolve() == Path(source).expanduser().resolve(),

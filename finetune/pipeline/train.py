@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.config import settings
 from finetune.config.settings import Settings
-from finetune.errors import UserError, suggestion
+from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.pipeline.events import (
     Collated,
     Finished,
@@ -25,7 +25,7 @@ from finetune.pipeline.events import (
     Progress,
     Started,
     ignore,
-    on_rank_zero,
+    telling,
 )
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers.trainer_utils import PredictionOutput
 
+    from finetune.training.arguments import ArgumentValues
     from finetune.training.trainer import Trainer
 
 
@@ -66,69 +67,106 @@ def train(
     Raises:
         UserError: what is wrong with the options or the data.
     """
-    return work(settled(recipe, options), progress)
+    mistakes = Mistakes()
+    return work(settled(recipe, options, mistakes), progress, mistakes)
 
 
-def settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Settings:
-    """Return the settings that keywords make.
-
-    Raises:
-        UserError: if they are wrong, or need a Hub that does not answer.
-    """
+def settled(
+    recipe: str | type[Recipe] | Recipe, options: dict[str, Any], mistakes: Mistakes
+) -> Settings:
+    """Return the settings that keywords make; :func:`prepare` refuses the ``mistakes`` in them."""
     versions.warn_once(stacklevel=3)  # the line that calls `train` or `launch`
-    chosen = settings.from_keywords(recipe, options)
+    chosen = settings.from_keywords(recipe, options, mistakes)
     if chosen.dry_run:
-        raise UserError(
+        mistakes.add(
             "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
         )
-    if unreachable := hub.unreachable(hub.missing(vars(chosen.recipe))):
-        raise unreachable
     return chosen
 
 
-def work(chosen: Settings, progress: Progress = ignore) -> Run:
+def work(chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | None = None) -> Run:
     """Prepare and train; every process of a job calls it."""
-    return fit(distributed.rank_zero_first(lambda: prepare(chosen)), progress)
+    prepared = distributed.rank_zero_first(lambda: prepare(chosen, progress, mistakes))
+    return fit(prepared, progress)
 
 
-def prepare(chosen: Settings) -> Prepared:
+def prepare(
+    chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | None = None
+) -> Prepared:
     """Refuse everything that can be refused, and tokenize, before any model is loaded.
 
+    Args:
+        chosen: The settings.
+        progress: Is told how far reading and tokenizing are.
+        mistakes: What is wrong with the settings, to be told with what is wrong with the data.
+
     Raises:
-        UserError: what is wrong with the options, the data or the directory.
+        UserError: what is wrong with the options, the data, the directory or the Hub.
     """
     from finetune.pipeline import provenance
     from finetune.training.checkpoint import to_resume
     from finetune.training.directory import refuse_foreign
+    from finetune.training.early_stopping import refuse_stopped
     from finetune.training.profile import BEFORE
-    from finetune.training.sampler import refuse_too_few
 
-    values, recipe = chosen.values, chosen.recipe
-    checkpoint = to_resume(values.resume_from_checkpoint, values.output_dir)
-    refuse_foreign(chosen.output_dir)
-    _refuse_unknown_metric(values, recipe)
-    refuse_too_few(values, len(recipe.splits["train"]))
-    if values.label_smoothing_factor and not recipe.labels:
-        raise UserError("--label_smoothing_factor: there are no classes, the labels are numbers")
-    steps = provenance.steps(values, recipe.prepared["train"])
+    wrong, recipe = mistakes or Mistakes(), chosen.recipe
+    values: ArgumentValues | None = None
+    checkpoint: str | None = None
+    with wrong:
+        values = chosen.values
+    with wrong:
+        refuse_foreign(chosen.output_dir)
+    if values is not None:
+        with wrong:
+            checkpoint = to_resume(values.resume_from_checkpoint, values.output_dir)
+            refuse_stopped(checkpoint, values.early_stopping_patience)
+        _refuse_unknown_metric(values, recipe, wrong)
+    with telling(progress):
+        _look_at_sources(recipe, values, wrong)
+        wrong.refuse()
+        assert values is not None
+        rows = recipe.prepared["train"]
+    steps = provenance.steps(values, rows)
     if values.profile and checkpoint is None and steps < values.profile + BEFORE:
         raise UserError(
-            f"--profile {values.profile}: the run has {steps} steps, and the first {BEFORE} are "
-            "not profiled"
+            f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
+            f"{BEFORE} are not profiled"
         )
     return Prepared(chosen, checkpoint, steps)
 
 
+def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
+    """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
+    from finetune.training.sampler import refuse_too_few
+
+    if unreachable := hub.unreachable(hub.missing(vars(recipe))):
+        mistakes.add(*unreachable.mistakes)
+    if not (mistakes.found and hub.missing({**vars(recipe), "dataset": None})):
+        with mistakes:
+            recipe.check()
+    if mistakes.found and hub.missing({**vars(recipe), "model": None}):
+        return
+    with mistakes:
+        rows = recipe.splits["train"]
+        if values is not None:
+            refuse_too_few(values, len(rows))
+            if values.label_smoothing_factor and not recipe.labels:
+                raise UserError(
+                    "--label_smoothing_factor: there are no classes, the labels are numbers"
+                )
+
+
 def preview(prepared: Prepared, progress: Progress = ignore) -> None:
     """Do everything up to one collated batch; nothing is trained or written."""
-    chosen, progress = prepared.settings, on_rank_zero(progress)
+    chosen = prepared.settings
     _join(prepared)
     arguments, rows = chosen.arguments, chosen.recipe.prepared["train"]
-    progress(Started(chosen, arguments, prepared.steps, model=None))
-    size = min(arguments.per_device_train_batch_size or 1, len(rows))
-    rows = rows.select_columns([name for name in rows.column_names if name != "length"])
-    collate = chosen.recipe.data_collator()
-    progress(Collated(collate([rows[index] for index in range(size)])))
+    with telling(progress) as tell:
+        tell(Started(chosen, arguments, prepared.steps, model=None))
+        size = min(arguments.per_device_train_batch_size or 1, len(rows))
+        rows = rows.select_columns([name for name in rows.column_names if name != "length"])
+        collate = chosen.recipe.data_collator()
+        tell(Collated(collate([rows[index] for index in range(size)])))
     distributed.leave()
 
 
@@ -137,12 +175,16 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
 
     Every rank calls it with the result of :func:`prepare` there; ``progress`` is called on rank 0.
     """
+    with telling(progress) as tell:
+        return _fit(prepared, tell)
+
+
+def _fit(prepared: Prepared, progress: Progress) -> Run:
     from finetune.pipeline import provenance
-    from finetune.reporting import card, page
     from finetune.training.directory import clear_way
     from finetune.training.trainer import build_trainer
 
-    chosen, progress = prepared.settings, on_rank_zero(progress)
+    chosen = prepared.settings
     recipe, values, me = chosen.recipe, chosen.values, distributed.ranks()
     # on each machine one, where they share no directory; the others leave everything to it
     leads = (me.local_rank if values.save_on_each_node else me.rank) == 0
@@ -164,6 +206,9 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
         started = time.perf_counter()
         trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
         seconds = time.perf_counter() - started
+        stopped = trainer.early_stopping.reason if trainer.early_stopping is not None else ""
+        if stopped:
+            progress(Noted(stopped))
         trainer.save_model()
         validated = trainer.predict(recipe.prepared["validation"])
         tested = trainer.predict(recipe.prepared["test"])
@@ -175,6 +220,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
         if run is not None:
             before = provenance.steps_before(prepared.checkpoint)
             outcome = provenance.outcome(trained, state, seconds, before, speed)
+            outcome["stopped_early"] = stopped or None
             _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)
     except KeyboardInterrupt:
         if run is not None:
@@ -185,21 +231,31 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
         if run is not None:
             run.update(status="failed")
         raise
-    if run is not None:  # finished whatever becomes of these: `report` makes them again
-        progress(Finished(run, profiled))
+    if run is not None:
+        _tell_finished(run, progress, profiled=profiled)
         if arguments.profile and not profiled:
-            untraced = "too few steps were left, none was traced"
+            untraced = "too few steps were left, none was profiled"
             progress(Noted(f"--profile {arguments.profile}: {untraced}"))
-        card.write(run)
-        page.write(run)
     return Run(chosen.output_dir)
+
+
+def _tell_finished(run: Run, progress: Progress, *, profiled: bool) -> None:
+    """Write the report, then tell of the run; it is finished whatever becomes of its report."""
+    from finetune.reporting import card, page
+
+    written = None
+    try:
+        card.write(run)
+        written = page.write(run)
+    finally:
+        progress(Finished(run, profiled, written))
 
 
 def how_to_go_on(chosen: Settings) -> str:
     """Return what to do after an interruption."""
     if not any(chosen.output_dir.glob("checkpoint-*")):
         return "no checkpoint was saved yet: start again"
-    return f"to go on: {chosen.resuming}"
+    return f"to resume: {chosen.resuming}"
 
 
 def _join(prepared: Prepared) -> None:
@@ -211,11 +267,13 @@ def _join(prepared: Prepared) -> None:
 
 def _report_to(trainer: Trainer, progress: Progress) -> None:
     """Hand what the trainer logs to ``progress``, instead of printing it."""
-    from transformers import PrinterCallback
+    from transformers import PrinterCallback, ProgressCallback
 
-    from finetune.training.speed import Logs
+    from finetune.training.speed import Bar, Logs
 
     trainer.remove_callback(PrinterCallback)
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(Bar())
     trainer.add_callback(
         Logs(lambda state, values: progress(Logged(state.global_step, state.max_steps, values)))
     )
@@ -273,7 +331,7 @@ def refuse_other_labels(rows: Dataset, label_ids: Any) -> None:
         )
 
 
-def _refuse_unknown_metric(values: Any, recipe: Recipe) -> None:
+def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> None:
     """The library would find out only after the first epoch.
 
     Only of a recipe that computes its metrics the common way can it be told before.
@@ -281,7 +339,7 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe) -> None:
     name = (values.metric_for_best_model or "loss").removeprefix("eval_")
     known = ["loss", *recipe.known_scoring]
     if values.load_best_model_at_end and recipe.known_scoring and name not in known:
-        raise UserError(
+        mistakes.add(
             f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "
             f"(it computes: {', '.join(known)})"
         )

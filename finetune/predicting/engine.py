@@ -161,8 +161,8 @@ class Predictor:
                     advance(done)
             except torch.OutOfMemoryError as error:
                 raise UserError(
-                    f"the device has not the memory for a batch of {self._batch_tokens} tokens: "
-                    f"give fewer, as with --batch_tokens {max(1, self._batch_tokens // 4)}"
+                    f"out of memory at {self._batch_tokens:,} tokens per batch; try "
+                    f"--batch_tokens {max(1, self._batch_tokens // 4)}"
                 ) from error
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)

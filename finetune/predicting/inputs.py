@@ -1,4 +1,4 @@
-"""What is to be predicted: a file, a folder of pictures, the standard input or a frame."""
+"""What is to be predicted: a file, a folder of images, the standard input or a frame."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Options:
     text_column: str | None = _option(
         None,
         metavar="NAME",
-        help="column of the text (default: that of the run if INPUT has it, else text)",
+        help="column with the text (default: the run's if INPUT has it, else text)",
     )
     all_probabilities: bool = _option(
         False, action="store_true", help="add the probability of every class"
@@ -32,20 +32,20 @@ class Options:
     precision: str | None = _option(
         None,
         choices=("fp32", "bf16"),
-        help="of the computation (default: bf16 for classes of texts where the device multiplies "
-        "in it, fp32 for all else)",
+        help="precision of the computation (default: bf16 for text classification where the "
+        "device supports it natively, else fp32)",
     )
     cpu_kernels: str | None = _option(
         None,
         choices=cpu.CHOICES,
-        help="kernels of this toolkit on a CPU, or of the libraries only (default: as the run was "
-        "trained)",
+        help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
+        "(default: as in the training)",
     )
     batch_tokens: int | None = _option(
         None,
         type=int,
         metavar="N",
-        help="tokens of a batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
+        help="tokens per batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
     )
 
 

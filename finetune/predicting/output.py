@@ -56,7 +56,7 @@ class PartialOutput:
             UserError: if an interrupted prediction is there, and ``resume`` is false or it differs.
         """
         if not self.output.parent.is_dir():
-            raise UserError(f"--output {self.output}: there is no directory {self.output.parent}")
+            raise UserError(f"--output {self.output}: no such directory: {self.output.parent}")
         manifest = self.directory / _MANIFEST
         if not self.directory.exists():
             self.directory.mkdir()
@@ -64,12 +64,12 @@ class PartialOutput:
             return
         if not resume:
             raise UserError(
-                f"{self.directory} holds an interrupted prediction: add --resume to go on with "
-                "it, or remove that directory"
+                f"{self.directory} holds an interrupted prediction: add --resume to continue it, "
+                "or remove that directory"
             )
         before = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
         if changed := [
-            f"--resume: {name} is no longer what it was ({before.get(name)}, now {now}); remove "
+            f"--resume: {name} has changed (was {before.get(name)}, is {now}); remove "
             f"{self.directory} to start again"
             for name, now in json.loads(json.dumps(facts)).items()
             if now != before.get(name)
@@ -91,7 +91,7 @@ class PartialOutput:
                 raise
             raise UserError(
                 *error.mistakes,
-                f"what was done until then is in {self.directory}; if you change INPUT, remove it",
+                f"finished parts are kept in {self.directory}; remove it if you change INPUT",
             ) from error
 
     def has(self, number: int) -> bool:
@@ -232,7 +232,7 @@ def _as_text(value: Any) -> str:
     """Of a date or a decimal number; JSON has none."""
     if isinstance(value, bytes):
         raise UserError(
-            "a column holds bytes, which no text does: write parquet, as with "
+            "a column holds bytes, which a text file cannot: write parquet, as with "
             "--output predicted.parquet"
         )
     return str(value)
@@ -245,13 +245,11 @@ def _refuse_taken(rows: Rows, columns: Sequence[str], added: Added, others: bool
         for name in row.keys() - known:
             if name in added or not others:
                 advice = (
-                    "it is the name of what is added"
+                    "it is the name of an added column"
                     if name in added
                     else "write JSON lines, as with --output predicted.jsonl"
                 )
-                raise UserError(
-                    f"a row has a column '{name}', which the first rows have not: {advice}"
-                )
+                raise UserError(f"a row has a column '{name}', which the first rows lack: {advice}")
 
 
 def _no_one_type(error: Exception) -> UserError:

@@ -13,7 +13,7 @@ from scipy.special import softmax
 
 from finetune.data import files
 from finetune.data.files import Chunk
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
@@ -64,7 +64,7 @@ class Request:
         ]
         temperature = run.manifest.temperature if self.options.calibrated else 1.0
         if temperature is None and run.labels:
-            found.append(f"--calibrated: {run.path} has no temperature in its run.json")
+            found.append(f"--calibrated: run.json of {run.path} has no temperature")
         if found:
             raise UserError(*found)
         self.temperature = float(temperature or 1.0)
@@ -86,11 +86,11 @@ class Request:
         found = []
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             named = ", ".join(f"'{name}'" for name in renamed)
-            found.append(f"added as {named}: the input has columns of the shorter names")
+            found.append(f"columns added as {named}: the input has columns of the shorter names")
         if self.missing:
             found.append(
-                f"rows without a value in '{self.column}', whose predictions are empty: "
-                f"{self.missing:,}"
+                f"{counted(self.missing, 'row')} without a value in '{self.column}': their "
+                "predictions are empty"
             )
         return found
 
@@ -247,4 +247,4 @@ def _refuse_no_picture(path: str) -> None:
         with Image.open(path) as picture:
             picture.load()
     except (OSError, SyntaxError) as error:
-        raise UserError(f"{path} cannot be read as a picture: {error}") from error
+        raise UserError(f"{path} cannot be read as an image: {error}") from error

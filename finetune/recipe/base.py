@@ -76,9 +76,9 @@ class Recipe:
     dataset_revision: str | None = option(
         None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
     )
-    train_samples: int | None = option(None, "train on this many rows, drawn by class")
+    train_samples: int | None = option(None, "train on this many rows, sampled by class")
     eval_samples: int | None = option(None, "cap validation and test at this many rows each")
-    split_seed: int = option(42, "seed of the splits and of the rows drawn (not of the training)")
+    split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -111,6 +111,8 @@ class Recipe:
                 mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
             elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
                 mistakes.append(f"--{name} {value}: expected a number of rows, 1 or more")
+            elif name == "split_seed" and not 0 <= value < 2**32 - 2:  # two more are made of it
+                mistakes.append(f"--{name} {value}: expected a number from 0 to {2**32 - 3}")
         if mistakes:
             raise UserError(*mistakes)
 
@@ -141,6 +143,13 @@ class Recipe:
             eval_samples=self.eval_samples,
             note=self.note,
         )
+
+    def check(self) -> None:
+        """Refuse options that cannot work with the model, before any data is read.
+
+        Raises:
+            UserError: one line for each mistake.
+        """
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the features that the model takes, tokenized for instance, not padded."""
@@ -238,6 +247,7 @@ class Recipe:
     @functools.cached_property
     def prepared(self) -> DatasetDict:
         """:attr:`splits`, prepared for the model."""
+        self.check()
         return self.prepare(self.splits)
 
     @property

@@ -33,13 +33,13 @@ class TextClassification(Recipe):
     )
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")
-    drop_invalid: bool = option(False, "drop rows without a text or a label, do not refuse them")
+    drop_invalid: bool = option(False, "drop rows without a text or a label (unset: refuse them)")
     max_length: int = option(512, "truncate texts to this many tokens")
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"
     )
     attention_dropout: float | None = option(
-        0.0, "dropout of the attention; above 0 there is no fused kernel for it on a CPU"
+        0.0, "dropout of the attention probabilities; above 0 a CPU has no fused kernel for it"
     )
 
     def __post_init__(self) -> None:
@@ -76,6 +76,18 @@ class TextClassification(Recipe):
         dataset = dataset.rename_columns({old: new for old, new in renamed.items() if old != new})
         dataset = findings.only_valid(dataset, drop=self.drop_invalid, note=self.note)
         return labels.encode(dataset, self.label_names)
+
+    def check(self) -> None:
+        if type(self).build_model is not TextClassification.build_model:
+            return  # whose positions are not known
+        from finetune.models.pretrained import positions
+
+        most = positions(self.model, self.model_revision)
+        if most is not None and self.max_length > most:
+            raise UserError(
+                f"--max_length {self.max_length}: {self.model} has {most} positions; expected "
+                f"{most} or fewer tokens"
+            )
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data.tokenize import tokenize

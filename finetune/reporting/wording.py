@@ -27,18 +27,18 @@ _LOWER_IS_BETTER = ("mse", "rmse", "mae", "log_loss", "brier_score", "mean_absol
 
 
 def speed(found: Mapping[str, Any]) -> str:
-    """Tell how fast the steps of a run were, from ``speed`` of its ``run.json``."""
+    """Return the throughput of the steps of a run, from ``speed`` of its ``run.json``."""
     if not found:
         return "no step was done"
-    text = f"{found['rows_per_second']:,.1f} rows"
+    text = f"{found['rows_per_second']:,.1f} samples/s"
     if found["tokens_per_second"] is not None:
-        text += f" or {found['tokens_per_second']:,.0f} tokens"
-    text += " a second"
+        text += f", {found['tokens_per_second']:,.0f} tokens/s"
     if "share_of_peak" in found:
-        asked = found["model_flops_per_second"]
-        unit, size = ("TFLOP/s", 1e12) if asked >= 1e12 else ("GFLOP/s", 1e9)
-        text += f"; {asked / size:,.1f} {unit}, {found['share_of_peak']:.0%} of the peak of"
-        text += " matrix products"
+        flops = found["model_flops_per_second"]
+        unit, size = ("TFLOP/s", 1e12) if flops >= 1e12 else ("GFLOP/s", 1e9)
+        text += (
+            f"; {flops / size:,.1f} {unit}, {found['share_of_peak']:.0%} of measured matmul peak"
+        )
     return text
 
 

@@ -245,7 +245,7 @@ def _wait(store: Store, key: str, longest: timedelta) -> None:
         if store.check([_FAILED]):
             raise RuntimeError("another process of the job failed while this one waited for it")
         if time.monotonic() > until:
-            raise DistStoreError(f"nobody set {key} within {longest}")
+            raise DistStoreError(f"timed out waiting for {key} ({longest})")
         time.sleep(_BETWEEN_LOOKS)
 
 
@@ -259,8 +259,8 @@ def _agree_on_world(store: Store, me: Ranks) -> None:
             _wait(store, f"{_WORLD}/{rank}", _LONGEST_START)
         except DistStoreError as error:
             raise UserError(
-                f"rank {rank} of {me.world_size} did not come within "
-                f"{_LONGEST_START.seconds:.0f} s: was it started on every machine, with the same "
+                f"timed out waiting for rank {rank} of {me.world_size} "
+                f"({_LONGEST_START.seconds:.0f} s): was it started on every machine, with the same "
                 "--nnodes and --nproc_per_node?"
             ) from error
         theirs = int(store.get(f"{_WORLD}/{rank}"))

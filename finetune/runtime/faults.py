@@ -1,7 +1,7 @@
-"""What a process says when it cannot go on, so that a job of many tells its first cause once.
+"""What a process reports when it cannot continue, so that a job reports its first failure once.
 
-One that fails by itself speaks at once. One that lost another (a closed connection) has nothing to
-tell but the symptom: it waits for the launcher, which knows whose end came first and ends the
+A process that fails by itself reports at once. One that lost another (a closed connection) knows
+only the symptom: it waits for the launcher, which knows which process ended first and ends the
 others too.
 """
 
@@ -13,24 +13,25 @@ import traceback
 
 from finetune.errors import UserError
 from finetune.runtime import distributed
+from finetune.runtime.terminal import visible
 
 _LAUNCHER_ENDS_US_WITHIN = 3.0  # seconds; torchrun looks every tenth
 
 
 def refuse(error: UserError) -> int:
-    """Say what the user's mistake is, once, and return the exit status."""
+    """Print the user's mistakes, once in a job, and return the exit status."""
     me = distributed.ranks()
     if me.rank != 0:
         time.sleep(_LAUNCHER_ENDS_US_WITHIN)
     elsewhere = me.rank > 0 and me.local_rank == 0  # another machine, whose log is another
     if me.world_size == 1 or distributed.first_to_fail() or elsewhere:
         for mistake in error.mistakes:
-            print(f"error: {mistake}", file=sys.stderr, flush=True)
+            print(f"error: {visible(mistake)}", file=sys.stderr, flush=True)
     return 2
 
 
 def stop(error: Exception) -> int:
-    """Say why this process of a job stops, if it was the first, and return the exit status."""
+    """Print why this process of a job stops, and return the exit status."""
     from torch.distributed import DistError
 
     rank, text = distributed.ranks().rank, str(error)
@@ -44,12 +45,12 @@ def stop(error: Exception) -> int:
     if not distributed.first_to_fail():
         if not lost:
             time.sleep(_LAUNCHER_ENDS_US_WITHIN)
-        told = f"error: rank {rank} stops, since another rank failed first; that one's log says why"
+        told = f"error: rank {rank} stops: another rank failed first, see its log"
     elif silent:
-        told = f"error: rank {rank} waited for another rank in vain (--ddp_timeout): {line}"
+        told = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
     elif lost:
-        told = f"error: rank {rank} lost another rank, which has ended: {line}"
+        told = f"error: rank {rank} lost the connection to another rank, which has exited: {line}"
     else:
         told = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip()
-    print(told, file=sys.stderr, flush=True)
+    print(visible(told), file=sys.stderr, flush=True)
     return 1

@@ -56,9 +56,9 @@ def unreachable(what: Sequence[str]) -> UserError | None:
         return None
     reason = "HF_HUB_OFFLINE is set" if offline() else f"{endpoint()} does not answer"
     return UserError(
-        f"{' and '.join(what)} could not be had: {reason}. Three ways on:\n"
+        f"{' and '.join(what)} cannot be loaded: {reason}. Options:\n"
         "  --embedded                          data and model from installed packages\n"
-        "  --dataset FILE --model DIRECTORY    your own\n"
+        "  --dataset FILE --model DIRECTORY    your own files\n"
         "  HF_ENDPOINT=https://a.mirror or HF_HOME=/a/filled/cache before the command"
     )
 

@@ -18,7 +18,7 @@ from finetune.runtime import distributed, threads
 from finetune.training import checks
 from finetune.training.resolution import resolve
 
-#: The verbs of the command line say these, or the launcher does.
+#: The subcommands imply these, or the launcher sets them.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
 
 
@@ -37,56 +37,57 @@ class FinetuneArguments(TrainingArguments):
 
     per_device_train_batch_size: int | None = _option(  # type: ignore[assignment]
         None,
-        "rows of a micro-batch on one device; takes over from the global batch, which then grows "
-        "with the processes",
+        "rows per micro-batch on one device; replaces --global_batch_size, so that the global "
+        "batch grows with the processes",
     )
     per_device_eval_batch_size: int | None = _option(  # type: ignore[assignment]
         None,
-        "rows of a batch on one device in evaluation (unset: 32 on a CPU, whose cache they fit, "
+        "rows per batch on one device in evaluation (unset: 32 on a CPU, whose cache they fit, "
         "128 elsewhere)",
     )
     global_batch_size: int | None = _option(
-        None, "rows of an optimizer step over all devices and micro-batches"
+        None, "rows per optimizer step, over all devices and micro-batches"
     )
     max_tokens_per_batch: int | None = _option(
         None,
-        "tokens of an optimizer step, padding included, over all devices and micro-batches, "
+        "tokens per optimizer step, padding included, over all devices and micro-batches, "
         "instead of a number of rows",
     )
     save_every: int = _option(
         1, "keep a checkpoint every N epochs; the last and the best are always kept"
     )
+    early_stopping_patience: int | None = _option(
+        None,
+        "stop after N evaluations in a row without a better metric_for_best_model; the learning-"
+        "rate schedule still spans all epochs (unset: train to the end)",
+    )
     num_threads: int | None = _option(
         None,
-        "CPU threads of each process (unset: the cores of the machine, shared by its processes)",
+        "CPU threads per process (unset: the cores of the machine divided by its processes)",
     )
     precision: str = _option(
         "auto",
-        "of the matrix products: auto, fp32, bf16 or fp16 (auto: bf16 where the device multiplies "
-        "in it); --bf16 and --fp16 win",
+        "precision of matrix products: auto, fp32, bf16 or fp16 (auto: bf16 where the device "
+        "supports it natively); --bf16 and --fp16 take precedence",
     )
     cpu_kernels: str = _option(
         "auto",
-        "on a CPU: auto for the kernels of this toolkit where they know the model, off for those "
-        "of the libraries only (attention, dropout, padding, memory allocation, gradient "
-        "averaging); no effect elsewhere",
+        "on a CPU: auto for the kernels of this toolkit where they support the model (attention, "
+        "dropout, padding, memory allocation, gradient averaging), off for those of the "
+        "libraries; no effect elsewhere",
     )
-    profile: int | None = _option(
-        None, "trace N steps after the first two, and say where their time goes"
-    )
-    baseline: bool = _option(True, "fit a bag of words on the same rows, for the model to beat")
+    profile: int | None = _option(None, "profile N steps after the first two")
+    baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
         None,
-        "processes that collate batches ahead (unset: 2 where there is a GPU to wait for them, "
-        "none on a CPU)",
+        "worker processes that collate batches ahead (unset: 2 with a GPU, none on a CPU)",
     )
     logging_nan_inf_filter: bool = _option(
         False,
-        "hide losses that are not finite from the log; a GPU is waited for at each step to find "
-        "them",
+        "hide losses that are not finite from the log, which synchronizes the GPU at each step",
     )
     ddp_find_unused_parameters: bool | None = _option(
-        False, "let DDP look for parameters that a step does not use (slower)"
+        False, "let DDP search for parameters that a step does not use (slower)"
     )
 
     def __post_init__(self) -> None:

@@ -62,7 +62,7 @@ def to_resume(resume_from_checkpoint: str | None, output_dir: str | None) -> str
         if found is None:
             raise UserError(
                 f"--resume_from_checkpoint last: no checkpoint in {output_dir}; "
-                "leave the flag out to start anew"
+                "leave the flag out to start from the beginning"
             )
         return str(found)
     if not (Path(resume_from_checkpoint) / "trainer_state.json").exists():

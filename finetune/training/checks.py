@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
-from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError, counted, suggestion
 from finetune.models import cpu
 from finetune.runtime import distributed, precision
+from finetune.training import packages
 
 #: What is a number of something, and of what.
 _COUNTS = {
     "save_every": " epochs",
+    "save_total_limit": " checkpoints",
     "per_device_train_batch_size": " rows",
     "per_device_eval_batch_size": " rows",
     "global_batch_size": " rows",
@@ -27,7 +30,21 @@ _COUNTS = {
     "num_threads": "",
     "profile": " steps",
     "gradient_accumulation_steps": "",
+    "eval_accumulation_steps": "",
+    "torch_empty_cache_steps": "",
+    "dataloader_prefetch_factor": " batches",
+    "early_stopping_patience": " evaluations",
+    "ddp_timeout": " seconds",
 }
+_NOT_NEGATIVE = (
+    *("learning_rate", "weight_decay", "max_grad_norm", "adam_epsilon", "warmup_steps"),
+    *("eval_delay", "dataloader_num_workers", "neftune_noise_alpha"),
+)
+_BELOW_ONE = ("label_smoothing_factor", "adam_beta1", "adam_beta2")
+_SEEDS = ("seed", "data_seed")
+_LARGEST_SEED = 2**32 - 1  # of NumPy
+#: A number of steps, or a share of all of them.
+_STEPS = ("logging_steps", "eval_steps", "save_steps")
 
 
 def refuse(values: Any) -> None:
@@ -59,17 +76,11 @@ def refuse(values: Any) -> None:
             "--average_tokens_across_devices false: the loss would depend on the number of "
             "processes; leave it out"
         )
-    installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-    wanted = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
-    for name in sorted(set(wanted) - {"none", "all", *installed}):
-        mistakes.append(
-            f"--report_to {name}: not installed (there are: none, "
-            f"{', '.join(installed) or 'no others'})"
-        )
+    mistakes += packages.missing(values)
     me, gpus = distributed.ranks(), torch.accelerator.device_count()
     if me.world_size > 1 and not values.use_cpu and me.local_world_size > gpus:
         mistakes.append(
-            f"{me.local_world_size} processes on a machine with {gpus} GPU{'s' * (gpus > 1)}: "
+            f"{me.local_world_size} processes on a machine with {counted(gpus, 'GPU')}: "
             f"each needs one of its own; --nproc_per_node={gpus}, or --use_cpu"
         )
     if shards(values) and values.use_cpu:
@@ -83,16 +94,11 @@ def refuse(values: Any) -> None:
             "--save_on_each_node: FSDP gathers the whole model on rank 0 only; name an "
             "--output_dir that the machines share instead"
         )
-    if not values.num_train_epochs > 0 and not values.max_steps > 0:
-        mistakes.append(f"--num_train_epochs {values.num_train_epochs}: expected more than 0")
-    if not (math.isfinite(values.learning_rate) and values.learning_rate >= 0):
-        mistakes.append(f"--learning_rate {values.learning_rate}: expected 0 or more")
+    mistakes += _numbers(values)
+    mistakes += _early_stopping(values)
     save_strategy = getattr(values.save_strategy, "value", values.save_strategy)
     if values.save_every > 1 and save_strategy != "epoch":
         mistakes.append("--save_every counts epochs: it needs --save_strategy epoch")
-    for name, unit in _COUNTS.items():
-        if (value := getattr(values, name)) is not None and value < 1:
-            mistakes.append(f"--{name} {value}: expected 1 or more{unit}")
     # what the library will decide once it looks at its own arguments
     compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
     if values.max_tokens_per_batch and compiles:
@@ -113,14 +119,60 @@ def refuse(values: Any) -> None:
             )
     fp16 = "--fp16" if values.fp16 else "--precision fp16" if values.precision == "fp16" else ""
     if fp16 and not values.bf16 and distributed.device_type(values.use_cpu) == "cpu":
-        mistakes.append(f"{fp16}: on a CPU nothing computes in it; expected bf16 or fp32")
+        mistakes.append(f"{fp16}: not supported on a CPU; expected bf16 or fp32")
     for flag in ("bf16", "fp16"):
         if getattr(values, flag) and values.precision not in ("auto", flag):
             mistakes.append(
-                f"--precision {values.precision} and --{flag} contradict each other: give one"
+                f"--precision {values.precision} and --{flag} are mutually exclusive: give one"
             )
     if mistakes:
         raise UserError(*mistakes)
+
+
+def _numbers(values: Any) -> list[str]:
+    """Return a line for each number that an argument cannot be."""
+    ranges: dict[str, tuple[Callable[[float], bool], str]] = {
+        **{name: (lambda x: x >= 1, f"1 or more{unit}") for name, unit in _COUNTS.items()},
+        **dict.fromkeys(_NOT_NEGATIVE, (lambda x: 0 <= x < math.inf, "0 or more")),
+        **dict.fromkeys(_BELOW_ONE, (lambda x: 0 <= x < 1, "0 or more and below 1")),
+        **dict.fromkeys(
+            _SEEDS, (lambda x: 0 <= x <= _LARGEST_SEED, f"a number from 0 to {_LARGEST_SEED}")
+        ),
+        **dict.fromkeys(
+            _STEPS,
+            (
+                lambda x: 0 < x < 1 or (x >= 1 and float(x).is_integer()),
+                "a number of steps, or a share of them below 1",
+            ),
+        ),
+        "num_train_epochs": (lambda x: 0 < x < math.inf or values.max_steps > 0, "more than 0"),
+        "max_steps": (lambda x: x == -1 or x >= 1, "1 or more steps, or -1 for whole epochs"),
+    }
+    mistakes = []
+    for name, (is_possible, expected) in ranges.items():
+        value = getattr(values, name)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not (is_number and is_possible(value)):
+            mistakes.append(f"--{name} {value}: expected {expected}")
+    return mistakes
+
+
+def _early_stopping(values: Any) -> list[str]:
+    """Return a line for each thing that early stopping lacks."""
+    if values.early_stopping_patience is None:
+        return []
+    flag = f"--early_stopping_patience {values.early_stopping_patience}"
+    evaluates, saves = (
+        getattr(each, "value", each) for each in (values.eval_strategy, values.save_strategy)
+    )
+    lacking = []
+    if evaluates == "no":
+        lacking.append("--eval_strategy epoch (or steps): it counts evaluations")
+    if saves == "no":
+        lacking.append("--save_strategy epoch (or steps): the best model is kept in a checkpoint")
+    elif evaluates != "no" and not values.load_best_model_at_end:
+        lacking.append("--load_best_model_at_end true: the last model is not the best")
+    return [f"{flag} needs {each}" for each in lacking]
 
 
 def shards(values: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from finetune.errors import UserError, suggestion
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
 from finetune.training.resolution import BATCH_SIZES
+from finetune.training.retired import successor
 
 
 def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> ArgumentValues:
@@ -22,7 +23,9 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
     """
     known = training_names()
     unknown = [
-        f"unknown training argument '{name}'{suggestion(name, known)}"
+        f"'{name}'{instead}"
+        if (instead := successor(name))
+        else f"unknown training argument '{name}'{suggestion(name, known)}"
         for name in given
         if name not in known
     ]
@@ -32,7 +35,7 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
     keep_secret(given)
     if asked := [name for name in BATCH_SIZES if given.get(name) is not None]:
         if len(asked) > 1:
-            raise UserError(f"--{' and --'.join(asked)} contradict each other: give one")
+            raise UserError(f"--{' and --'.join(asked)} are mutually exclusive: give one")
         for name in BATCH_SIZES:  # a batch that is given puts that of the recipe aside
             defaults.pop(name, None)
     if given.get("max_tokens_per_batch") is not None:

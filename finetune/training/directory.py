@@ -34,10 +34,10 @@ def clear_way(directory: Path, checkpoint: str | None = None) -> str | None:
     known = status_and_process(directory)
     finished = known is not None and known[0] == "finished"
     directory.rename(aside)
-    sentence = f"the run that was in {directory} is now in {aside}"
+    sentence = f"moved the run in {directory} to {aside}"
     if not finished and any(aside.glob("checkpoint-*")):
         sentence += (
-            "; it had not finished: to go on with it, add "
+            "; it had not finished: to resume it, add "
             f"`--output_dir {aside} --resume_from_checkpoint last`"
         )
     return sentence
@@ -62,12 +62,9 @@ def refuse_foreign(directory: Path) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, 0)
             raise UserError(
-                f"--output_dir {directory}: a run is going on there (process {process.pid}); "
+                f"--output_dir {directory}: a run is in progress there (process {process.pid}); "
                 "name another directory"
             )
     elif known is None and not any(directory.glob("checkpoint-*")):
         # checkpoints alone are what a trainer leaves that no command started
-        raise UserError(
-            f"--output_dir {directory} holds files but no run; "
-            "name another directory, or an empty one"
-        )
+        raise UserError(f"--output_dir {directory} holds files but no run: name another directory")

@@ -125,6 +125,7 @@ class Manifest(File):
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed
+    stopped_early: str | None = None  # why, if it was before the last step
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
     speed: dict[str, Any] = field(default_factory=dict)  # see ``Meter.summary``

@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 import torch
 from torch.profiler import record_function
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
-from finetune.runtime import distributed
+from finetune.runtime import activity, distributed
 from finetune.training import flops
 from finetune.training.flops import Flops
 
@@ -218,7 +218,10 @@ class Meter(TrainerCallback):
 
 
 class Logs(TrainerCallback):
-    """Hands what the trainer logs to ``take``: the state and the values, on rank 0."""
+    """Hands what the trainer logs to ``take``: the state and the values, on rank 0.
+
+    The values are those of the history, with the throughput that :class:`Meter` adds.
+    """
 
     def __init__(self, take: Callable[[TrainerState, Mapping[str, Any]], object]) -> None:
         self.take = take
@@ -226,8 +229,47 @@ class Logs(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Hand over a copy."""
         if state.is_world_process_zero:
-            logs: dict[str, Any] = kwargs["logs"]
-            self.take(state, {name: logs[name] for name in logs if name != "total_flos"})
+            left_out = ("total_flos", "step")
+            logs: dict[str, Any] = state.log_history[-1]
+            self.take(state, {name: logs[name] for name in logs if name not in left_out})
+
+
+class Bar(ProgressCallback):
+    """The library's progress bar, without the dictionaries that it writes above it."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Leave them to :class:`Logs`."""
+
+
+class Progress(TrainerCallback):
+    """Tells :mod:`finetune.runtime.activity` the steps and the batches that are done, on rank 0."""
+
+    def __init__(self) -> None:
+        self._evaluated = 0
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Tell the steps."""
+        if state.is_world_process_zero:
+            activity.advance("training", state.global_step, state.max_steps, "steps")
+
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: Any, **kwargs: Any
+    ) -> None:
+        """Tell the batches of an evaluation."""
+        self._evaluated += 1
+        if state.is_world_process_zero:
+            batches = len(kwargs["eval_dataloader"])
+            activity.advance("evaluating", self._evaluated, batches, "batches")
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Begin at zero."""
+        self._evaluated = 0
+
+    def on_predict(
+        self, args: Any, state: TrainerState, control: Any, metrics: Any, **kwargs: Any
+    ) -> None:
+        """Begin at zero."""
+        self._evaluated = 0
 
 
 def _memory() -> int:

@@ -35,12 +35,13 @@ from finetune.runtime import precision
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.checkpoint import KeepEpochs
 from finetune.training.directory import clear_way
+from finetune.training.early_stopping import EarlyStopping
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
 from finetune.training.parallel import DataParallel
 from finetune.training.profile import Profile
 from finetune.training.sampler import GlobalBatchSampler
-from finetune.training.speed import Meter
+from finetune.training.speed import Meter, Progress
 
 _PADDED_LENGTHS = 4  # that torch.compile sees
 
@@ -78,6 +79,11 @@ class Trainer(transformers.Trainer):
         computed = unpadded.computed if unpadded.used_by(self.model) else None
         self.meter = Meter(self.args.device, dtype, computed)
         self.add_callback(self.meter)
+        self.add_callback(Progress())
+        self.early_stopping: EarlyStopping | None = None
+        if self.args.early_stopping_patience is not None:
+            self.early_stopping = EarlyStopping(self.args.early_stopping_patience)
+            self.add_callback(self.early_stopping)
         self.profile: Profile | None = None
         if self.args.profile:
             self.profile = Profile(self.args.profile, self.meter, *self._measured())

@@ -1,0 +1,79 @@
+"""Stop a training whose validation metric no longer improves; it goes on counting when resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import EarlyStoppingCallback, TrainerControl, TrainerState
+
+from finetune.errors import UserError, counted
+
+_COUNTER = "early_stopping_patience_counter"
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """The library's, whose count of evaluations without improvement survives an interruption.
+
+    Attributes:
+        reason: Why the training stopped before its end, a sentence; empty if it did not.
+    """
+
+    reason = ""
+
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take the count from the checkpoint; the library would begin at zero again."""
+        super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
+        self.reason, self.early_stopping_patience_counter = "", 0
+        stored: Any = state.stateful_callbacks  # by now states by the name of their class
+        if state.global_step:
+            self.early_stopping_patience_counter = _count(stored)
+        # the library saves only what has a place there, which a run begun without this lacks
+        stored.setdefault(type(self).__name__, self.state())  # type: ignore[no-untyped-call]
+
+    def on_evaluate(  # type: ignore[override]
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+    ) -> None:
+        """Stop if this was one evaluation without improvement too many."""
+        super().on_evaluate(args, state, control, metrics, **kwargs)  # type: ignore[no-untyped-call]
+        if self.early_stopping_patience_counter < self.early_stopping_patience:
+            return
+        if state.global_step < state.max_steps:
+            metric = args.metric_for_best_model.removeprefix("eval_")
+            evaluations = counted(self.early_stopping_patience_counter, "evaluation")
+            self.reason = (
+                f"stopped early at step {state.global_step:,} of {state.max_steps:,}: validation "
+                f"{metric} has not improved on {state.best_metric:.4f} (step "
+                f"{state.best_global_step or 0:,}) for {evaluations}"
+            )
+
+
+def refuse_stopped(checkpoint: str | None, patience: int | None) -> None:
+    """Refuse to go on from a checkpoint at which a training stopped early with this patience.
+
+    Raises:
+        UserError: if it would stop at once.
+    """
+    if checkpoint is None or patience is None:
+        return
+    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+    if (count := _count(state.get("stateful_callbacks") or {})) >= patience:
+        raise UserError(
+            f"--resume_from_checkpoint: the training stopped early at step "
+            f"{state['global_step']:,}, after {counted(count, 'evaluation')} without improvement; "
+            f"nothing is left to do with --early_stopping_patience {patience}: give a larger one"
+        )
+
+
+def _count(stateful_callbacks: dict[str, Any]) -> int:
+    """Evaluations without improvement until a checkpoint; the library's own callback counts too."""
+    for name in (EarlyStopping.__name__, EarlyStoppingCallback.__name__):
+        stored = stateful_callbacks.get(name)
+        if isinstance(stored, list):
+            stored = stored[0]
+        if stored:
+            return int(stored["attributes"][_COUNTER])
+    return 0
