@@ -27,3 +27,8 @@ def suggestion(name: str, known: Iterable[object]) -> str:
     """``"; did you mean 'yelp'?"`` for the nearest of ``known``, or an empty string."""
     nearest = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``"1 row"``, ``"2,000 rows"``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
