@@ -130,7 +130,8 @@ def whole_lengths(
     pieces = [(number, piece) for number in again for piece in _pieces(texts[number])]
     if pieces:
         words = [piece for _, piece in pieces]
-        encoded = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
+        ids_only = {"return_attention_mask": False, "return_token_type_ids": False}
+        encoded = tokenizer(words, add_special_tokens=False, verbose=False, **ids_only)["input_ids"]
         for number in again:
             result[number] = special
         for (number, _), tokens in zip(pieces, encoded, strict=True):
