@@ -114,12 +114,37 @@ CASES = {
     "missing values": (
         write("data.csv", GOOD + ",good\n,bad\n"),
         ["yelp", "--dataset", "data.csv", *MODEL],
-        ["2 of 62 train rows whose text is missing", "first rows: 60, 61", "--drop_invalid"],
+        ["2 of 62 train rows without a text: lines 62, 63", "--drop_invalid"],
     ),
     "no text": (
         write("data.csv", "text,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40))),
         ["yelp", "--dataset", "data.csv", *MODEL],
-        ["40 of 40 train rows whose text is missing or no text", "first rows: 0, 1, 2, 3, 4"],
+        ["--text_column: the column 'text' of the train data holds int64, such as 0"],
+    ),
+    "several labels": (
+        write("data.csv", GOOD.replace(",bad", ",\"['bad', 'dull']\"")),
+        ["yelp", "--dataset", "data.csv", *MODEL],
+        ["holds lists, such as \"['bad', 'dull']\"", "(multi-label) are not supported yet"],
+    ),
+    "semicolons": (
+        write("data.csv", "text;label\nawful, really;bad\n"),
+        ["yelp", "--dataset", "data.csv", *MODEL],
+        ["data.csv, line 2: expected 1 field as in the first line, found 2", "by semicolons"],
+    ),
+    "quotes of two meanings": (
+        write("data.csv", "text,label\n" + "".join(f'"a, {n}\nb",bad\n' for n in range(4))),
+        ["yelp", "--dataset", "data.csv", *MODEL],
+        ["--csv_quoting minimal (4 rows) or --csv_quoting none (8 rows, one per line)"],
+    ),
+    "quoting of what has none": (
+        None,
+        ["yelp", "--embedded", "--csv_quoting", "none"],
+        ["--csv_quoting none: embedded:imdb is no .csv or .tsv file"],
+    ),
+    "unknown quoting": (
+        None,
+        ["yelp", "--embedded", "--csv_quoting", "all"],
+        ["--csv_quoting: invalid choice: 'all'", "auto"],
     ),
     "label unknown in training": (
         both(

@@ -81,7 +81,7 @@ def test_digits() -> None:
 def test_duplicates_of_imdb_are_dropped_and_counted(
     imdb: DatasetDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "read", lambda dataset, revision: imdb)
+    monkeypatch.setattr(sources, "read", lambda *_, **options: imdb)
     recipe = from_keywords("yelp", {"embedded": True}).recipe
 
     splits = recipe.splits

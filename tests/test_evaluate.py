@@ -1,6 +1,7 @@
 """A run tested again: on its own rows, and on a file whose labels are matched by name."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -87,6 +88,56 @@ def test_a_file_with_other_columns(run: Run, tmp_path: Path) -> None:
     assert cli.main(["evaluate", str(run.path), "--text_column", "said"]) == 2
 
 
+def test_rows_that_the_model_was_trained_on_are_told(
+    run: Run, uneven_reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = run.predictions[["text", "label"]]
+    held_out.to_csv(tmp_path / "new.csv", index=False)
+    new = evaluate(run, str(tmp_path / "new.csv"))
+    assert (new.rows_trained_on, new.notes) == (0, [])
+
+    old = evaluate(run, str(uneven_reviews))
+    assert old.rows_trained_on == run.manifest.data.rows["train"] == 144
+    assert old.notes == [
+        "the model was trained on 144 of these 200 rows: the scores are too good; leave them out"
+    ]
+    assert cli.main(["evaluate", str(run.path), "--data", str(uneven_reviews)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(old.notes[0])
+
+
+def test_rows_left_out_of_an_evaluation_are_counted(run: Run, tmp_path: Path) -> None:
+    table = run.predictions[["text", "label"]].copy()
+    table.loc[len(table)] = ["never seen", None]
+    table.to_csv(data := tmp_path / "gap.csv", index=False)
+    found = evaluate(run, str(data), drop_invalid=True)
+    assert found.rows == len(table) - 1
+    assert found.notes == ["dropped 1 of 41 train rows without a label: line 42"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: path.unlink(), "could not be checked: no such file or directory"),
+        (
+            lambda path: path.write_text(path.read_text().replace("place 7 ", "place seven ")),
+            "could not be checked: the data of the run has changed",
+        ),
+    ],
+)
+def test_data_of_the_run_that_is_gone_cannot_be_compared(
+    change: Callable[[Path], object], said: str, run: Run, uneven_reviews: Path, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone.csv"
+    gone.write_text(uneven_reviews.read_text())
+    moved = Run(Path(shutil.copytree(run.path, tmp_path / "run")))
+    moved.update(options={**run.manifest["options"], "dataset": str(gone)})
+    change(gone)
+    found = evaluate(moved, str(uneven_reviews))
+    assert (found.rows, found.rows_trained_on) == (200, None)
+    assert len(found.notes) == 1
+    assert said in found.notes[0]
+
+
 def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> None:
     rows = run.predictions.query("label == 'good'")[["text", "label"]]
     rows.to_csv(tmp_path / "good.csv", index=False)
@@ -106,7 +157,7 @@ def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> No
         ({"words": ["a"], "label": ["good"]}, "--text_column: no column 'text' in the train data"),
         (
             {"text": ["a", None], "label": ["good", "bad"]},
-            "there are 1 of 2 train rows whose text is missing",
+            "1 of 2 train rows without a text: line 3; --drop_invalid leaves them out",
         ),
     ],
 )

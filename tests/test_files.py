@@ -32,6 +32,9 @@ WELL_FORMED: dict[str, tuple[str, str, list[str | None]]] = {
     "quotes": ("a.csv", 'text,label\n"a ""b""",good\nd "e" f,bad\n', ['a "b"', 'd "e" f']),
     "NUL": ("a.csv", "text,label\nx\0y,good\n", ["x\0y"]),
     "columns without names": ("a.csv", ",text,label,\n0,x,good,\n1,,bad,\n", ["x", None]),
+    "lone quotes": ("a.tsv", 'text\tlabel\n"x\tgood\n"y\tbad\nz\tgood\n', ['"x', '"y', "z"]),
+    "a quote at the end": ("a.csv", 'label,text\ngood,"x\nbad,y\n', ['"x', "y"]),
+    "lines in quotes": ("a.csv", 'text,label\n"x\n\ny, z",good\n"w",bad\n', ["x\n\ny, z", "w"]),
     "tabs": ("a.tsv", "text\tlabel\nx, y\tgood\n\tbad\n", ["x, y", None]),
     "null": ("a.jsonl", '\ufeff{"text": "x", "label": "good"}\n\n{"text": null, "label": "bad"}\r\n'
              '{"label": "bad"}\n', ["x", None, None]),
@@ -40,14 +43,23 @@ WELL_FORMED: dict[str, tuple[str, str, list[str | None]]] = {
 MALFORMED = {
     "too few fields": ("a.csv", "text,label\nx,good\ny\n", "a.csv, line 3: expected 2 fields"),
     "too many fields": ("a.csv", 'text,label\n"x\ny",good\nz,,bad\n', "a.csv, line 4: expected 2"),
-    "an open quote": ("a.csv", 'label,text\ngood,"x\nbad,y\n', "a.csv, line 2: the file ends in"),
+    "an open quote": ("a.csv", 'label,text\ngood,"x\nbad\n', "a.csv, line 2: the file ends in"),
     "one name twice": ("a.csv", "text,text,label\nx,y,good\n", "two columns are called 'text'"),
     "Latin 1": ("a.csv", "text,label\nx,good\n\udce9,bad\n", "byte (line 3, byte 0xe9)"),
     "no rows": ("a.csv", "text,label\n", "a.csv holds no rows"),
     "nothing": ("a.csv", "", "a.csv holds no rows"),
+    "semicolons": ("a.csv", "text;label\nx, y;good\n", "line 2: expected 1 field as"),
+    "UTF-16": ("a.csv", "\udcff\udcfet\0e\0x\0t\0", "as with: iconv -f utf-16 -t utf-8"),
+    "two readings": ("a.csv", "text,label\n" + '"x, y\nz",good\n' * 4, "csv_quoting none (8 rows"),
     "no JSON": ("a.jsonl", '{"text": "x", "label": "good"}\n{"text: "y"}\n', "a.jsonl, line 2: "),
     "no object": ("a.jsonl", '"x"\n', "a.jsonl, line 1: expected an object"),
 }  # fmt: skip
+#: A third of the texts begin with a quotation mark; read as quotes they leave 150 of 300 rows.
+LONE_QUOTES = "text\tlabel\n" + "".join(
+    ('"' if n % 3 == 0 else "") + f"place {n} was {word}\t{label}\n"
+    for n in range(300)
+    for word, label in [(("awful", "bad"), ("great", "good"))[n % 2]]
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +127,56 @@ def test_all_three_refuse_the_same_files(case: str, run: Run, tmp_path: Path) ->
     assert said[1:] == said[:1] * 2
 
 
+def test_quoting_can_be_chosen(run: Run, tmp_path: Path) -> None:
+    path, seen = write(tmp_path, "a.csv", 'text,label\n"x, y\nz",good\n'), {}
+    for quoting in ("minimal", "none"):
+        recipe = catalog.find("yelp")(dataset=path, csv_quoting=quoting, drop_invalid=True)
+        output = tmp_path / f"{quoting}.jsonl"
+        predict.main([str(run.path), path, "--output", str(output), "--csv_quoting", quoting])
+        predicted = [row["text"] for chunk in files.chunks(output) for row in chunk.dictionaries()]
+        assert predicted == recipe.load()["train"]["text"][:]
+        seen[quoting] = predicted
+
+    assert seen == {"minimal": ["x, y\nz"], "none": ['"x', 'z"']}
+    assert evaluate(run, path, csv_quoting="minimal").rows == 1
+    with pytest.raises(UserError, match="the model does not know: ' y'"):
+        evaluate(run, path, csv_quoting="none")
+
+
+def test_quotes_that_are_text_are_told_by_all_three(
+    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "a.tsv", LONE_QUOTES)
+    told = (
+        "a.tsv: read 300 rows, one per line, with quotation marks as text; as quotes around fields "
+        "they would leave 150 rows (--csv_quoting minimal)"
+    )
+
+    for _ in range(2):  # the second time from the cache
+        recipe = catalog.find("yelp")(dataset=path)
+        assert sum(recipe.splits.num_rows.values()) == 300
+        assert recipe.notes == [told]
+    evaluation = evaluate(run, path)
+    assert evaluation.rows == 300
+    assert evaluation.notes == [told]
+    predicted = finetune.predict_file(run, path, tmp_path / "predicted.csv")
+    assert predicted.rows == 300
+    assert predicted.notes[0] == told
+    predict.main([str(run.path), path])
+    assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["a.jsonl"], ["-"], ["--text", "x"]])
+def test_a_quoting_without_effect_is_refused(
+    words: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a.jsonl", '{"text": "x"}\n')
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UserError, match="--csv_quoting"):
+        predict.main([str(run.path), *words, "--csv_quoting", "none"])
+
+
 def test_rows_with_an_empty_field_are_refused_by_training_and_evaluation(
     run: Run, tmp_path: Path
 ) -> None:
@@ -124,7 +186,7 @@ def test_rows_with_an_empty_field_are_refused_by_training_and_evaluation(
         lambda: catalog.find("yelp")(dataset=path).load(),
         lambda: evaluate(run, path),
     ):
-        with pytest.raises(UserError, match=r"2 of 3 train rows whose text is.*rows: 1, 2"):
+        with pytest.raises(UserError, match=r"2 of 3 train rows without a text: lines 3, 4;"):
             read()
 
 

@@ -1,5 +1,6 @@
 """What is wrong with the data is said before any model is loaded, all of it at once."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -108,11 +109,27 @@ def test_missing_values_are_counted_and_the_first_rows_named(tmp_path: Path) -> 
     path = write(tmp_path / "reviews.csv", *rows)
 
     assert mistakes(path) == (
-        "there are 7 of 40 train rows whose text is missing or no text "
-        "(first rows: 3, 5, 7, 8, 13); --drop_invalid leaves them out",
-        "there are 1 of 40 train rows whose label is missing (first rows: 30); "
+        "7 of 40 train rows without a text: lines 5, 7, 9, 10, 15, ...; "
         "--drop_invalid leaves them out",
+        "1 of 40 train rows without a label: line 32; --drop_invalid leaves them out",
     )
+
+
+def test_places_are_lines_of_the_file(tmp_path: Path) -> None:
+    """A field of two lines and a blank line come before; a parquet file has no lines."""
+    rows = ['"review\n 0",bad', "", "review 1,good", ",bad", "review 3,"]
+    path = write(tmp_path / "reviews.csv", *rows)
+    objects = [{"text": "a", "label": "x"}, {"text": None, "label": "x"}, {"label": "x"}]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, objects)))
+    pd.DataFrame(objects).to_parquet(tmp_path / "a.parquet")
+
+    assert [each.split(": ")[1] for each in mistakes(path)] == [
+        "line 6; --drop_invalid leaves them out",
+        "line 7; --drop_invalid leaves them out",
+    ]
+    for name, places in (("a.jsonl", "lines 3, 5"), ("a.parquet", "rows 2, 3")):
+        (mistake,) = mistakes(tmp_path / name)
+        assert mistake.startswith(f"2 of 3 train rows without a text: {places};")
 
 
 def test_values_that_are_no_text(tmp_path: Path) -> None:
@@ -120,7 +137,126 @@ def test_values_that_are_no_text(tmp_path: Path) -> None:
 
     (mistake,) = mistakes(path)
 
-    assert mistake.startswith("there are 20 of 20 train rows whose text is missing or no text")
+    assert mistake == (
+        "--text_column: the column 'text' of the train data holds int64, such as 0: expected "
+        "texts; is it the right column?"
+    )
+
+
+def test_some_values_that_are_no_text(tmp_path: Path) -> None:
+    rows = [{"text": value, "label": "ab"[n % 2]} for n, value in enumerate(["a", 5, "c", None])]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    (mistake,) = mistakes(tmp_path / "a.jsonl")
+
+    assert mistake.startswith("2 of 4 train rows without a text (but 5): lines 2, 4;")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
+def test_several_labels_per_row_are_refused(suffix: str, tmp_path: Path) -> None:
+    values = [["a"], ["a", "b"], [], ["b", "a"]] * 5
+    table = pd.DataFrame({"text": [f"text {n}" for n in range(20)], "label": values})
+    path = tmp_path / f"several.{suffix}"
+    if suffix == "jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        getattr(table, f"to_{suffix}")(path, index=False)
+
+    (mistake,) = mistakes(path)
+
+    assert "holds lists, such as " in mistake
+    assert "several labels per row (multi-label) are not supported yet" in mistake
+
+
+def test_a_list_in_json_is_one_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'a,"[""x"", null]"', 'b,"[""y""]"')
+
+    (mistake,) = mistakes(path)
+
+    assert """such as '["x", null]': several labels per row (multi-label)""" in mistake
+
+
+def test_brackets_alone_are_no_list(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", *lines(20, label="[PAD]"), *lines(20, label="[", start=20))
+
+    assert Reviews(dataset=path).labels == ["[", "[PAD]"]
+
+
+def test_a_csv_separated_by_semicolons_is_explained(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a;b", header="text;label")
+
+    first, second = mistakes(path)
+
+    for mistake in (first, second):
+        assert "in a .csv and by tabs in a .tsv, here by semicolons: convert the file" in mistake
+
+
+def test_the_number_of_the_row_is_no_label(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a,7", "b,8", header="text,id")
+
+    (mistake,) = mistakes(path, label_column="id")
+
+    assert mistake == ("--label_column id: rows are numbered in that column, rename it in the data")
+
+
+def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
+    header = "id,text,label,length,prediction,only"
+    rows = [f"x{n},text {n},{'ab'[n % 2]},1,2,3" for n in range(20)]
+    write(tmp_path / "train.csv", *rows, header=header)
+    write(tmp_path / "test.csv", "9,t,a,1,2", header=header.removesuffix(",only"))
+    recipe = Reviews(dataset=str(tmp_path))
+
+    assert recipe.splits["train"].column_names == ["text", "id", "label"]
+    assert recipe.notes == [
+        "the column 'id' of the train and test data is left out, as rows are numbered in a column "
+        "of that name: rename it to keep it",
+        "left out of the data: 'length', 'prediction', as the toolkit writes columns of that name: "
+        "rename to keep",
+        "left out of the data: 'only', which not every split has",
+    ]
+
+
+def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
+    rows = lines(200)
+    rows[3] = rows[3].replace(",good", ",good ")
+    rows[4] = rows[4].replace(",bad", ",BAD")
+    rows[5] = rows[5].replace(",good", ",7")
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
+
+    assert recipe.splits["train"].features["label"].names == ["7", "BAD", "bad", "good", "good "]
+    assert recipe.notes == [
+        "classes of their own though alike: 'BAD' and 'bad'; 'good' and 'good ': make their labels "
+        "the same in the data to merge them",
+        "labels are words but for 1 row: '7'; correct these in the data if they are mistakes",
+        "3 classes of one row: '7', 'BAD', 'good '; never both trained and evaluated: add rows, or "
+        "leave such rows out",
+    ]
+
+
+def test_one_word_among_numbers_is_told(tmp_path: Path) -> None:
+    rows = [*(f"text {n},{n % 2}" for n in range(299)), "text 299,x", "text 300,x"]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
+
+    assert recipe.labels == ["0", "1", "x"]
+    assert recipe.notes == [
+        "labels are numbers but for 2 rows: 'x'; correct these in the data if they are mistakes"
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_labels_of_a_csv_stay_as_written(suffix: str, tmp_path: Path) -> None:
+    labels = ["0", "00", "01", "1.0"] * 10
+    rows = (f"text {n}\t{label}" for n, label in enumerate(labels))
+    path = tmp_path / f"a{suffix}"
+    content = "\n".join(["text\tlabel", *rows]) + "\n"
+    path.write_text(content if suffix == ".tsv" else content.replace("\t", ","))
+    recipe = Reviews(dataset=str(path))
+
+    assert recipe.labels == ["0", "00", "01", "1.0"]
+    assert recipe.notes == [
+        "classes of their own though alike: '0' and '00'; '01' and '1.0': make their labels the "
+        "same in the data to merge them"
+    ]
 
 
 def test_invalid_rows_of_every_split_are_told_at_once(tmp_path: Path) -> None:
@@ -129,8 +265,8 @@ def test_invalid_rows_of_every_split_are_told_at_once(tmp_path: Path) -> None:
 
     first, second = mistakes(tmp_path)
 
-    assert "1 of 21 train rows whose text" in first
-    assert "1 of 10 test rows whose label is missing (first rows: 9)" in second
+    assert "1 of 21 train rows without a text: line 22;" in first
+    assert "1 of 10 test rows without a label: line 11;" in second
 
 
 def test_drop_invalid_leaves_them_out_and_says_so(tmp_path: Path) -> None:
@@ -143,8 +279,8 @@ def test_drop_invalid_leaves_them_out_and_says_so(tmp_path: Path) -> None:
     assert kept == list(range(100))
     assert recipe.labels == ["bad", "good"]
     assert recipe.notes == [
-        "dropped 2 of 103 train rows whose text is missing or no text (first rows: 100, 102)",
-        "dropped 2 of 103 train rows whose label is missing (first rows: 101, 102)",
+        "dropped 2 of 103 train rows without a text: lines 102, 104",
+        "dropped 2 of 103 train rows without a label: lines 103, 104",
     ]
 
 

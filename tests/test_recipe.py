@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
@@ -62,6 +63,28 @@ def test_fields_are_options_with_their_help() -> None:
         "max_length": 9,
     }
     assert "an option of its own (default: 1.0)" in " ".join(Flags(Reviews).help().split())
+
+
+def test_rows_without_an_id_get_their_number() -> None:
+    """It stands in the predictions, which are written after the training."""
+
+    class Made(Recipe):
+        def load(self) -> DatasetDict:
+            numbers = [float(n) for n in range(40)]
+            return DatasetDict(train=Dataset.from_dict({"text": numbers, "label": numbers}))
+
+    splits = Made().splits
+
+    assert sorted(each for rows in splits.values() for each in rows["id"]) == list(range(40))
+    for rows in splits.values():
+        assert rows["id"][:] == rows["text"][:]
+
+
+def test_an_option_with_choices_has_one_of_them() -> None:
+    assert Flags(Reviews).read(["--csv-quoting", "none"]) == {"csv_quoting": "none"}
+    for options in ({"csv_quoting": "minimum"}, {"csv_quoting": None}):
+        with pytest.raises(UserError, match=r"--csv_quoting .*: expected auto, minimal or none"):
+            Reviews(**options)
 
 
 def test_a_field_declared_again_keeps_its_help() -> None:

@@ -58,9 +58,68 @@ def test_only_what_is_empty_is_missing(suffix: str, tmp_path: Path) -> None:
 def test_an_id_of_the_source_gives_way_to_the_number_of_the_row(
     suffix: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / f"reviews{suffix}", {"id": [70, 80], "text": ["a", "b"]})
+    path, notes = write(tmp_path / f"reviews{suffix}", {"id": [70, 80], "text": ["a", "b"]}), []
 
-    assert sources.read(path)["train"]["id"][:] == [0, 1]
+    assert sources.read(path, note=notes.append)["train"]["id"][:] == [0, 1]
+    assert [note.partition(" is left out")[0] for note in notes] == [
+        "the column 'id' of the train data"
+    ]
+
+
+def test_the_cache_of_a_file_depends_on_its_quoting_and_on_columns_of_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('text,label\n"a,01\nb",02\n')
+    minimal, literal = (
+        [
+            sources.read(str(path), csv_quoting=quoting, as_text=columns)["train"]["label"][:]
+            for columns in ((), ("label",))
+        ]
+        for quoting in ("minimal", "none")
+    )
+
+    assert minimal == [[2], ["02"]]
+    assert literal == [[1, 2], ["01", "02"]]
+    with pytest.raises(UserError, match=r"is neither \.csv nor \.tsv"):
+        sources.read(write(tmp_path / "a.jsonl", ROWS), csv_quoting="none")
+
+
+@pytest.mark.parametrize(
+    ("content", "quoting", "note"),
+    [
+        ('text\n"a\nb"\nc\n', "minimal", "a.csv: 2 rows in 3 lines, as quoted fields hold line"),
+        ('text\n"a\nb"c\n', None, "minimal (1 row) or --csv_quoting none (2 rows, one per line)"),
+        ('text\n"a\nb\n', "none", "a.csv: read 2 rows, one per line, with quotation marks as text"),
+        ('text,n\n"a, b\nc",1\n', "minimal", "line breaks; --csv_quoting none for 2 rows"),
+        ("text,n\n" + '"a, b\nc",1\n' * 4, None, "minimal (4 rows) or --csv_quoting none (8 rows"),
+        ('text,n\n"a, b\nc" d,1\n', "none", "as quotes around fields they would leave 1 row"),
+        ('text,n\n"a,1\nb,2\n', "none", "as quotes around fields they would not pair up"),
+        ('"text","n"\n"a,\nb","1"\n', "minimal", "a.csv: 1 row in 2 lines, as quoted fields"),
+        ('text,n\n"a",1\n"b ""c""",2\n', "minimal", ""),
+    ],
+)
+def test_the_quoting_of_a_file_is_found(
+    content: str, quoting: str | None, note: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+
+    if quoting is None:
+        with pytest.raises(UserError) as refusal:
+            files.csv_quoting(path)
+        assert note in str(refusal.value)
+    else:
+        found, told = files.csv_quoting(path)
+        assert found == quoting
+        assert note in told
+        assert bool(note) is bool(told)
+
+
+def test_rows_fewer_than_lines_are_told(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = write(tmp_path / "a.csv", {"text": ["a\nb\nc", "d"], "label": ["x", "y"]})
+
+    assert len(sources.read(path, note=notes.append)["train"]) == 2
+    assert notes == ["a.csv: 2 rows in 4 lines, as quoted fields hold line breaks"]
 
 
 @pytest.mark.parametrize(

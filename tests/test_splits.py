@@ -1,13 +1,16 @@
 """Splits: exact sizes, no row in two of them, and all of it decided by one seed of their own."""
 
+import hashlib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from finetune.data import splits
+from finetune.errors import UserError
 from finetune.recipe import TextClassification
 
 SPLITS = ("train", "validation", "test")
@@ -36,6 +39,7 @@ def carve(
     train_samples: int | None = None,
     eval_samples: int | None = None,
     notes: list[str] | None = None,
+    keep_contradictions: str = "none",
     **sources: Dataset,
 ) -> DatasetDict:
     return splits.three_way(
@@ -45,6 +49,7 @@ def carve(
         train_samples=train_samples,
         eval_samples=eval_samples,
         note=([] if notes is None else notes).append,
+        keep_contradictions=keep_contradictions,
     )
 
 
@@ -102,7 +107,12 @@ def test_an_official_test_set_is_untouched() -> None:
     assert result["test"].to_dict() == test.to_dict()
     assert result.num_rows == {"train": 89, "validation": 10, "test": 3}
     assert "review 3" not in {*result["train"]["text"], *result["validation"]["text"]}
-    assert notes == ["dropped 1 training rows that stand in the validation or test set too"]
+    assert notes == [
+        "2 test rows with the same text but different labels (1 text): no model can be right on "
+        "all of them",
+        "dropped 1 training row also found in the validation or test set (1 with a different "
+        "label)",
+    ]
 
 
 def test_given_validation_and_test_are_kept() -> None:
@@ -128,6 +138,87 @@ def test_duplicates_are_dropped_first_and_counted() -> None:
     assert notes == ["dropped 30 exact duplicates"]
     assert result.num_rows == {"train": 72, "validation": 8, "test": 20}
     assert sorted(each for name in SPLITS for each in result[name]["id"]) == list(range(100))
+
+
+def contradictory(**options: str) -> tuple[DatasetDict, list[str]]:
+    """A hundred texts, ten of them again with their label and ten with the other one, twice."""
+    texts = [f"review {number}" for number in [*range(100), *range(10), *range(90, 100)]]
+    labels = [number % 2 for number in range(100)]
+    labels += [*labels[:10], *(1 - label for label in labels[90:])]
+    notes: list[str] = []
+    source = with_labels([*texts, *texts[-10:]], [*labels, *labels[-10:]])
+    result = carve(train=source, notes=notes, **options)
+    return result, notes
+
+
+def test_all_rows_of_contradictions_are_dropped_and_told_apart() -> None:
+    result, notes = contradictory()
+
+    assert notes == [
+        "dropped 30 training rows with the same text but different labels (10 texts); "
+        "--keep_contradictions first keeps one of each",
+        "dropped 10 exact duplicates",
+    ]
+    assert sorted(each for name in SPLITS for each in result[name]["id"]) == list(range(90))
+
+
+def test_the_first_of_contradictions_is_kept_if_asked_for() -> None:
+    result, notes = contradictory(keep_contradictions="first")
+
+    assert notes == [
+        "30 training rows with the same text but different labels (10 texts): the first of each "
+        "is kept, 20 rows dropped",
+        "dropped 10 exact duplicates",
+    ]
+    assert sorted(each for name in SPLITS for each in result[name]["id"]) == list(range(100))
+
+
+def test_numbers_do_not_contradict_each_other() -> None:
+    texts, labels = ["same", "same", *(f"text {n}" for n in range(40))], [0.5, 0.75, *[1.0] * 40]
+    notes: list[str] = []
+
+    carve(train=Dataset.from_dict({"text": texts, "label": labels}), notes=notes)
+
+    assert notes == ["dropped 1 exact duplicate"]
+
+
+def test_nothing_but_contradictions_is_refused() -> None:
+    with pytest.raises(UserError, match="no training rows are left"):
+        carve(train=with_labels(["a", "a"], [0, 1]))
+
+
+def test_an_option_of_the_recipe_keeps_the_first(reviews: Path) -> None:
+    content = reviews.read_text()
+    reviews.write_text(content + content.splitlines()[1].replace(",bad", ",good") + "\n")
+
+    dropped, kept = (
+        Reviews(dataset=str(reviews), model="none", **options)
+        for options in ({}, {"keep_contradictions": "first"})
+    )
+
+    assert sum(dropped.splits.num_rows.values()) == 199
+    assert sum(kept.splits.num_rows.values()) == 200
+    with pytest.raises(UserError, match="--keep_contradictions last: expected none or first"):
+        Reviews(keep_contradictions="last")
+
+
+def test_each_text_is_hashed_once(reviews: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For duplicates, for the fingerprint of the run and for that of what is tokenized."""
+    hashed: list[bytes] = []
+    blake = hashlib.blake2b
+
+    def counting(content: bytes, **named: int) -> Any:
+        hashed.append(content)
+        return blake(content, **named)
+
+    monkeypatch.setattr(hashlib, "blake2b", counting)
+    found = Reviews(dataset=str(reviews), model="none").splits
+    expected = splits.fingerprint(found, "text")
+
+    assert splits.fingerprint(found, "text") == expected
+    for name, rows in found.items():
+        splits.fingerprint(DatasetDict({name: rows}), "text")
+    assert len(hashed) == 200
 
 
 def test_clean_data_gives_no_notes() -> None:

@@ -1,14 +1,16 @@
 """Tokenization truncates, never pads, and is done once for the same data, tokenizer and length."""
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import DatasetDict
-from tokenizers import normalizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data.tokenize import tokenize
+from finetune.data.tokenize import shortened, tokenize
 from finetune.recipe import TextClassification
 
 
@@ -105,6 +107,118 @@ def test_something_else_is_tokenized_anew(
     assert files(first.prepared)["train"] != files(other.prepared)["train"]
     other_lengths = other.prepared["train"]["length"][:]
     assert max(other_lengths) <= other.max_length
+
+
+#: What is long, and whether its end can be left out.
+LONG = {
+    "words": ("the food was great " * 4000, True),
+    "lines": ("the\n\n\t food   was\r\ngreat \n" * 4000, True),
+    "punctuation": ("!?., " * 9000, True),
+    "one word": ("food" * 9000, False),
+    "one word, then words": ("food" * 300 + " was great" * 4000, True),
+    "words, then one": ("the food " * 20 + "food" * 9000, False),
+    "white space": (" " * 40_000, False),
+    "white space, then words": (" " * 9000 + "the food was great " * 4000, True),
+    "characters that are deleted": ("\0\ufffd\x1c \x07" * 9000 + "the food", False),
+    "deleted, then words": ("\0\ufffd \x07" * 900 + "the food was great " * 4000, True),
+    "combining": ("e\u0301\u0327 \u0301a " * 9000, True),
+    "Chinese": ("\u98df\u7269\u5f88\u597d" * 9000, False),
+    "Chinese in lines": ("\u98df\u7269\u5f88\u597d\n" * 9000, True),
+    "digits": ("1234567 " * 9000, True),
+    "special tokens": ("[SEP] food[MASK] \u2581 <s> </s> " * 3000, True),
+    "other white space": ("food\xa0was\u3000great\x85" * 4000, False),
+}
+TRAINERS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "WordPiece": (
+        models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100),
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+        trainers.WordPieceTrainer,
+    ),
+    "bytes": (models.BPE(), None, pre_tokenizers.ByteLevel(), trainers.BpeTrainer),
+    "Unigram": (
+        models.Unigram(),
+        normalizers.NFKC(),
+        pre_tokenizers.Metaspace(),
+        trainers.UnigramTrainer,
+    ),
+    "no words": (models.BPE(), normalizers.NFC(), None, trainers.BpeTrainer),
+}
+
+
+@functools.cache
+def trained_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    model, normalizer, pre_tokenizer, trainer = TRAINERS[kind]
+    backend = Tokenizer(model)
+    if normalizer:
+        backend.normalizer = normalizer
+    if pre_tokenizer:
+        backend.pre_tokenizer = pre_tokenizer
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [text[:400] for text, _ in LONG.values()]
+    named = {"unk_token": "[UNK]"} if kind == "Unigram" else {}
+    backend.train_from_iterator(
+        words, trainer(vocab_size=300, special_tokens=special, show_progress=False, **named)
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]"
+    )
+
+
+@pytest.mark.parametrize("case", LONG)
+@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("max_length", [5, 64])
+def test_a_text_without_its_end_has_the_same_tokens(max_length: int, kind: str, case: str) -> None:
+    tokenizer, (text, _) = trained_tokenizer(kind), LONG[case]
+    (short,) = shortened([text], tokenizer, max_length)
+
+    whole, cut = (tokenizer(each, truncation=True, max_length=max_length) for each in (text, short))
+
+    assert text.startswith(short)
+    assert cut["input_ids"] == whole["input_ids"]
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_what_is_long_is_cut_where_that_is_safe(case: str) -> None:
+    text, safe = LONG[case]
+
+    (short,) = shortened([text], trained_tokenizer("WordPiece"), 64)
+
+    assert (len(short) < len(text) / 2) is safe
+
+
+def test_a_tokenizer_that_cannot_be_known_gets_the_whole_text() -> None:
+    text, _ = LONG["words"]
+    left = copy.deepcopy(trained_tokenizer("WordPiece"))
+    left.truncation_side = "left"
+
+    for tokenizer in (left, trained_tokenizer("no words")):
+        assert shortened([text, "short"], tokenizer, 16) == [text, "short"]
+
+
+def test_a_long_text_is_not_tokenized_whole(
+    tmp_path: Path, tiny_model: str, tokenized: list[str]
+) -> None:
+    path = tmp_path / "reviews.csv"
+    long = "the food was great " * 20_000
+    rows = [f"{long}{n},{n % 2}" if n == 5 else f"place {n},{n % 2}" for n in range(40)]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    subject = recipe(path, tiny_model, max_length=16)
+    (split,) = (name for name, rows in subject.splits.items() if max(map(len, rows["text"])) > 99)
+
+    lengths = subject.prepared[split]["length"][:]
+    assert max(map(len, tokenized)) < 1000
+    tokenized.clear()
+    counts = subject.whole_lengths(split)
+
+    assert counts is not None
+    assert max(map(len, tokenized)) <= 2**16
+    place = lengths.index(16)
+    whole = subject.processing_class()(subject.splits[split]["text"][place], verbose=False)
+    assert counts[place] == len(whole["input_ids"])
 
 
 def test_a_tokenizer_of_the_same_vocabulary_is_another(reviews: Path, tiny_model: str) -> None:

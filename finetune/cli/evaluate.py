@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from finetune.cli import console, imports
 from finetune.cli.parser import Parser
+from finetune.data.delimited import QUOTING
 from finetune.errors import UserError, counted
 from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from finetune.training.manifest import Statistics
 
 #: Options of a recipe of text that say how a file is read.
-_READING = ("text_column", "label_column", "drop_invalid")
+_READING = ("text_column", "label_column", "csv_quoting", "drop_invalid")
 
 
 def main(words: Sequence[str]) -> int:
@@ -39,6 +40,13 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"
+    )
+    parser.add_argument(
+        "--csv_quoting",
+        "--csv-quoting",
+        choices=QUOTING,
+        help="quotation marks in FILE: minimal, around fields; none, text (default: auto, found by "
+        "comparing rows with lines)",
     )
     parser.add_argument(
         "--drop_invalid",
@@ -88,6 +96,8 @@ def main(words: Sequence[str]) -> int:
 def _show(found: Evaluation) -> None:
     if found.statistics is not None:
         _show_intervals(found.source, found.statistics)
+        for note in found.notes:
+            console.say(f"\n{note}")
         return
     recorded = found.recorded or {}
     console.say(f"\ntest set of {found.source}, {counted(found.rows, 'row')}")

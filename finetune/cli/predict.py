@@ -86,6 +86,7 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         'expected one of INPUT and --text "one sentence"': (given.input is None) != with_text,
         "--output: not with --text": with_text and given.output,
         "--text_column: not with --text": with_text and given.text_column,
+        "--csv_quoting: not with --text": with_text and given.csv_quoting,
         "--resume: needs --output": given.resume and given.output is None,
         "INPUT is empty: expected a file, a folder of images, or -": given.input == "",
         "--resume: the standard input cannot be read again, write it to a file": given.resume
@@ -125,7 +126,7 @@ def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     from finetune.predicting.inputs import Input
     from finetune.predicting.request import Request
 
-    request = Request(run, Input.open(source), options)
+    request = Request(run, Input.open(source, options["csv_quoting"] or "auto"), options)
     suffix = output.of_screen(request.input.kind)
     descriptor = os.dup(sys.stdout.fileno())
     with open(descriptor, "w", encoding="utf-8", newline="") as screen, _bar() as bar:

@@ -8,11 +8,15 @@ nothing else: the words NA, null and None are text. In JSON lines it is null or 
 parquet a null: there an empty text is a value. Each line of a ``.txt`` file is a text, a blank line
 an empty one, so that there is a prediction for every line. In the other formats a blank line is not
 a row.
+
+Quotation marks in a ``.csv`` or ``.tsv`` enclose a field (``minimal``) or are text (``none``), as
+:mod:`finetune.data.delimited` finds out.
 """
 
 from __future__ import annotations
 
-import csv
+import codecs
+import contextlib
 import io
 import itertools
 import json
@@ -25,17 +29,19 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from finetune.data import delimited
+from finetune.data.delimited import SEPARATORS, Placed, Row
 from finetune.errors import UserError, suggestion
 
 #: Enough rows to sort by length, few enough to hold in memory and to be done again.
 CHUNK_ROWS = 1024
-_LONGEST_FIELD = 2**24  # characters; beyond, a quote was opened that nothing closes
 
-Row = dict[str, Any]
 Rows = list[Row]
 #: Rows, and where in the input they end: bytes, or rows where they can be counted.
 Read = tuple[Rows | pa.Table, int]
 Reader = Callable[[Path], Iterator[Read]]
+Parser = Callable[[Path, IO[str]], Iterator[Placed]]
+_SHOWN_PLACES = 5
 
 
 @dataclass(frozen=True)
@@ -92,90 +98,122 @@ def existing(name: str) -> Path:
     return path
 
 
-def chunks(path: Path, reader: Reader | None = None) -> Iterator[Chunk]:
+def chunks(path: Path, reader: Reader | None = None, quoting: str = "auto") -> Iterator[Chunk]:
     """Read the rows of a file in their order.
 
     Args:
         path: A file whose suffix is one of :data:`READERS`, in upper or lower case.
         reader: For something other than a file, which may hold no rows.
+        quoting: Of a ``.csv`` or ``.tsv``, as :func:`csv_quoting` returns it.
 
     Raises:
         UserError: if the file is malformed, with the line; or if it holds no rows.
     """
     number = -1
-    try:
-        for number, (rows, end) in enumerate((reader or READERS[path.suffix.lower()])(path)):
+    if reader is None and (suffix := path.suffix.lower()) in SEPARATORS:
+        reading = csv_quoting(path)[0] if quoting == "auto" else quoting
+        rows_of: Reader = partial(_delimited, suffix, reading)
+    else:
+        rows_of = reader or READERS[path.suffix.lower()]
+    with _explained(path):
+        for number, (rows, end) in enumerate(rows_of(path)):
             yield Chunk(number, rows, end)
-    except UnicodeDecodeError as error:
-        line = f"line {_line_not_utf8(path)}, " if path.is_file() else ""
-        raise UserError(
-            f"{path} is not UTF-8: {error.reason} ({line}byte {error.object[error.start]:#x}); "
-            "convert it, as with: iconv -f latin1 -t utf-8"
-        ) from error
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
     if number < 0 and reader is None:
         raise UserError(f"{path} holds no rows")
 
 
-def _of_text(
-    parse: Callable[[Path, IO[str]], Iterator[Row]], newline: str, path: Path
-) -> Iterator[Read]:
-    """The rows that are parsed of a text file, a chunk at a time."""
+def csv_quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
+    """Return :func:`~finetune.data.delimited.quoting` of any file.
+
+    Raises:
+        UserError: if the file has no quoting, or cannot be read.
+    """
+    if path.suffix.lower() in SEPARATORS:
+        with _explained(path):
+            return delimited.quoting(path, wanted)
+    if wanted != "auto":
+        raise UserError(f"--csv_quoting {wanted}: {path} is neither .csv nor .tsv")
+    return "minimal", ""
+
+
+def places(path: Path, rows: Sequence[int], quoting: str = "minimal") -> str:
+    """Return where rows stand in a file, the first few of them: ``lines 5, 9``.
+
+    Args:
+        path: A file; one that has no lines counts its rows from 1.
+        rows: Their numbers, from 0, sorted; at least one.
+        quoting: Of a ``.csv`` or ``.tsv``: ``minimal`` or ``none``.
+    """
+    shown = rows[:_SHOWN_PLACES]
+    noun, numbers = "row", [row + 1 for row in shown]
+    if parser := _parser(path.suffix.lower(), quoting):
+        with _parsed(path, *parser) as (placed, _), delimited.long_fields():
+            some = enumerate(itertools.islice(placed, shown[-1] + 1))
+            noun, numbers = "line", [first for row, (first, _, _) in some if row in shown]
+    more = ", ..." if len(rows) > len(shown) else ""
+    return f"{noun}{'s' * (len(rows) > 1)} {', '.join(map(str, numbers))}{more}"
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say what is wrong with a file that cannot be read.
+
+    Raises:
+        UserError: with the line, where it is known.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        line = f"line {_line_not_utf8(path)}, " if path.is_file() else ""
+        wide = error.object[error.start] in codecs.BOM_UTF16 and error.start < 2
+        raise UserError(
+            f"{path} is not UTF-8: {error.reason} ({line}byte {error.object[error.start]:#x}); "
+            f"convert it, as with: iconv -f {'utf-16' if wide else 'latin1'} -t utf-8"
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+@contextlib.contextmanager
+def _parsed(
+    path: Path, parse: Parser, newline: str
+) -> Iterator[tuple[Iterator[Placed], IO[bytes]]]:
+    """Open a text file: the rows that are parsed of it, and the bytes below them."""
     with path.open("rb") as binary:
         lines = io.TextIOWrapper(binary, encoding="utf-8-sig", newline=newline)
-        rows = parse(path, lines)
-        while some := _next(rows):
+        yield parse(path, lines), binary
+
+
+def _of_text(parse: Parser, newline: str, path: Path) -> Iterator[Read]:
+    """The rows that are parsed of a text file, a chunk at a time."""
+    with _parsed(path, parse, newline) as (placed, binary):
+        while some := _next(placed):
             yield some, binary.tell()
 
 
-def _next(rows: Iterator[Row]) -> Rows:
-    """Return the rows of a chunk, fields as long as a text may be; the limit is the process's."""
-    limit = csv.field_size_limit(_LONGEST_FIELD)
-    try:
-        return list(itertools.islice(rows, CHUNK_ROWS))
-    finally:
-        csv.field_size_limit(limit)
+def _next(placed: Iterator[Placed]) -> Rows:
+    """Return the rows of a chunk."""
+    with delimited.long_fields():
+        return [row for _, _, row in itertools.islice(placed, CHUNK_ROWS)]
 
 
-def _delimited(separator: str, path: Path) -> Iterator[Read]:
+def _delimited(suffix: str, quoting: str, path: Path) -> Iterator[Read]:
     """Every column is text."""
-    for rows, end in _of_text(partial(_records, separator), "", path):
+    parser = _parser(suffix, quoting)
+    assert parser is not None
+    for rows, end in _of_text(*parser, path):
         schema = pa.schema([(name, pa.string()) for name in rows[0]])
         yield pa.Table.from_pylist(rows, schema=schema), end
 
 
-def _records(separator: str, path: Path, lines: IO[str]) -> Iterator[Row]:
-    ended = False
-
-    def to_the_end() -> Iterator[str]:
-        nonlocal ended
-        yield from lines
-        ended = True
-
-    reader = csv.reader(to_the_end(), delimiter=separator)
-    header: list[str] = []
-    line = 1  # where the row begins
-    try:
-        for fields in reader:
-            if ended:  # only a row that the end of the file cuts off comes after it
-                raise csv.Error("the file ends in a quoted field")
-            if fields and not header:
-                header = [name or f"Unnamed: {n}" for n, name in enumerate(fields)]
-                _refuse_repeated(path, header)
-            elif fields:
-                if len(fields) != len(header):
-                    raise UserError(
-                        f"{path}, line {line}: expected {len(header)} fields as in the first line, "
-                        f"found {len(fields)}"
-                    )
-                yield dict(zip(header, (field or None for field in fields), strict=True))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{path}, line {line}: {error}; is a quote never closed?") from error
+def _parser(suffix: str, quoting: str) -> tuple[Parser, str] | None:
+    """What parses the lines of a text file, and what ends a line of it; None of any other."""
+    if suffix in SEPARATORS:
+        return partial(delimited.records, quoting, False), ""
+    return _PARSERS.get(suffix)
 
 
-def _json_lines(path: Path, lines: IO[str]) -> Iterator[Row]:
+def _json_lines(path: Path, lines: IO[str]) -> Iterator[Placed]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -189,7 +227,7 @@ def _json_lines(path: Path, lines: IO[str]) -> Iterator[Row]:
             raise UserError(f"{path}, line {number}: expected an object, found {line[:40]!r}")
         if "\\u" in line:
             refuse_half_characters(json.dumps(row, ensure_ascii=False), f"{path}, line {number}")
-        yield row
+        yield number, number, row
 
 
 def sliced(rows: Sequence[Any]) -> Iterator[Read]:
@@ -214,33 +252,30 @@ def refuse_half_characters(text: str, place: str) -> None:
         ) from error
 
 
-def _lines(_: Path, lines: IO[str]) -> Iterator[Row]:
-    return ({"text": line.removesuffix("\n").removesuffix("\r")} for line in lines)
+def _lines(_: Path, lines: IO[str]) -> Iterator[Placed]:
+    for number, line in enumerate(lines, start=1):
+        yield number, number, {"text": line.removesuffix("\n").removesuffix("\r")}
 
 
 def _parquet(path: Path) -> Iterator[Read]:
     end = 0
     with pq.ParquetFile(path) as file:
-        _refuse_repeated(path, file.schema_arrow.names)
+        delimited.refuse_repeated(path, file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=CHUNK_ROWS):
             if batch.num_rows:
                 end += batch.num_rows
                 yield pa.Table.from_batches([batch]), end
 
 
+_PARSERS: dict[str, tuple[Parser, str]] = {".jsonl": (_json_lines, "\n"), ".txt": (_lines, "\n")}
 #: By the suffix of a file.
 READERS: dict[str, Reader] = {
-    ".csv": partial(_delimited, ","),
-    ".tsv": partial(_delimited, "\t"),
-    ".jsonl": partial(_of_text, _json_lines, "\n"),
+    ".csv": partial(_delimited, ".csv", "minimal"),
+    ".tsv": partial(_delimited, ".tsv", "minimal"),
+    ".jsonl": partial(_of_text, *_PARSERS[".jsonl"]),
     ".parquet": _parquet,
-    ".txt": partial(_of_text, _lines, "\n"),
+    ".txt": partial(_of_text, *_PARSERS[".txt"]),
 }
-
-
-def _refuse_repeated(path: Path, columns: Sequence[str]) -> None:
-    if repeated := [name for name in columns if columns.count(name) > 1]:
-        raise UserError(f"{path}: two columns are called '{repeated[0]}'")
 
 
 def _line_not_utf8(path: Path) -> int:

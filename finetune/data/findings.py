@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import datasets
 import numpy as np
 from datasets import ClassLabel, DatasetDict
 
-from finetune.data.labels import class_names, listed
+from finetune.data.delimited import separator_hint
+from finetune.data.labels import class_names, listed, refusal_of_lists
 from finetune.errors import UserError, suggestion
 
 _AT_ONCE = 1000  # rows in memory
 
 
 def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -> None:
-    """Refuse columns that are not there, and list those that are."""
+    """Refuse columns that are not there, and list those that are; and such of another kind.
+
+    Raises:
+        UserError: if a column is not there or is the number of the row, if all texts are numbers,
+            or if labels are lists.
+    """
     if text_column == label_column:
         raise UserError(f"--text_column and --label_column are both '{text_column}'")
     mistakes = []
@@ -25,21 +32,60 @@ def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -
             there = [name for name in dataset[lacking[0]].column_names if name != "id"]
             mistakes.append(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
-                f"{suggestion(column, there)} (there are: {', '.join(there)})"
+                f"{separator_hint(there) or suggestion(column, there)} "
+                f"(there are: {', '.join(there)})"
             )
+        elif column == "id":
+            mistakes.append(f"{flag} id: rows are numbered in that column, rename it in the data")
+        else:
+            mistakes += _of_another_kind(dataset, flag, column)
     if mistakes:
         raise UserError(*mistakes)
 
 
-def without_clashes(dataset: DatasetDict, text_column: str, label_column: str) -> DatasetDict:
-    """Return ``dataset`` without columns that not every split has, or that the toolkit writes."""
+def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
+    """A line for the first split whose column holds lists, or numbers where texts are expected."""
+    for split, rows in dataset.items():
+        feature, where = rows.features[column], f"{flag}: the column '{column}' of the {split} data"
+        nested = isinstance(feature, (dict, datasets.Sequence, datasets.LargeList))
+        kind = "lists" if nested else getattr(feature, "dtype", "string")
+        some = [value for value in rows[:_AT_ONCE][column] if value not in (None, [])]
+        if not some or (flag == "--label_column" and not nested):
+            continue
+        if flag == "--label_column":
+            return [f"{where} holds {refusal_of_lists(some[0])}"]
+        if kind not in ("string", "large_string"):
+            return [
+                f"{where} holds {kind}, such as {some[0]!r}: expected texts; "
+                "is it the right column?"
+            ]
+    return []
+
+
+def without_clashes(
+    dataset: DatasetDict, text_column: str, label_column: str, *, note: Callable[[str], None]
+) -> DatasetDict:
+    """Return ``dataset`` without columns that not every split has, or that the toolkit writes.
+
+    Args:
+        dataset: Splits with the two columns.
+        text_column: Of the text.
+        label_column: Of the label.
+        note: Takes sentences about other columns that are left out.
+    """
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
     chosen = {"id", text_column, label_column}
-    kept = [
-        name
-        for name in dataset["train"].column_names
-        if name in chosen or (name in shared and not is_own_column(name))
-    ]
+    others = [name for name in dataset["train"].column_names if name not in chosen]
+    taken = [name for name in others if is_own_column(name)]
+    single = [name for name in others if name not in shared and name not in taken]
+    if taken:
+        note(
+            f"left out of the data: {listed(taken)}, as the toolkit writes "
+            f"{'a column' if len(taken) == 1 else 'columns'} of that name: rename to keep"
+        )
+    if single:
+        note(f"left out of the data: {listed(single)}, which not every split has")
+    kept = [name for name in dataset["train"].column_names if name not in {*taken, *single}]
     return dataset.select_columns(kept)
 
 
@@ -49,13 +95,20 @@ def is_own_column(name: str) -> bool:
     return name in own or name.startswith("probability of ")
 
 
-def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None]) -> DatasetDict:
+def only_valid(
+    dataset: DatasetDict,
+    *,
+    drop: bool,
+    note: Callable[[str], None],
+    places: Callable[[str, Sequence[int]], str],
+) -> DatasetDict:
     """Return ``dataset`` without rows whose ``text`` or ``label`` is missing.
 
     Args:
         dataset: Splits with ``text`` and ``label``.
         drop: Whether to drop such rows instead of refusing them.
         note: Takes a sentence about the rows dropped.
+        places: Says where rows of a split stand, by their ``id``.
 
     Raises:
         UserError: that counts and names such rows, if they are not to be dropped.
@@ -64,22 +117,23 @@ def only_valid(dataset: DatasetDict, *, drop: bool, note: Callable[[str], None])
     for split, rows in dataset.items():
         valid = np.ones(len(rows), dtype=bool)
         is_label = _is_class if isinstance(rows.features["label"], ClassLabel) else _is_label
-        for column, is_valid, wrong in (
-            ("text", _is_text, "is missing or no text"),
-            ("label", is_label, "is missing"),
-        ):
+        for column, is_valid in (("text", _is_text), ("label", is_label)):
             batches = rows.select_columns(column).iter(_AT_ONCE)
             found = (is_valid(value) for batch in batches for value in batch[column])
             valid_here = np.fromiter(found, dtype=bool, count=len(rows))
             if bad := np.flatnonzero(~valid_here).tolist():
+                some = rows.select(bad[:_AT_ONCE])
+                other = [value for value in some[column] if not isinstance(value, str | None)]
+                such = f" (but {other[0]!r})" if other and column == "text" else ""
+                numbers = some["id"][:] if "id" in some.column_names else bad
+                where = places(split, numbers if isinstance(numbers[0], int) else bad)
                 mistakes.append(
-                    f"{len(bad):,} of {len(rows):,} {split} rows whose {column} {wrong} "
-                    f"(first rows: {', '.join(map(str, bad[:5]))})"
+                    f"{len(bad):,} of {len(rows):,} {split} rows without a {column}{such}: {where}"
                 )
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))
     if mistakes and not drop:
-        raise UserError(*(f"there are {each}; --drop_invalid leaves them out" for each in mistakes))
+        raise UserError(*(f"{each}; --drop_invalid leaves them out" for each in mistakes))
     for each in mistakes:
         note(f"dropped {each}")
     return DatasetDict(kept)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,34 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, load_dataset
 
 from finetune.data import embedded, files
+from finetune.data.delimited import SEPARATORS
 from finetune.errors import UserError
 from finetune.runtime import activity, hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
-_CACHE_VERSION = 1  # increment when the same file is to give other rows
+_NOTE = b"finetune.note"  # in the schema of a cached file
+_CACHE_VERSION = 2  # increment when the same file is to give other rows
 
 
-def read(dataset: str, revision: str | None = None) -> DatasetDict:
+def read(
+    dataset: str,
+    revision: str | None = None,
+    *,
+    csv_quoting: str = "auto",
+    as_text: Collection[str] = (),
+    note: Callable[[str], None] = lambda sentence: None,
+) -> DatasetDict:
     """Return the splits of a source, with every column it has.
 
     Args:
         dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files,
             or the name of a data set on the Hub.
         revision: Commit, tag or branch on the Hub; the newest if None.
+        csv_quoting: Of ``.csv`` and ``.tsv`` files: ``auto``, ``minimal`` or ``none``.
+        as_text: Columns of ``.csv`` and ``.tsv`` files that stay text where they hold numbers.
+        note: Takes sentences about how files were read, and an ``id`` that was replaced.
 
     Raises:
         UserError: if there is nothing to read, or if it cannot be read.
@@ -46,17 +58,62 @@ def read(dataset: str, revision: str | None = None) -> DatasetDict:
         raise UserError("--dataset: this recipe names no data set of its own, give one")
     if revision is not None and not hub.names_repository(dataset):
         raise UserError(f"--dataset_revision {revision}: {dataset} is not from the Hub")
-    if dataset.startswith(embedded.PREFIX):
+    if is_local(dataset):
+        several = _files(dataset)
+        quoted = [path for path in several.values() if path.suffix.lower() in SEPARATORS]
+        if csv_quoting != "auto" and not quoted:
+            raise UserError(f"--csv_quoting {csv_quoting}: {dataset} is neither .csv nor .tsv")
+        splits: dict[str, Any] = {
+            split: _read_file(path, csv_quoting if path in quoted else "auto", as_text, note)
+            for split, path in several.items()
+        }
+    elif csv_quoting != "auto":
+        raise UserError(f"--csv_quoting {csv_quoting}: {dataset} is no .csv or .tsv file")
+    elif dataset.startswith(embedded.PREFIX):
         splits = embedded.read(dataset)
-    elif hub.names_repository(dataset):
-        splits = _read_hub(dataset, revision)
     else:
-        splits = {split: _read_file(path) for split, path in _files(dataset).items()}
-    for name, split in splits.items():
-        if "id" in split.column_names:
-            split = split.remove_columns("id")
-        splits[name] = split.add_column("id", np.arange(len(split)))
-    return DatasetDict(splits)
+        splits = _read_hub(dataset, revision)
+    if replaced := [name for name, split in splits.items() if "id" in split.column_names]:
+        note(
+            f"the column 'id' of the {' and '.join(replaced)} data is left out, as rows are "
+            "numbered in a column of that name: rename it to keep it"
+        )
+        splits = {
+            name: split.remove_columns("id") if name in replaced else split
+            for name, split in splits.items()
+        }
+    return numbered(DatasetDict(splits))
+
+
+def numbered(dataset: DatasetDict) -> DatasetDict:
+    """Return ``dataset`` with an ``id``, the number of the row from 0, where a split has none."""
+    return DatasetDict(
+        {
+            name: split
+            if "id" in split.column_names
+            else split.add_column("id", np.arange(len(split)))
+            for name, split in dataset.items()
+        }
+    )
+
+
+def is_local(dataset: str) -> bool:
+    """Return whether a data set is a file or a directory."""
+    return not dataset.startswith(embedded.PREFIX) and not hub.names_repository(dataset)
+
+
+def places(dataset: str, split: str, rows: Sequence[int], csv_quoting: str = "auto") -> str:
+    """Return where rows of a split stand in its file, as ``lines 5, 9``; else ``rows 4, 8``.
+
+    Args:
+        dataset: What :func:`read` was given.
+        split: Of the rows.
+        rows: Their ``id``, sorted; at least one.
+        csv_quoting: As :func:`read` takes it.
+    """
+    path = _files(dataset).get(split, Path()) if dataset and is_local(dataset) else Path()
+    quoted = path.suffix.lower() in SEPARATORS
+    return files.places(path, rows, files.csv_quoting(path, csv_quoting if quoted else "auto")[0])
 
 
 def describe(dataset: str) -> str:
@@ -91,49 +148,59 @@ def _files(dataset: str) -> dict[str, Path]:
     return {split: one[0] for split, one in found.items() if one}
 
 
-def _read_file(path: Path) -> Dataset:
+def _read_file(
+    path: Path, csv_quoting: str, as_text: Collection[str], note: Callable[[str], None]
+) -> Dataset:
     """Return the rows of a file, memory-mapped from a cache that holds them from then on."""
     about = path.stat()
-    key = f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {_CACHE_VERSION}"
+    facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
+    key = f"{facts} {csv_quoting} {sorted(as_text)}"
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     cached = hub.caches()["datasets"] / "finetune-files" / name / "rows.arrow"
     if not cached.exists():
         try:
-            schema = _schema(path)
+            quoting, sentence = files.csv_quoting(path, csv_quoting)
+            schema = _schema(path, quoting, as_text)
+            schema = schema.with_metadata({**(schema.metadata or {}), _NOTE: sentence.encode()})
             cached.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
                 written = Path(directory) / cached.name
                 with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as rows:
-                    for chunk in _chunks(path, "converting"):
+                    for chunk in _chunks(path, quoting, "converting"):
                         rows.write_table(_typed(chunk, schema))
                 os.replace(written, cached)
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
+    with pa.OSFile(str(cached)) as file:  # told again by a run that reads the cache
+        if sentence := pa.ipc.open_stream(file).schema.metadata[_NOTE].decode():
+            note(sentence)
     return Dataset.from_file(str(cached))
 
 
-def _chunks(path: Path, work: str) -> Iterator[files.Chunk]:
+def _chunks(path: Path, quoting: str, work: str) -> Iterator[files.Chunk]:
     """The chunks of a file; how far they are is told."""
     is_text = path.suffix.lower() != ".parquet"
     total, unit = (path.stat().st_size, "bytes") if is_text else (None, "rows")
-    for chunk in files.chunks(path):
+    for chunk in files.chunks(path, quoting=quoting):
         yield chunk
         activity.advance(f"{work} {path.name}", round(chunk.end), total, unit)
 
 
-def _schema(path: Path) -> pa.Schema:
+def _schema(path: Path, quoting: str, as_text: Collection[str]) -> pa.Schema:
     """Return types that hold every value of a file.
 
-    The columns of a CSV are text but for those that hold nothing but numbers. A column of JSON
-    lines whose values have no type in common holds JSON.
+    The columns of a CSV are text but for those that hold nothing but numbers, ``as_text`` excepted.
+    A column of JSON lines whose values have no type in common holds JSON.
     """
     types: dict[str, pa.DataType] = {}
-    for chunk in _chunks(path, "reading"):
+    for chunk in _chunks(path, quoting, "reading"):
         if path.suffix.lower() == ".parquet":
             return Features.from_arrow_schema(chunk.table().schema).arrow_schema
-        widest = pa.json_() if isinstance(chunk.rows, list) else pa.string()
+        in_lines = isinstance(chunk.rows, list)
+        widest = pa.json_() if in_lines else pa.string()
         for name in chunk.columns:
-            known = types.get(name, pa.null())
+            start = widest if name in as_text and not in_lines else pa.null()
+            known = types.setdefault(name, start)
             if known != widest:
                 try:
                     both = [pa.schema([("", each)]) for each in (known, _type(chunk, name))]

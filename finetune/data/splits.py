@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, Image
 
+from finetune.errors import UserError, counted
 from finetune.runtime import activity
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
 MOST_VALIDATION_ROWS = 10_000
-#: Rows that a split held out of the others has too.
-_LEAKED = {
-    "validation": "validation rows that stand in the test set too",
-    "train": "training rows that stand in the validation or test set too",
-}
+#: Where a row of a split stands too that is dropped for it.
+_LEAKED_TO = {"validation": "the test set", "train": "the validation or test set"}
+_NAMES = {"train": "training", "validation": "validation", "test": "test"}
+#: By rows and column: texts are hashed once, however often they are asked for.
+_DIGESTS: WeakKeyDictionary[Dataset, dict[str, np.ndarray]] = WeakKeyDictionary()
 
 
 def three_way(
@@ -33,6 +35,7 @@ def three_way(
     train_samples: int | None,
     eval_samples: int | None,
     note: Callable[[str], None],
+    keep_contradictions: str = "none",
 ) -> DatasetDict:
     """Return the three splits, each in the order of its source.
 
@@ -47,24 +50,22 @@ def three_way(
         train_samples: Rows to train on, or None for all.
         eval_samples: The most rows of validation and of test each, or None for all.
         note: Takes sentences about the rows dropped.
+        keep_contradictions: Of the training rows that have the same value and another class:
+            ``none`` or the ``first``. Numbers as labels do not contradict each other.
+
+    Raises:
+        UserError: if no training rows are left.
     """
     splits = dict(dataset)
-    held_out: set[bytes] = set()
+    held_out: dict[bytes, int] = {}
     for name in ("test", "validation", "train"):  # each is cleared of what is held out so far
-        if name not in splits:
-            continue
-        hashes = pd.Series(list(digests(splits[name], column)), dtype=object)
-        dropped = hashes.isin(held_out).to_numpy()
-        if count := dropped.sum():
-            note(f"dropped {count:,} {_LEAKED[name]}")
-        if name == "train":
-            repeated = hashes.duplicated().to_numpy() & ~dropped
-            if count := repeated.sum():
-                note(f"dropped {count:,} exact duplicates")
-            dropped = dropped | repeated
-        if dropped.any():
-            splits[name] = splits[name].select(np.flatnonzero(~dropped))
-        held_out.update(hashes)
+        if name in splits:
+            kept = _kept(splits, name, column, held_out, keep_contradictions, note)
+            held_out.update(zip(digests(splits[name], column), _strata(splits[name]), strict=True))
+            if not kept.all():
+                splits[name] = _select(splits[name], np.flatnonzero(kept))
+    if not len(splits["train"]):
+        raise UserError("no training rows are left without duplicates and contradictions")
     if "test" not in splits:
         rows = len(splits["train"])
         splits["train"], splits["test"] = _carve(splits["train"], round(TEST_SHARE * rows), seed)
@@ -75,8 +76,53 @@ def three_way(
     for name, cap in caps.items():
         if cap is not None and cap < len(splits[name]):
             drawn = stratified(_strata(splits[name]), cap, seed + 2)
-            splits[name] = splits[name].select(drawn)
+            splits[name] = _select(splits[name], drawn)
     return DatasetDict({name: splits[name] for name in caps})
+
+
+def _kept(
+    splits: dict[str, Dataset],
+    name: str,
+    column: str,
+    held_out: dict[bytes, int],
+    keep_contradictions: str,
+    note: Callable[[str], None],
+) -> np.ndarray:
+    """Whether each row of a split stays, shape ``(rows,)``; ``note`` takes the reasons."""
+    hashes, labels = pd.Series(digests(splits[name], column), dtype=object), _strata(splits[name])
+    leaked = hashes.isin(held_out.keys()).to_numpy()
+    contradictory = _contradictory(hashes, labels) & ~leaked
+    if count := leaked.sum():
+        other = (hashes[leaked].map(held_out) != labels[leaked]).sum()
+        note(
+            f"dropped {counted(count, f'{_NAMES[name]} row')} also found in {_LEAKED_TO[name]}"
+            + (f" ({other:,} with a different label)" if other else "")
+        )
+    rows = counted(contradictory.sum(), f"{_NAMES[name]} row")
+    values = counted(hashes[contradictory].nunique(), column.removesuffix("s"))
+    several = f"same {column} but different labels ({values})"
+    if name != "train":
+        if contradictory.any():
+            note(f"{rows} with the {several}: no model can be right on all of them")
+        return np.asarray(~leaked)
+    repeated = hashes.duplicated().to_numpy() & ~leaked
+    if contradictory.any() and keep_contradictions == "first":
+        lost = counted((repeated & contradictory).sum(), "row")
+        note(f"{rows} with the {several}: the first of each is kept, {lost} dropped")
+    elif contradictory.any():
+        note(f"dropped {rows} with the {several}; --keep_contradictions first keeps one of each")
+    if count := (repeated & ~contradictory).sum():
+        note(f"dropped {counted(count, 'exact duplicate')}")
+    first_only = repeated if keep_contradictions == "first" else repeated | contradictory
+    return np.asarray(~leaked & ~first_only)
+
+
+def _contradictory(hashes: pd.Series, labels: np.ndarray) -> np.ndarray:
+    """Whether the value of each row has several labels, shape ``(rows,)``."""
+    codes, values = pd.factorize(hashes)
+    first = np.empty(len(values), dtype=labels.dtype)
+    first[codes[::-1]] = labels[::-1]
+    return np.isin(codes, codes[labels != first[codes]])
 
 
 def fingerprint(dataset: DatasetDict, column: str) -> str:
@@ -90,8 +136,20 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     return whole.hexdigest()[:16]
 
 
-def digests(rows: Dataset, column: str) -> Iterator[bytes]:
-    """Yield a short hash of each value of a column of texts, images or vectors of numbers."""
+def digests(rows: Dataset, column: str) -> np.ndarray:
+    """Return a short hash of each value of a column of texts, images or vectors of numbers.
+
+    Returns:
+        Array of shape ``(rows,)`` of bytes objects; computed once for the same rows.
+    """
+    known = _DIGESTS.setdefault(rows, {})
+    if column not in known:
+        known[column] = np.empty(len(rows), dtype=object)
+        known[column][:] = list(_hashed(rows, column))
+    return known[column]
+
+
+def _hashed(rows: Dataset, column: str) -> Iterator[bytes]:
     rows, done = rows.select_columns([column]), 0
     if isinstance(rows.features[column], Image):
         rows = rows.cast_column(column, Image(decode=False))
@@ -106,6 +164,13 @@ def digests(rows: Dataset, column: str) -> Iterator[bytes]:
             else:
                 content = np.asarray(value, dtype=np.float64).tobytes()
             yield hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _select(rows: Dataset, indices: np.ndarray) -> Dataset:
+    """``rows.select(indices)``, with the hashes that are known of them."""
+    selected = rows.select(indices)
+    _DIGESTS[selected] = {name: each[indices] for name, each in _DIGESTS.get(rows, {}).items()}
+    return selected
 
 
 def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -139,7 +204,7 @@ def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
     size = min(size, len(spare))
     taken = spare[stratified(labels[spare], size, seed)]
     left = np.setdiff1d(np.arange(len(rows)), taken)
-    return rows.select(left), rows.select(taken)
+    return _select(rows, left), _select(rows, taken)
 
 
 def _strata(rows: Dataset) -> np.ndarray:

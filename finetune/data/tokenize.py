@@ -1,5 +1,8 @@
 """Tokenizes the splits once, truncated and never padded: each batch is padded to its own longest
 row.
+
+A text of megabytes is not tokenized whole: it is cut where its tokens provably stay the same, see
+:func:`shortened`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from finetune.data.splits import fingerprint
 from finetune.runtime import activity
+
+#: Characters per token, more than most texts have.
+_ROOMY = 8
+#: Characters that are tokenized at once where tokens are only counted.
+_PIECE = 2**16
+_WHITE_SPACE = " \t\n\r"
 
 
 def tokenize(
@@ -58,12 +67,51 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
 def _encode(
     batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, Any]:
-    encoded = tokenizer(batch["text"], truncation=True, max_length=max_length)
+    texts = shortened(batch["text"], tokenizer, max_length)
+    encoded = tokenizer(texts, truncation=True, max_length=max_length)
     return {
         **encoded,
         "labels": batch["label"],
         "length": [len(tokens) for tokens in encoded["input_ids"]],
     }
+
+
+def shortened(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[str]:
+    """Return texts with the same first ``max_length`` tokens, the ends of long ones left out.
+
+    A text is cut before white space, and the cut stands if the tokens that are kept are followed by
+    those of another word: so every word of theirs is whole, and what comes later cannot change
+    them. Else more of the text is tried, four times as much each time, in the end all of it: where
+    a single word is that long, or characters are deleted by the tokenizer. A tokenizer that knows
+    no words, truncates on the left or is written in Python gets whole texts.
+
+    Args:
+        texts: Of any length.
+        tokenizer: Of the model.
+        max_length: Tokens that are kept, special tokens included.
+    """
+    result = list(texts)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.truncation_side != "right":
+        return result
+    size, long = _ROOMY * max_length, list(range(len(result)))
+    while long := [number for number in long if len(texts[number]) > 2 * size]:
+        heads = [_head(texts[number], size) for number in long]
+        encoded = tokenizer(heads, add_special_tokens=False, verbose=False)
+        for place, number in enumerate(long):
+            words = encoded.word_ids(place)
+            if len(words) > max_length and None is not words[max_length - 1] != words[-1]:
+                result[number] = heads[place]
+        long = [number for number in long if len(result[number]) == len(texts[number])]
+        size *= 4
+    return result
+
+
+def _head(text: str, size: int) -> str:
+    """At most ``size`` characters of a longer text, up to the last white space among them."""
+    end = max(text.rfind(character, 0, size) for character in _WHITE_SPACE)
+    return text[: max(0, end)].rstrip(_WHITE_SPACE)
 
 
 def whole_lengths(
@@ -74,8 +122,28 @@ def whole_lengths(
 ) -> list[int]:
     """Return how many tokens texts have without truncation, from their lengths with it.
 
-    Only those of ``max_length`` tokens are tokenized again.
+    Only those of ``max_length`` tokens are tokenized again. One of more than 65,536 characters is
+    counted in pieces that end before white space: exact for a tokenizer whose words do, else off by
+    a few tokens per piece.
     """
-    cut = [text for text, length in zip(texts, lengths, strict=True) if length == max_length]
-    again = iter(tokenizer(cut, verbose=False)["input_ids"] if cut else ())
-    return [len(next(again)) if length == max_length else length for length in lengths]
+    result, special = list(lengths), tokenizer.num_special_tokens_to_add()
+    again = [number for number, length in enumerate(lengths) if length == max_length]
+    pieces = [(number, piece) for number in again for piece in _pieces(texts[number])]
+    if pieces:
+        words = [piece for _, piece in pieces]
+        ids_only = {"return_attention_mask": False, "return_token_type_ids": False}
+        encoded = tokenizer(words, add_special_tokens=False, verbose=False, **ids_only)["input_ids"]
+        for number in again:
+            result[number] = special
+        for (number, _), tokens in zip(pieces, encoded, strict=True):
+            result[number] += len(tokens)
+    return result
+
+
+def _pieces(text: str) -> list[str]:
+    pieces = []
+    while len(text) > _PIECE:
+        end = len(_head(text, _PIECE)) or _PIECE
+        pieces.append(text[:end])
+        text = text[end:]
+    return [*pieces, text]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.errors import UserError
+from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.pipeline.train import refuse_other_labels
 from finetune.runs.run import Run
@@ -16,6 +16,7 @@ from finetune.runtime import distributed, hub, versions
 from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers.trainer_utils import PredictionOutput
 
     from finetune.recipe import Recipe
@@ -31,6 +32,10 @@ class Evaluation:
         metrics: Of the recipe, by name.
         recorded: The metrics in ``metrics.json``, if these are the test rows of the run.
         statistics: With 95% confidence intervals, of other data.
+        rows_trained_on: How many rows of other data the model was trained on, by their content;
+            None if that is not known, or if these are the test rows of the run.
+        notes: What the user should know of other data, a sentence each: rows that were left out
+            or trained on, and how a file was read.
     """
 
     source: str
@@ -38,6 +43,8 @@ class Evaluation:
     metrics: dict[str, Any]
     recorded: Mapping[str, Any] | None = None
     statistics: Statistics | None = None
+    rows_trained_on: int | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def evaluate(
@@ -82,13 +89,18 @@ def evaluate(
         },
     )
 
-    def prepared() -> Recipe:
+    notes: list[str] = []
+
+    def prepared() -> tuple[Recipe, int | None]:
         if unreachable := hub.unreachable(hub.missing(sources(run, data))):
             raise unreachable
-        return _on(data, recipe, run.labels, reading) if data else _on_its_own(run, recipe)
+        if data is None:
+            return _on_its_own(run, recipe), None
+        over = _on(data, recipe, run.labels, reading, notes)
+        return over, _rows_trained_on(run, recipe, over.splits["test"], notes)
 
     with telling(progress):
-        over = distributed.rank_zero_first(prepared)
+        over, trained_on = distributed.rank_zero_first(prepared)
         distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         trainer = build_trainer(
             lambda: over.parts(over.load_model(run.path, run.labels)), values.build(), over.adapt
@@ -96,7 +108,8 @@ def evaluate(
         output = trainer.predict(over.prepared["test"])
         distributed.leave()
     refuse_other_labels(over.splits["test"], output.label_ids)
-    return _found(data, run, over, output)
+    found = _found(data, run, over, output)
+    return replace(found, rows_trained_on=trained_on, notes=notes)
 
 
 def sources(run: Run, data: str | None) -> dict[str, str | None]:
@@ -128,9 +141,12 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _on(data: str, recipe: Recipe, names: list[str], reading: dict[str, Any]) -> Recipe:
+def _on(
+    data: str, recipe: Recipe, names: list[str], reading: dict[str, Any], notes: list[str]
+) -> Recipe:
     """The recipe over the rows of ``data``: its test split, or all of a source without one."""
     from finetune.data import findings, labels
+    from finetune.data.sources import numbered
 
     known = {each.name for each in dataclasses.fields(recipe)}
     if unknown := [
@@ -139,7 +155,12 @@ def _on(data: str, recipe: Recipe, names: list[str], reading: dict[str, Any]) ->
         if name not in known
     ]:
         raise UserError(*unknown)
-    raw = dataclasses.replace(recipe, dataset=data, dataset_revision=None, **reading).load()
+    usual = {"dataset": data, "dataset_revision": None}
+    if "csv_quoting" in known:  # that of the run is that of its own file
+        usual["csv_quoting"] = "auto"
+    source = replace(recipe, **{**usual, **reading})
+    raw = numbered(source.load())
+    notes += source.notes
     findings.refuse_unlabelled(raw, recipe.input_column)
     rows = raw["test"] if "test" in raw else raw["train"]
     if not len(rows):
@@ -147,6 +168,29 @@ def _on(data: str, recipe: Recipe, names: list[str], reading: dict[str, Any]) ->
     if names:
         rows = labels.renumbered(rows, names)
     return recipe.over(rows)
+
+
+def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
+    """How many of the rows stand in the training split of the run too, whatever their label."""
+    from finetune.data.splits import digests, fingerprint
+
+    unknown = "whether the model was trained on some of these rows could not be checked: "
+    try:
+        if missing := hub.missing(sources(run, None)):
+            raise UserError(f"{' and '.join(missing)} is not in the cache")
+        if fingerprint(recipe.splits, recipe.input_column) != run.manifest.data.fingerprint:
+            raise UserError(f"the data of the run has changed ({run.manifest.data.source})")
+    except (UserError, OSError) as error:
+        notes.append(unknown + str(error).partition("\n")[0])
+        return None
+    trained = set(digests(recipe.splits["train"], recipe.input_column))
+    count = sum(each in trained for each in digests(rows, recipe.input_column))
+    if count:
+        notes.append(
+            f"the model was trained on {count:,} of these {counted(len(rows), 'row')}: the scores "
+            "are too good; leave them out"
+        )
+    return count
 
 
 def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput) -> Evaluation:

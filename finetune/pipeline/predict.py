@@ -121,7 +121,8 @@ def predict_file(
     me, parts = distributed.ranks(), PartialOutput(Path(output).expanduser())
 
     def prepared() -> Request:
-        request = Request(Run.load(run), Input.open(str(source)), options)
+        opened = Input.open(str(source), options.get("csv_quoting") or "auto")
+        request = Request(Run.load(run), opened, options)
         if me.rank == 0:
             parts.begin(request.facts(), resume)
         return request

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from finetune.data.batches import cut, split
+from finetune.data.tokenize import shortened
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
 from finetune.recipe import TextClassification
@@ -103,11 +104,9 @@ class Predictor:
         tokenizer = self.recipe.processing_class()
         order = np.argsort([-len(text) for text in texts], kind="stable")
         for numbers in np.split(order, range(_TOKENIZED_AT_ONCE, len(order), _TOKENIZED_AT_ONCE)):
-            encoded = tokenizer(
-                [texts[number] for number in numbers],
-                truncation=True,
-                max_length=self.recipe.max_length,
-            )
+            most = self.recipe.max_length
+            some = shortened([texts[number] for number in numbers], tokenizer, most)
+            encoded = tokenizer(some, truncation=True, max_length=most)
             names, columns = list(encoded), list(encoded.values())
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
             yield rows, numbers, [len(tokens) for tokens in encoded["input_ids"]]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from finetune.data import files
+from finetune.data.delimited import SEPARATORS, Row
 from finetune.data.files import Chunk, Read, Reader, Rows
 from finetune.errors import UserError
 
@@ -36,6 +37,8 @@ class Input:
         columns: Those of its rows; in JSON lines, those of the first chunk.
         total: Its size: bytes of a text, rows of any other; None if it cannot be known.
         reader: Reads what is no file.
+        quoting: Of a ``.csv`` or ``.tsv``: ``minimal`` or ``none``.
+        note: What the user should know of it; may be empty.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Input:
     columns: Sequence[str]
     total: int | None
     reader: Reader | None = None
+    quoting: str = "minimal"
+    note: str = ""
 
     @property
     def counted(self) -> bool:
@@ -50,8 +55,12 @@ class Input:
         return self.kind in (".parquet", "folder", "frame")
 
     @classmethod
-    def open(cls, name: str) -> Input:
+    def open(cls, name: str, csv_quoting: str = "auto") -> Input:
         """Return what ``name`` names, with the first chunk read.
+
+        Args:
+            name: A file, a folder or ``-``.
+            csv_quoting: Of a ``.csv`` or ``.tsv``: ``auto``, ``minimal`` or ``none``.
 
         Raises:
             UserError: if it cannot be read, or holds no row.
@@ -66,14 +75,16 @@ class Input:
                 f"folder of {', '.join(_PICTURES)}, or - for the standard input"
             )
         reader = _pictures if kind == "folder" else None
-        first = next(files.chunks(path, reader), None)
+        delimited = kind in SEPARATORS  # of any other, the request refuses a quoting
+        quoting, note = files.csv_quoting(path, csv_quoting) if delimited else ("minimal", "")
+        first = next(files.chunks(path, reader, quoting), None)
         if first is None:
             raise UserError(f"{name} holds no {' or '.join(_PICTURES)}")
         if kind == ".parquet":
             total = int(pq.ParquetFile(path).metadata.num_rows)
         else:
             total = len(_files_of(path)) if kind == "folder" else path.stat().st_size
-        return cls(str(path), kind, first.columns, total, reader)
+        return cls(str(path), kind, first.columns, total, reader, quoting, note)
 
     @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Input:
@@ -88,7 +99,12 @@ class Input:
         Raises:
             UserError: where the input is malformed, with the place.
         """
-        return files.chunks(Path(self.name), self.reader)
+        return files.chunks(Path(self.name), self.reader, self.quoting)
+
+    def place(self, row: int) -> str:
+        """Return where a row stands, counted from 0: ``line 5`` of a text, ``row 4`` of others."""
+        path = Path(self.name) if self.kind in files.READERS else Path()
+        return files.places(path, [row], self.quoting)
 
 
 def _standard_input(_: Path) -> Iterator[Read]:
@@ -113,7 +129,7 @@ def _standard_input(_: Path) -> Iterator[Read]:
         yield rows, read
 
 
-def _row(line: bytes) -> files.Row:
+def _row(line: bytes) -> Row:
     return {"text": line.decode("utf-8").removesuffix("\r")}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from finetune.data.delimited import QUOTING
 from finetune.errors import suggestion
 from finetune.models import cpu
 
@@ -22,6 +23,12 @@ class Options:
         None,
         metavar="NAME",
         help="column with the text (default: the run's if INPUT has it, else text)",
+    )
+    csv_quoting: str | None = _option(
+        None,
+        choices=QUOTING,
+        help="quotation marks in a .csv or .tsv: minimal, around fields; none, text (default: "
+        "auto, found by comparing rows with lines)",
     )
     all_probabilities: bool = _option(
         False, action="store_true", help="add the probability of every class"

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import softmax
 
 from finetune.data import files
+from finetune.data.delimited import SEPARATORS, separator_hint
 from finetune.data.files import Chunk
 from finetune.errors import UserError, counted, suggestion
 from finetune.predicting import engine
@@ -62,6 +63,9 @@ class Request:
             for flag in ("all_probabilities", "calibrated")
             if getattr(self.options, flag) and not run.labels
         ]
+        quoting = self.options.csv_quoting or "auto"
+        if quoting != "auto" and input.kind not in SEPARATORS:
+            found.append(f"--csv_quoting {quoting}: {input.name} is neither .csv nor .tsv")
         temperature = run.manifest.temperature if self.options.calibrated else 1.0
         if temperature is None and run.labels:
             found.append(f"--calibrated: run.json of {run.path} has no temperature")
@@ -83,7 +87,7 @@ class Request:
     @property
     def notes(self) -> list[str]:
         """What the user is to be told when all is done."""
-        found = []
+        found = [self.input.note] if self.input.note else []
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             named = ", ".join(f"'{name}'" for name in renamed)
             found.append(f"columns added as {named}: the input has columns of the shorter names")
@@ -103,6 +107,7 @@ class Request:
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
             "--text_column": self.column,
+            "--csv_quoting": self.input.quoting,
             "the columns added": self.added,
             "the temperature": self.temperature,
             "--precision": self.precision,
@@ -158,8 +163,8 @@ class Request:
             for number, text in zip(present, some, strict=True):
                 if not isinstance(text, str):
                     raise UserError(
-                        f"row {self.rows + number + 1} of {self.input.name}: expected a text "
-                        f"in '{self.column}', found {text!r}"
+                        f"{self.input.name}, {self.input.place(self.rows + number)}: expected a "
+                        f"text in '{self.column}', found {text!r}"
                     )
             logits = predictor.texts(some, advance)
         else:
@@ -216,9 +221,8 @@ def _column(run: Run, input: Input, wanted: str | None) -> str:
         usual = recipe.input_column
     column = wanted or usual
     if column not in input.columns:
-        hint = suggestion(column, input.columns)
-        if input.kind == ".csv" and len(input.columns) == 1 and ";" in input.columns[0]:
-            hint = "; fields are separated by commas in a .csv, not by semicolons"
+        separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
+        hint = separated or suggestion(column, input.columns)
         raise UserError(
             f"--text_column: no column '{column}' in {input.name}{hint} "
             f"(there are: {', '.join(map(str, input.columns))})"

@@ -17,9 +17,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from finetune.errors import UserError
+from finetune.errors import UserError, suggestion
 from finetune.runtime import versions
 from finetune.training.resolution import BATCH_SIZES
 
@@ -78,6 +88,9 @@ class Recipe:
     )
     train_samples: int | None = option(None, "train on this many rows, sampled by class")
     eval_samples: int | None = option(None, "cap validation and test at this many rows each")
+    keep_contradictions: Literal["none", "first"] = option(
+        "none", "rows of training with the same text and another label: leave all out, or keep one"
+    )
     split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -106,7 +119,12 @@ class Recipe:
             # flags are typed by their parser; what comes from a notebook is not
             value, allowed = getattr(self, name), get_args(hints[name]) or (hints[name],)
             plain = all(each in (bool, int, float, str, NoneType) for each in allowed)
-            if plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
+            if get_origin(hints[name]) is Literal and value not in allowed:
+                mistakes.append(
+                    f"--{name} {value}: expected {', '.join(allowed[:-1])} or {allowed[-1]}"
+                    f"{suggestion(str(value), allowed)}"
+                )
+            elif plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
                 wanted = " or ".join(each.__name__ for each in allowed if each is not NoneType)
                 mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
             elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
@@ -123,7 +141,9 @@ class Recipe:
     # ---- the steps -------------------------------------------------------------------------------
 
     def load(self) -> DatasetDict:
-        """Return the raw data: splits with the columns ``id``, :attr:`input_column` and ``label``.
+        """Return the raw data: splits with the columns :attr:`input_column` and ``label``.
+
+        A split without ``id`` gets one, the number of the row; it stands in the predictions.
 
         Returns:
             A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label``
@@ -142,6 +162,7 @@ class Recipe:
             train_samples=self.train_samples,
             eval_samples=self.eval_samples,
             note=self.note,
+            keep_contradictions=self.keep_contradictions,
         )
 
     def check(self) -> None:
@@ -221,12 +242,13 @@ class Recipe:
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
-        from finetune.data import findings
+        from finetune.data import findings, labels, sources
 
         self.notes.clear()
-        dataset = self.load()
+        dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
         findings.refuse_unusable(dataset)
+        self.notes.extend(labels.remarks(dataset))
         dataset = self.split(dataset)
         findings.refuse_untrainable(dataset)
         return dataset

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe, option
@@ -33,6 +33,9 @@ class TextClassification(Recipe):
     )
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")
+    csv_quoting: Literal["auto", "minimal", "none"] = option(
+        "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
+    )
     drop_invalid: bool = option(False, "drop rows without a text or a label (unset: refuse them)")
     max_length: int = option(512, "truncate texts to this many tokens")
     hidden_dropout: float | None = option(
@@ -61,20 +64,32 @@ class TextClassification(Recipe):
         """Return the source as it is, with an ``id`` added: the number of the row in its split."""
         from finetune.data import sources
 
-        return sources.read(self.dataset, self.dataset_revision)
+        return sources.read(
+            self.dataset,
+            self.dataset_revision,
+            csv_quoting=self.csv_quoting,
+            as_text=[self.label_column],
+            note=self.note,
+        )
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``id``, ``text`` and ``label``, missing values refused.
 
         Other columns stay, for the slices of the report.
         """
-        from finetune.data import findings, labels
+        from finetune.data import findings, labels, sources
 
-        findings.require_columns(dataset, self.text_column, self.label_column)
-        dataset = findings.without_clashes(dataset, self.text_column, self.label_column)
+        def places(split: str, rows: Sequence[int]) -> str:
+            return sources.places(self.dataset, split, rows, self.csv_quoting)
+
+        columns = self.text_column, self.label_column
+        findings.require_columns(dataset, *columns)
+        dataset = findings.without_clashes(dataset, *columns, note=self.note)
         renamed = {self.text_column: "text", self.label_column: "label"}
         dataset = dataset.rename_columns({old: new for old, new in renamed.items() if old != new})
-        dataset = findings.only_valid(dataset, drop=self.drop_invalid, note=self.note)
+        dataset = findings.only_valid(
+            dataset, drop=self.drop_invalid, note=self.note, places=places
+        )
         return labels.encode(dataset, self.label_names)
 
     def check(self) -> None:

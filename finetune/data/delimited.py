@@ -1,0 +1,180 @@
+"""Rows of ``.csv`` and ``.tsv`` files, and whether quotation marks in them enclose a field."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from finetune.errors import UserError, counted
+
+QUOTING = ("auto", "minimal", "none")
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+#: Line breaks in fields of a file that could be read either way; so few may be chance.
+_FEW = 3
+_LONGEST_FIELD = 2**24  # characters; beyond, a quote was opened that nothing closes
+
+Row = dict[str, Any]
+#: The first and the last line of a row, and the row.
+Placed = tuple[int, int, Row]
+
+
+def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
+    """Return how a file is quoted, and a sentence for the user where rows are not lines.
+
+    A quotation mark that begins a field and is text swallows the lines up to the next one. So rows
+    are compared with lines: a file whose quotes do not pair up, and which has the same number of
+    fields in every line if they are text, is read that way.
+
+    Args:
+        path: A ``.csv`` or ``.tsv``.
+        wanted: One of :data:`QUOTING`.
+
+    Returns:
+        ``minimal`` or ``none``, and the sentence, empty if there is nothing to tell.
+
+    Raises:
+        UserError: if both readings are plausible, or ``wanted`` is none of them.
+    """
+    if wanted not in QUOTING:
+        raise UserError(f"--csv_quoting {wanted}: expected auto, minimal or none")
+    if wanted != "auto":
+        return wanted, ""
+    with path.open("rb") as file:
+        if not any(b'"' in block for block in iter(lambda: file.read(2**20), b"")):
+            return "minimal", ""
+    quoted = _count(path, "minimal")
+    if quoted.whole and quoted.rows == quoted.lines:
+        return "minimal", ""
+    breaks = quoted.lines - quoted.rows
+    spread = (
+        f"{path.name}: {counted(quoted.rows, 'row')} in {quoted.lines:,} lines, as quoted fields "
+        "hold line breaks"
+    )
+    literal = _count(path, "none")
+    if not literal.whole or any(name.startswith('"') for name in literal.header):
+        return "minimal", spread if quoted.whole else ""
+    alone = len(literal.header) == 1  # then any text parses, line by line
+    strict = quoted.whole and _count(path, "minimal", strict=True).whole
+    if alone and (strict or separator_hint(literal.header)):
+        return "minimal", spread
+    if strict and breaks <= _FEW:
+        return "minimal", f"{spread}; --csv_quoting none for {counted(literal.rows, 'row')}"
+    if strict or (quoted.whole and alone):
+        raise UserError(
+            f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
+            f"({counted(quoted.rows, 'row')}) or --csv_quoting none ({counted(literal.rows, 'row')}"
+            ", one per line)"
+        )
+    otherwise = f"leave {counted(quoted.rows, 'row')}" if quoted.whole else "not pair up"
+    return "none", (
+        f"{path.name}: read {counted(literal.rows, 'row')}, one per line, with quotation marks as "
+        f"text; as quotes around fields they would {otherwise} (--csv_quoting minimal)"
+    )
+
+
+def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[Placed]:
+    """Yield the rows of a file, whose columns are named in its first line; a missing value is None.
+
+    Args:
+        quoting: ``minimal`` or ``none``.
+        strict: Whether to refuse text after the quotation mark that closes a field.
+        path: Of the file, for messages; its suffix says what separates fields.
+        lines: Of the file.
+
+    Raises:
+        UserError: at a malformed row, with its line.
+    """
+    ended = False
+
+    def to_the_end() -> Iterator[str]:
+        nonlocal ended
+        yield from lines
+        ended = True
+
+    reader = csv.reader(
+        to_the_end(),
+        delimiter=SEPARATORS[path.suffix.lower()],
+        quoting=csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL,
+        strict=strict,
+    )
+    header: list[str] = []
+    line = 1  # where the row begins
+    try:
+        for fields in reader:
+            if ended:  # only a row that the end of the file cuts off comes after it
+                raise csv.Error("the file ends in a quoted field")
+            if fields and not header:
+                header = [name or f"Unnamed: {n}" for n, name in enumerate(fields)]
+                refuse_repeated(path, header)
+            elif fields:
+                if len(fields) != len(header):
+                    raise UserError(
+                        f"{path}, line {line}: expected {counted(len(header), 'field')} as in the "
+                        f"first line, found {len(fields)}{separator_hint(header)}"
+                    )
+                row = dict(zip(header, (field or None for field in fields), strict=True))
+                yield line, reader.line_num, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        literally = "; is a quote never closed? --csv_quoting none reads quotation marks as text"
+        raise UserError(f"{path}, line {line}: {error}{literally * (quoting != 'none')}") from error
+
+
+def separator_hint(columns: Sequence[str]) -> str:
+    """Return what is wrong with a single column that another character would separate."""
+    for character, name, advice in (
+        (";", "semicolons", "convert the file"),
+        ("\t", "tabs", "rename it to .tsv"),
+        (",", "commas", "rename it to .csv"),
+    ):
+        if len(columns) == 1 and character in columns[0]:
+            return (
+                "; fields are separated by commas in a .csv and by tabs in a .tsv, here by "
+                f"{name}: {advice}"
+            )
+    return ""
+
+
+def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
+    """Refuse two columns of one name."""
+    if repeated := [name for name in columns if columns.count(name) > 1]:
+        raise UserError(f"{path}: two columns are called '{repeated[0]}'")
+
+
+@contextlib.contextmanager
+def long_fields() -> Iterator[None]:
+    """Let fields be as long as a text may be; the limit is the process's."""
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+@dataclass(frozen=True)
+class _Count:
+    """The rows of one reading of a file, the lines that they take, and whether it came to the
+    end.
+    """
+
+    rows: int
+    lines: int
+    whole: bool
+    header: Sequence[str]
+
+
+def _count(path: Path, quoting: str, strict: bool = False) -> _Count:
+    rows = lines = 0
+    row: Row = {}
+    whole = True
+    with path.open(encoding="utf-8-sig", newline="") as file, long_fields():
+        try:
+            for first, last, row in records(quoting, strict, path, file):  # noqa: B007
+                rows, lines = rows + 1, lines + last - first + 1
+        except UserError:
+            whole = False
+    return _Count(rows, lines, whole, list(row))
