@@ -180,14 +180,14 @@ def test_a_model_that_cannot_be_asked_costs_no_run() -> None:
     found = meter.summary(Particular(), 1)
     assert found["rows_per_second"] == 2
     assert found["model_flops_not_counted"] == "ValueError: 8 tokens: expected 64 or more"
-    assert wording.speed(found) == "2.0 rows or 128 tokens a second"
+    assert wording.speed(found) == "2.0 samples/s, 128 tokens/s"
 
 
 @pytest.mark.parametrize(("flops", "shown"), [(2e11, "200.0 GFLOP/s"), (3.25e13, "32.5 TFLOP/s")])
 def test_flops_have_a_unit_of_their_size(flops: float, shown: str) -> None:
     found = dict(rows_per_second=2, tokens_per_second=None, share_of_peak=0.125)
     text = wording.speed({**found, "model_flops_per_second": flops})
-    assert text == f"2.0 rows a second; {shown}, 12% of the peak of matrix products"
+    assert text == f"2.0 samples/s; {shown}, 12% of measured matmul peak"
 
 
 def test_a_phase_does_not_count_what_is_in_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,7 @@ class Manifest(File):
     steps_before: int = 0  # the run was resumed
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
+    finished: str | None = None  # the end of training: ISO 8601, UTC
     speed: dict[str, Any] = field(default_factory=dict)  # see ``Meter.summary``
     best_step: int | None = None  # whose checkpoint was kept as the best
     history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step
@@ -152,6 +153,7 @@ class Statistics(Record):
     calibration: dict[str, Any] | None = None  # error, bins, temperature
     coverage: list[dict[str, Any]] | None = None  # accuracy on the most confident share of the rows
     ordered: dict[str, Any] | None = None  # metrics of classes that have an order
+    threshold: dict[str, Any] | None = None  # of two classes: see ``statistics.threshold.chosen``
 
 
 @dataclass(frozen=True, kw_only=True)
