@@ -66,7 +66,7 @@ def test_base_model_licence_and_data_where_they_are_known(
         licence,
         datasets,
     )
-    assert ("it is not known here" in found.text) == (licence is None)
+    assert ("it could not be determined" in found.text) == (licence is None)
 
 
 def test_the_licence_of_a_model_on_the_hub_is_read_from_its_card(tmp_path: Path) -> None:

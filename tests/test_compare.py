@@ -40,7 +40,8 @@ def test_the_better_run_is_told_from_the_worse_and_not_from_its_like(
     page = Page(tmp_path / "page.html")
     assert page.headings[1:] == ["Scores", "Curves", "Settings", "Disagreements"]
     assert {link.removeprefix("#") for link in page.links} == set(page.ids)
-    assert len(page.images) == 1
+    assert len(page.images) == 3
+    assert all(around["class"] == "scroll" for _, _, around in page.wide)
     assert all(str(run.path) in page.cells for run in runs)
     assert "is better than" in page.words
 
@@ -77,10 +78,17 @@ def test_runs_are_scored_as_the_first_one_is(tmp_path: Path) -> None:
 
 def test_a_run_with_an_underscore_has_its_place_in_the_legend() -> None:
     history = [{"step": 1, "loss": 1.0, "eval_loss": 1.0, "eval_f1": 0.5}]
-    plot = curves.overlaid({"_run": history, "a$b$": history}, "eval_f1")
-    assert plot is not None
-    assert "./_run" in plot.svg()
-    assert "a$b$" in plot.svg()
+    history += [{**history[0], "step": step} for step in (2, 3)]
+    for plot in curves.overlaid({"_run": history, "a$b$": history}, "eval_f1"):
+        assert "./_run" in plot.svg()
+        assert "a$b$" in plot.svg()
+
+
+def test_a_curve_of_a_point_is_no_curve() -> None:
+    history = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
+    history[-1] |= {"eval_loss": 1.0, "eval_f1": 0.5}
+    (plot,) = curves.overlaid({"one": history, "two": history}, "eval_f1")
+    assert plot.alt == "Training loss, final value: one 1.000, two 1.000."
 
 
 def test_a_run_cannot_be_told_from_itself(runs: list[Run]) -> None:

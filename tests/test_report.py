@@ -1,7 +1,10 @@
 """The page and the plots of a run: every section, every image, and the numbers of metrics.json."""
 
+import base64
 import dataclasses
+import io
 import re
+from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,24 +15,29 @@ from PIL import Image
 
 import finetune
 from finetune import Run, UserError, cli
-from finetune.reporting import page, wording
+from finetune.reporting import figure, page, wording
 from finetune.statistics import mistakes
 from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Statistics
 from tests.conftest import ROOT
-from tests.runs import write_run
+from tests.runs import trained, write_run
 
 SECTIONS = ["Scores", "Training", "Classes", "Probabilities", "Length", "Slices", "Mistakes"]
-PLOTS = {"learning_curves", "speed", "confusion", "classes", "reliability", "coverage", "length"}
+PLOTS = {"learning_curves", "speed", "confusion", "classes", "roc", "precision_recall"}
+PLOTS |= {"reliability", "coverage", "length"}
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """A page that must be well formed: its headings, links, images, cells and words."""
+    """A page that must be well formed: its headings, links, images, cells and words, and what may
+    be wider than a phone with what is around it.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.around: list[dict[str, str | None]] = []
+        self.wide: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
         self.ids: list[str] = []
         self.headings: list[str] = []
         self.links: list[str] = []
@@ -42,8 +50,11 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
+        if tag in ("table", "svg", "pre"):
+            self.wide.append((tag, given, self.around[-1]))
         if tag not in VOID:
             self.open.append(tag)
+            self.around.append(given)
         if "id" in given and "svg" not in self.open:
             self.ids.append(str(given["id"]))
         if tag == "a":
@@ -60,6 +71,7 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self.around.pop()
 
     def handle_data(self, data: str) -> None:
         self.words += data
@@ -91,7 +103,7 @@ def seen(run: Run) -> Page:
 
 def test_a_report_has_every_section_and_image(run: Run, seen: Page) -> None:
     assert seen.headings[1:-1] == [*SECTIONS, "Provenance"]
-    assert {link.removeprefix("#") for link in seen.links} == set(seen.ids)
+    assert {link[1:] for link in seen.links if link.startswith("#")} == set(seen.ids)
     assert len(seen.images) == len(PLOTS)
     assert all(len(words) > 20 for words in seen.images)
     assert {path.stem for path in (run.path / "plots").glob("*.png")} == PLOTS
@@ -105,15 +117,16 @@ def test_a_report_needs_no_network_and_no_script(seen: Page) -> None:
     assert not re.search(r"<script|<link|<img|src=|@import|url\((?!#)", seen.text)
     assert "</html>" in seen.text
     addresses = set(re.findall(r"https?://[^\s\"'<]+", seen.text))
-    assert all("w3.org" in each for each in addresses)  # name spaces and the type of SVG
+    links = {link for link in seen.links if not link.startswith("#")}
+    assert all("w3.org" in each for each in addresses - links)  # name spaces, the type of SVG
 
 
 def test_a_report_has_the_numbers_of_metrics_json(run: Run, seen: Page) -> None:
     statistics, cells = run.metrics["statistics"], [" ".join(each.split()) for each in seen.cells]
 
     def shown(found: dict[str, float], signed: bool = False) -> str:
-        low, high = (wording.score(found[name], signed) for name in ("low", "high"))
-        return f"{wording.score(found['value'], signed)} {low} to {high}"
+        value, low, high = wording.rounded(found, signed)
+        return f"{value} {low} to {high}"
 
     for each in [*statistics["metrics"].values(), *statistics["top_k"].values()]:
         assert shown(each) in cells
@@ -127,6 +140,166 @@ def test_a_report_has_the_numbers_of_metrics_json(run: Run, seen: Page) -> None:
         for score in ("precision", "recall", "f1", "roc_area", "pr_area"):
             assert shown(scores[score]) in cells
     assert sum(map(sum, statistics["confusion"])) == statistics["rows"] == 300
+
+
+def rules(page: Page) -> str:
+    match = re.search(r"<style>(.*?)</style>", page.text, re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+def test_nothing_is_wider_than_a_phone(seen: Page) -> None:
+    """What may be wider scrolls by itself; a plot is drawn so narrow that its labels stay legible,
+    or is marked as wide and scrolls, too.
+    """
+    assert re.search(r"\.scroll \{[^}]*overflow-x: auto", rules(seen))
+    assert re.search(r"pre \{[^}]*overflow-x: auto", rules(seen))
+    assert re.search(r"h1 \{[^}]*overflow-wrap: anywhere", rules(seen))
+    assert not re.search(r"(?<!max-)(?<!min-)width: \d+(px|rem)", rules(seen))
+    assert {tag for tag, *_ in seen.wide} == {"table", "svg", "pre"}
+    for tag, given, around in seen.wide:
+        assert tag == "pre" or around["class"] == "scroll"
+        if tag == "svg" and "tabindex" not in around:
+            assert float(str(given["width"]).removesuffix("pt")) <= 72 * 4.7
+    assert len([around for tag, _, around in seen.wide if tag == "table"]) >= 4
+    for tag, _, around in seen.wide:  # a keyboard can scroll it
+        assert tag != "table" or (around["tabindex"], around["role"]) == ("0", "region")
+
+
+def test_a_matrix_of_many_classes_scrolls_instead_of_shrinking(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rows=600, names=tuple(f"class {each}" for each in range(30)))
+    page.write(run)
+    wide = [around for tag, _, around in Page(run.path / "report.html").wide if tag == "svg"]
+    assert ["tabindex" in around for around in wide].count(True) == 1
+
+
+def test_plots_have_no_white_in_the_dark(seen: Page) -> None:
+    """No background, no text in a colour of its own, and images that begin with nothing."""
+    drawings = "".join(re.findall(r"<svg.*?</svg>", seen.text, re.DOTALL))
+    assert not re.search(r"(fill|stroke): ?(#fff|white)", drawings)
+    assert "#000000" not in drawings
+    assert figure.INK not in drawings
+    assert "currentColor" in drawings
+    encoded = re.findall(r"data:image/png;base64,([^\"]+)", drawings)
+    assert len(encoded) == 1  # the confusion matrix
+    with Image.open(io.BytesIO(base64.b64decode(encoded[0]))) as image:
+        lowest, highest = image.convert("RGBA").getchannel("A").getextrema()
+    assert lowest < 60
+    assert highest < 215  # dark text is legible on it
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2."""
+    shares = [int(colour[each : each + 2], 16) / 255 for each in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_colours_have_the_contrast_of_wcag_aa(seen: Page, mode: str) -> None:
+    light, dark = re.findall(r":root \{([^}]*)\}", rules(seen))
+    values = dict(re.findall(r"--(\w+): (#\w{6})", light if mode == "light" else dark))
+    assert set(values) == {"ink", "paper", "faint", "line", "band", "good", "bad", "link"}
+    for name in ("ink", "faint", "good", "bad", "link"):
+        assert contrast(values[name], values["paper"]) >= 4.5, name
+    for colour in (*figure.COLOURS, figure.GREY):
+        assert contrast(colour, values["paper"]) >= 3, colour
+    paper, blue = (
+        np.array([int(each[n : n + 2], 16) for n in (1, 3, 5)])
+        for each in (values["paper"], figure.BLUE)
+    )
+    shade = 0.2 * paper + 0.8 * blue  # of a cell of the confusion matrix that has all rows
+    assert contrast("#" + "".join(f"{round(c):02x}" for c in shade), values["ink"]) >= 4.5
+
+
+def test_what_a_short_run_cannot_show_is_left_out(tmp_path: Path) -> None:
+    first = [dict(trained().manifest.history[0])]
+    run = write_run(tmp_path / "run", rows=12, history=first)
+    page.write(run)
+    found = Page(run.path / "report.html")
+    assert found.headings[1:-1] == ["Scores", "Classes", "Probabilities", "Mistakes", "Provenance"]
+    assert [path.stem for path in (run.path / "plots").glob("*.png")] == ["confusion"]
+    assert "for lack of steps or test rows: learning curves, throughput by step, F1" in found.words
+
+
+def test_plots_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rows=12)
+    (run.path / "plots").mkdir()
+    (run.path / "plots" / "coverage.png").touch()
+    page.write(run)
+    assert "coverage" not in {path.stem for path in (run.path / "plots").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "digits"),
+    [
+        (0.47, 0.91, 2),  # of 12 rows
+        (0.80, 0.89, 2),  # of 200
+        (0.832, 0.866, 3),  # of 1,700
+        (0.8691, 0.8724, 4),  # of 160,000
+        (0.0, 1.0, 2),
+        (1200.0, 1300.0, 0),
+        (0.5, 0.5, None),
+    ],
+)
+def test_digits_suit_the_width_of_the_interval(low: float, high: float, digits: int | None) -> None:
+    found = {"value": (low + high) / 2, "low": low, "high": high}
+    assert wording.digits(found) == digits
+    assert wording.rounded(found)[1] == wording.score(low, digits=digits)
+
+
+def test_a_report_has_date_base_model_and_validation(tmp_path: Path) -> None:
+    options = {**trained().manifest.options, "model": "google-bert/bert-base-cased"}
+    facts = {"finished": "2026-02-03T04:05:06+00:00", "model_revision": "0123456789abcdef"}
+    run = write_run(tmp_path / "run", options=options, **facts)
+    page.write(run)
+    found = Page(run.path / "report.html")
+    assert "2026-02-03, 04:05 UTC" in found.words
+    link = "https://huggingface.co/google-bert/bert-base-cased"
+    assert f"{link}/tree/0123456789abcdef" in found.links
+    rows = run.manifest.data.rows["validation"]
+    place = found.cells.index(f"on the {rows} validation rows")
+    value = run.metrics.validation["accuracy"]
+    digits = wording.digits(run.statistics.metrics["accuracy"])
+    assert found.cells[place + 1] == wording.score(value, digits=digits)
+
+
+def test_a_run_of_an_older_release_has_no_date(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", finished=None)
+    page.write(run)
+    found = Page(run.path / "report.html")
+    assert "UTC" not in found.words
+    assert not [link for link in found.links if link.startswith("http")]  # the model is a directory
+
+
+def test_the_end_of_training_is_in_the_manifest() -> None:
+    finished = datetime.fromisoformat(str(trained().manifest.finished))
+    assert finished.utcoffset() == timedelta(0)
+
+
+def test_curves_of_two_classes_are_those_of_the_positive_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rows=400)
+    page.write(run)
+    found = Page(run.path / "report.html")
+    classes = run.statistics.classes or {}
+    for kind, area in (("ROC AUC", "roc_area"), ("Average precision", "pr_area")):
+        value = wording.rounded(classes["good"][area])[0]
+        assert f"{kind} of 'good': {value}." in found.images
+
+
+def test_of_many_classes_the_lowest_curves_are_shown_and_a_mean(tmp_path: Path) -> None:
+    names = tuple(f"class {each}" for each in range(12))
+    run = write_run(tmp_path / "run", rows=1200, names=names, skill=1.0)
+    page.write(run)
+    (alt,) = [each for each in Page(run.path / "report.html").images if each.startswith("ROC AUC")]
+    assert "the 5 lowest of 12, and the mean of 7 others" in alt
+    areas = {name: each["roc_area"]["value"] for name, each in run.statistics.classes.items()}
+    assert f"lowest for '{min(areas, key=areas.__getitem__)}'" in alt
 
 
 def test_a_report_shows_the_worst_rows(run: Run, seen: Page) -> None:

@@ -13,7 +13,7 @@ from transformers.trainer_utils import PredictionOutput
 
 from finetune.errors import UserError
 from finetune.recipe import Recipe
-from finetune.statistics import assessment, calibration
+from finetune.statistics import assessment, calibration, counts, threshold
 from finetune.statistics import baseline as baseline_models
 from finetune.statistics.scored import ScoredRows
 
@@ -93,3 +93,33 @@ def statistics_of(
         ordered=recipe.ordered_labels,
         temperature=temperature,
     )
+
+
+def threshold_of(
+    recipe: Recipe, validated: PredictionOutput, tested: PredictionOutput, metric: str | None
+) -> dict[str, Any] | None:
+    """Return the threshold that is best on the validation rows, see
+    :func:`~finetune.statistics.threshold.chosen`.
+
+    Args:
+        recipe: With the names of its classes.
+        validated: The outputs for the validation rows.
+        tested: The outputs for the test rows.
+        metric: ``metric_for_best_model``.
+
+    Returns:
+        None unless there are two classes and the metric is one that a threshold weighs: precision
+        by itself is best where hardly anything is predicted, recall where everything is.
+    """
+    name, scoring = (metric or "").removeprefix("eval_"), recipe.known_scoring
+    if len(recipe.labels) != 2 or name not in scoring or name in ("precision", "recall"):
+        return None
+    counted = counts.metric(name, scoring[name])
+    if counted is None:
+        return None
+    chosen_on, judged_on = (
+        ScoredRows.of_outputs(recipe.labels, np.asarray(labels), np.asarray(outputs))
+        for outputs, labels, _ in (validated, tested)
+    )
+    positive = threshold.positive_class(scoring)
+    return threshold.chosen(name, counted, chosen_on, judged_on, positive)

@@ -211,7 +211,7 @@ def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
             "verdicts": found.verdicts,
             "found": found,
             "metrics": [name for name in found.metrics[0] if all(name in m for m in found.metrics)],
-            "plots": [{"svg": overlaid.svg(), "alt": overlaid.alt}] if overlaid else [],
+            "plots": [plot.element() for plot in overlaid],
             "rows": [_row(found, index) for index in found.disagreements[:_ROWS]],
             "sections": ["Scores", *(["Curves"] if overlaid else []), "Settings", "Disagreements"],
         },

@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,7 @@ def outcome(
         "steps_before": steps_before,
         "train_loss": trained.training_loss,
         "train_seconds": round(seconds, 2),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "speed": speed,
         "best_step": state.best_global_step,
         "history": state.log_history,

@@ -290,7 +290,7 @@ def _write_results(
 ) -> None:
     """Write the predictions and what they are worth; what is known is written as soon as it is."""
     from finetune.pipeline import provenance
-    from finetune.pipeline.assess import assess
+    from finetune.pipeline.assess import assess, threshold_of
     from finetune.runs import predictions
     from finetune.training.manifest import Metrics, Statistics
 
@@ -306,7 +306,8 @@ def _write_results(
     run.update(**outcome)
     fingerprint = run.manifest.data.fingerprint
     judged = assess(recipe, validated, tested, fingerprint=fingerprint, baseline=baseline)
-    statistics = Statistics(**judged.statistics)
+    best = threshold_of(recipe, validated, tested, run.manifest.arguments["metric_for_best_model"])
+    statistics = Statistics(**judged.statistics, threshold=best)
     replace(metrics, baseline=judged.baseline, statistics=statistics).write(run.path)
     fitted = {"temperature": judged.temperature, "baseline_seconds": judged.baseline_seconds}
     run.update(status="finished", **fitted)

@@ -9,14 +9,13 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
-from finetune.reporting import wording
+from finetune.reporting import facts, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
 from finetune.training.manifest import Manifest, Metrics
 
 CARD = "README.md"
-_EMBEDDED_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def write(run: Run) -> Path:
@@ -27,7 +26,7 @@ def write(run: Run) -> Path:
 
 
 def of(run: Run) -> ModelCard:
-    """The card, of facts in ``run.json`` and ``metrics.json`` alone."""
+    """Return the card, of facts in ``run.json`` and ``metrics.json`` alone."""
     manifest, metrics = run.manifest, run.metrics
     data = _metadata(manifest, {name: metrics.test[name] for name in run.headline})
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(run, manifest, metrics)}")
@@ -67,19 +66,19 @@ def _metadata(manifest: Manifest, scores: Mapping[str, float]) -> ModelCardData:
 
 
 def _source(manifest: Manifest) -> str:
-    """Where the data came from; of a local path its name, not where it lies."""
+    """Return where the data came from; of a local path its name, not where it lies."""
     path = Path(str(manifest.options["dataset"] or "-"))
     return path.name if path.is_absolute() else str(manifest.data.source)
 
 
 def _base(manifest: Manifest) -> tuple[str | None, str | None]:
-    """The model on the Hub that was trained further, and its licence where it is known."""
+    """Return the model on the Hub that was fine-tuned, and its licence where it is known."""
     name = manifest.options.get("model")
-    if name == "embedded:minilm":
-        return _EMBEDDED_BASE, "apache-2.0"
     if not name:
         return None, None
-    if hub.names_repository(name):
+    if on_hub := facts.base_on_hub(manifest):
+        if on_hub != name:  # an installed package has it
+            return on_hub, "apache-2.0"
         found = _card_on_hub(name)
         return name, found.license if found else None
     own = Path(name) / CARD
@@ -90,7 +89,7 @@ def _base(manifest: Manifest) -> tuple[str | None, str | None]:
 
 
 def _card_on_hub(name: str) -> ModelCardData | None:
-    """The metadata of a model on the Hub, from the cache or, if it answers, from there."""
+    """Return the metadata of a model on the Hub, from the cache or, if it answers, from there."""
     for from_cache in (True, False):
         if not from_cache and (hub.offline() or not hub.answers(hub.endpoint())):
             return None
@@ -104,12 +103,13 @@ def _card_on_hub(name: str) -> ModelCardData | None:
 def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
     statistics, data = run.statistics, manifest.data
     headline = run.headline
-    own = [statistics.metrics[name] for name in headline]
+    own = [wording.rounded(statistics.metrics[name]) for name in headline]
+    digits = {name: wording.digits(statistics.metrics[name]) for name in headline}
     table = [
         ["---"] * (len(headline) + 1),
-        ["fine-tuned", *(f"{e['value']:.4f} ({e['low']:.3f} to {e['high']:.3f})" for e in own)],
+        ["fine-tuned", *(f"{value} ({low} to {high})" for value, low, high in own)],
         *(
-            [baseline, *(f"{scores[name]:.4f}" for name in headline)]
+            [baseline, *(wording.score(scores[name], digits=digits[name]) for name in headline)]
             for baseline, scores in metrics.baseline.items()
         ),
     ]
@@ -118,7 +118,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "",
         wording.verdict(statistics, headline),
         "",
-        f"On {statistics.rows:,} test rows, with intervals of 95%:",
+        f"On {statistics.rows:,} test rows (95% confidence intervals in parentheses):",
         "",
         f"| | {' | '.join(map(wording.name, headline))} |",
         *(f"| {' | '.join(cells)} |" for cells in table),
@@ -138,19 +138,20 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "",
         f"    {manifest.command}",
         "",
-        f"{manifest.steps:,} steps in {manifest.train_seconds:,.0f} s "
-        f"({manifest.launch.parallel_mode}, {manifest.launch.precision}); "
+        f"{manifest.steps:,} steps in {manifest.train_seconds:,.0f} s"
+        + (f", {manifest.finished[:10]} " if manifest.finished else " ")
+        + f"({manifest.launch.parallel_mode}, {manifest.launch.precision}); "
         + ", ".join(f"{name} {each}" for name, each in manifest.versions.items())
         + ".",
         "",
         "## Limits",
         "",
-        "The intervals say what other rows of the same kind might have given; they say nothing of "
-        "texts of another kind, nor of another training. Known mistakes, slices and calibration "
-        "are in `report.html`.",
+        "The confidence intervals cover the sampling of the test rows. They do not cover another "
+        "training run, or texts of another kind. Mistakes, slices and calibration are in "
+        "`report.html`.",
     ]
     if _base(manifest)[1] is None and manifest.options.get("model"):
-        lines.append("The licence of the base model holds; it is not known here.")
+        lines.append("The licence of the base model applies; it could not be determined.")
     return "\n".join(lines) + "\n"
 
 

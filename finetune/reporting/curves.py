@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from finetune.reporting import wording
 from finetune.reporting.figure import (
@@ -13,92 +14,131 @@ from finetune.reporting.figure import (
     COLOURS,
     GREEN,
     GREY,
+    MARKERS,
     ORANGE,
     Plot,
     columns,
     figure_of,
+    styled,
     titled,
 )
 
+#: Fewer points are no curve: those that are logged every few steps, and those of evaluations.
+_FEWEST_LOGGED, _FEWEST_EVALUATIONS = 3, 2
 
+
+@styled
 def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
-    """Plot the losses of training and validation, the metrics, and the learning rate."""
+    """Plot the losses of training and validation, the metrics, and the learning rate; panels that
+    would have too few points are left out.
+    """
     trained = [entry for entry in history if "loss" in entry]
     validated = [entry for entry in history if "eval_loss" in entry]
-    if not trained:
+    is_trained = len(trained) >= _FEWEST_LOGGED
+    is_validated = len(validated) >= _FEWEST_EVALUATIONS
+    if not is_trained and not is_validated:
         return None
-    figure, (losses, scores, rates) = figure_of(3, height=6.4, share_x=True)
-    losses.plot(*columns(trained, "loss"), color=BLUE, label="training")
-    alt = f"Training loss from {trained[0]['loss']:.3f} to {trained[-1]['loss']:.3f}"
+    panels = ["losses"] + ["scores"] * is_validated + ["rates"] * is_trained
+    figure, drawn = figure_of(len(panels), height=0.6 + 1.9 * len(panels), share_x=True)
+    axes = dict(zip(panels, drawn, strict=True))
+    alt, kept = [], ""
+    if is_trained:
+        axes["losses"].plot(*columns(trained, "loss"), color=BLUE, label="training")
+        alt.append(f"Training loss from {trained[0]['loss']:.3f} to {trained[-1]['loss']:.3f}")
     if validated:
-        losses.plot(*columns(validated, "eval_loss"), color=ORANGE, marker="o", label="validation")
-        alt += f"; validation loss at last {validated[-1]['eval_loss']:.3f}"
-    titled(losses, "Loss", legend=True)
-    names = [
-        name
-        for name in (validated[0] if validated else {})
-        if name.startswith("eval_")
-        and not name.endswith(("loss", "runtime", "_per_second", "_time"))
-    ]
-    for name, colour, marker in zip(names, (GREEN, ORANGE, BLUE, GREY), "os^D", strict=False):
-        label = wording.name(name.removeprefix("eval_"))
-        scores.plot(*columns(validated, name), color=colour, marker=marker, label=label)
-        alt += f"; {label} at last {validated[-1][name]:.3f}"
-    if best_step:
-        for axes in (losses, scores):
-            axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1)
-        alt += f"; the best step was {best_step}"
-    kept = " (dotted: the step that was kept)" if best_step else ""
-    titled(scores, f"Validation{kept}", legend=bool(names))
-    rates.plot(*columns(trained, "learning_rate"), color=GREY)
-    rates.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    titled(rates, "Learning rate", x="step")
-    return Plot(alt + ".", figure)
+        steps, values = columns(validated, "eval_loss")
+        axes["losses"].plot(steps, values, color=ORANGE, marker="o", label="validation")
+        alt.append(f"final validation loss {validated[-1]['eval_loss']:.3f}")
+    titled(axes["losses"], "Loss", legend=True)
+    if is_validated and best_step:
+        for name in ("losses", "scores"):
+            axes[name].axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
+        kept = " (dotted: best checkpoint)"
+        alt.append(f"best checkpoint at step {best_step}")
+    if is_validated:
+        names = [
+            name
+            for name in validated[0]
+            if name.startswith("eval_")
+            and not name.endswith(("loss", "runtime", "_per_second", "_time"))
+        ]
+        for name, colour, marker in zip(names, (GREEN, *COLOURS[3:]), MARKERS, strict=False):
+            label = wording.name(name.removeprefix("eval_"))
+            axes["scores"].plot(*columns(validated, name), color=colour, marker=marker, label=label)
+            alt.append(f"final validation {label} {validated[-1][name]:.3f}")
+        titled(axes["scores"], f"Validation metrics{kept}", legend=bool(names))
+    if is_trained:
+        axes["rates"].plot(*columns(trained, "learning_rate"), color=GREY)
+        axes["rates"].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+        titled(axes["rates"], "Learning rate")
+    _steps(drawn[-1])
+    sentence = "; ".join(alt)
+    return Plot(f"{sentence[0].upper()}{sentence[1:]}.", figure)
 
 
-def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str) -> Plot | None:
-    """Plot training loss, validation loss and a metric, like ``eval_f1``, of several runs, whose
-    histories come by their names.
+@styled
+def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str) -> list[Plot]:
+    """Plot training loss, validation loss and a metric of several runs.
+
+    Args:
+        histories: Of each run, by its name.
+        metric: As it is logged, like ``eval_f1``.
+
+    Returns:
+        A plot of each of which some run has more than a point or two.
     """
-    figure, panels = figure_of(3, height=6.4, share_x=True)
     names = {"loss": "Training loss", "eval_loss": "Validation loss"}
     names[metric] = f"Validation {wording.name(metric.removeprefix('eval_'))}"
-    last = []
-    for number, (run, history) in enumerate(histories.items()):
-        style: dict[str, Any] = {
-            "color": COLOURS[number % len(COLOURS)],
-            "marker": "os^Dv"[number % 5],
-            "label": _labelled(run),
-        }
-        for axes, name in zip(panels, names, strict=True):
-            steps, values = columns(history, name)
-            axes.plot(steps, values, markersize=3, **style)
-        if values:
-            last.append(f"{run} at last {values[-1]:.3f}")
-    if not last:
-        return None
-    for axes, title in zip(panels, names.values(), strict=True):
-        titled(axes, title, x="step" * (axes is panels[-1]), legend=axes is panels[0])
-    return Plot(f"{names[metric]}: {', '.join(last)}.", figure)
+    found = []
+    for name, title in names.items():
+        curves = {run: columns(history, name) for run, history in histories.items()}
+        fewest = _FEWEST_LOGGED if name == "loss" else _FEWEST_EVALUATIONS
+        if max(len(steps) for steps, _ in curves.values()) < fewest:
+            continue
+        figure, (axes,) = figure_of(1, height=2.6 + 0.2 * len(curves))
+        for number, (run, (steps, values)) in enumerate(curves.items()):
+            axes.plot(
+                *(steps, values),
+                color=COLOURS[number % len(COLOURS)],
+                marker="" if name == "loss" else MARKERS[number % len(MARKERS)],
+                linestyle=("-", "--", "-.", ":")[number % 4],
+                label=_labelled(run),
+            )
+        titled(axes, title)
+        figure.legend(loc="outside lower left")
+        _steps(axes)
+        last = [f"{run} {values[-1]:.3f}" for run, (_, values) in curves.items() if values]
+        found.append(Plot(f"{title}, final value: {', '.join(last)}.", figure))
+    return found
 
 
 def _labelled(run: str) -> str:
-    """A path as a legend shows it: not as a formula, and not left out, as it leaves out ``_x``."""
-    return f"{'./' * run.startswith('_')}{run}".replace("$", r"\$")
+    """Return a path as a legend shows it: not as a formula, not left out as ``_x`` would be, and
+    of a long one the end.
+    """
+    run = f"{'./' * run.startswith('_')}{run}".replace("$", r"\$")
+    return run if len(run) <= 56 else f"…{run[-55:]}"
 
 
+@styled
 def speed(history: Sequence[Mapping[str, float]]) -> Plot | None:
-    """Plot rows a second, and memory, over the steps."""
+    """Plot samples a second, and memory, over the steps."""
     metered = [entry for entry in history if "rows_per_second" in entry]
-    if not metered:
+    if len(metered) < _FEWEST_LOGGED:
         return None
-    figure, (rows, memory) = figure_of(2, height=4.0, share_x=True)
+    figure, (rows, memory) = figure_of(2, height=4.4, share_x=True)
     for axes, name, colour in ((rows, "rows_per_second", BLUE), (memory, "memory_mib", GREEN)):
         axes.plot(*columns(metered, name), color=colour)
         axes.set_ylim(bottom=0)
-    titled(rows, "Rows a second, all processes")
-    titled(memory, "Memory of rank 0 (MiB)", x="step")
+    titled(rows, "Throughput (samples/s, all processes)")
+    titled(memory, "Memory of rank 0 (MiB)")
+    _steps(memory)
     middle = float(np.median([entry["rows_per_second"] for entry in metered]))
     most = max(entry["memory_mib"] for entry in metered)
-    alt = f"{middle:,.1f} rows a second in the median; at most {most:,.0f} MiB of memory."
-    return Plot(alt, figure)
+    return Plot(f"Median throughput {middle:,.1f} samples/s; peak memory {most:,.0f} MiB.", figure)
+
+
+def _steps(axes: Axes) -> None:
+    """Label the axis of the optimizer steps, which are whole."""
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

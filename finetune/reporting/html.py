@@ -22,13 +22,14 @@ def write(path: Path, template: str, content: Mapping[str, Any]) -> None:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    named = {"score": wording.score, "percent": wording.percent, "words": wording.name}
-    environment.filters |= named
+    for function in (wording.score, wording.rounded, wording.digits, wording.percent):
+        environment.filters[function.__name__] = function
+    environment.filters["words"] = wording.name
     write_whole(path, environment.get_template(f"{template}.html.jinja").render(content))
 
 
 def excerpt(text: str) -> str:
-    """The first 1,200 characters."""
+    """Return the first 1,200 characters."""
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"

@@ -6,22 +6,36 @@ Everything comes from the run directory: ``run.json``, ``metrics.json``, ``predi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from finetune.reporting import curves, html, plots, wording
+from finetune.reporting import curves, facts, html, plots, ranking, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
-from finetune.statistics import mistakes
+from finetune.statistics import mistakes, threshold
 from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Manifest, Statistics
 
 PAGE, PLOTS = "report.html", "plots"
 _MISTAKES, _SLICES = 20, 10
 _NONE = np.array([], dtype=np.int64)
+#: The plots by section, and what a reader calls those that a small run does not have.
+_SECTIONS = {
+    "scores": {"predictions": "predicted values"},
+    "training": {"learning_curves": "learning curves", "speed": "throughput by step"},
+    "classes": {"confusion": "confusion matrix", "classes": "F1 by class"},
+    "probabilities": {
+        "roc": "ROC curve",
+        "precision_recall": "precision-recall curve",
+        "reliability": "calibration",
+        "coverage": "accuracy by coverage",
+    },
+    "length": {"length": "accuracy by length"},
+}
 
 
 def write(run: Run) -> Path:
@@ -33,6 +47,9 @@ def write(run: Run) -> Path:
     content, figures = _content(run)
     directory = run.path / PLOTS
     directory.mkdir(exist_ok=True)
+    for left in directory.glob("*.png"):  # what this run has too few rows or steps for
+        if left.stem not in figures:
+            left.unlink()
     for name, plot in figures.items():
         plot.save(directory / f"{name}.png")
     page = run.path / PAGE
@@ -44,7 +61,9 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     manifest, metrics, table = run.manifest, run.metrics, run.predictions
     statistics, headline, names = run.statistics, run.headline, run.labels
     predicted = ScoredRows.of_table(table, names) if names else None
-    figures = _figures(manifest, statistics, table, predicted)
+    drawn = _figures(manifest, statistics, table, predicted)
+    figures = {name: plot for name, plot in drawn.items() if plot is not None}
+    words = {name: each for section in _SECTIONS.values() for name, each in section.items()}
     content = {
         "title": f"{manifest.recipe}: {manifest.data.source}",
         "verdict": wording.verdict(statistics, headline),
@@ -52,14 +71,17 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         "rows": statistics.rows,
         "metrics": headline,
         "statistics": statistics,
+        "validation": metrics.validation,
         "baseline": metrics.baseline,
         "others": _others(statistics, headline),
         "manifest": manifest,
-        "facts": _facts(manifest),
-        "options": _options(manifest),
+        "facts": facts.provenance(manifest),
+        "options": facts.options(manifest),
         "calibration": _of_calibration(statistics),
         **dict.fromkeys(("slices", "mistakes", "suspects", "mistaken"), ()),
+        "threshold": ranking.sentence(statistics.threshold) if statistics.threshold else "",
         "plots": _by_section(figures),
+        "left_out": [words[name] for name in drawn if name not in figures],
     }
     if predicted is not None:
         wrong, suspected = (
@@ -69,7 +91,7 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         shown = wrong[:_MISTAKES]
         further = suspected[~np.isin(suspected, shown)][:_MISTAKES]
         content |= {
-            "slices": mistakes.worst_slices(predicted, table, _SLICES),
+            "slices": [asdict(each) for each in mistakes.worst_slices(predicted, table, _SLICES)],
             "mistakes": _rows(predicted, table, shown, suspected),
             "suspects": _rows(predicted, table, further),
             "mistaken": f"{len(wrong):,} of {len(predicted):,} rows are wrong. Of "
@@ -85,7 +107,8 @@ def _figures(
     statistics: Statistics,
     table: pd.DataFrame,
     predicted: ScoredRows | None,
-) -> dict[str, Plot]:
+) -> dict[str, Plot | None]:
+    """Return every plot that such a run has, None where it has too few steps or rows for it."""
     history = manifest.history
     found: dict[str, Plot | None] = {
         "learning_curves": curves.learning_curves(history, manifest.best_step),
@@ -100,44 +123,40 @@ def _figures(
             "confusion": plots.confusion(statistics.confusion or [], predicted.names),
             "classes": plots.classes(statistics.classes or {}),
             "reliability": plots.reliability(statistics.calibration or {}),
-            "coverage": plots.coverage(statistics.coverage or []),
+            "coverage": plots.coverage(statistics.coverage or [], statistics.rows),
+            **ranking.plots(
+                predicted,
+                statistics.classes or {},
+                threshold.positive_class(manifest.scoring),
+                statistics.threshold,
+            ),
         }
         if "tokens" in table:
             right: np.ndarray = predicted.classes == predicted.labels
             found["length"] = plots.lengths(
                 table["tokens"].to_numpy(), right, manifest.options.get("max_length")
             )
-    return {name: plot for name, plot in found.items() if plot is not None}
+    return found
 
 
-def _by_section(figures: Mapping[str, Plot]) -> dict[str, list[dict[str, str]]]:
-    sections = {
-        "scores": ("predictions",),
-        "training": ("learning_curves", "speed"),
-        "classes": ("confusion", "classes"),
-        "probabilities": ("reliability", "coverage"),
-        "length": ("length",),
-    }
+def _by_section(figures: Mapping[str, Plot]) -> dict[str, list[dict[str, Any]]]:
     return {
-        section: [
-            {"svg": figures[name].svg(), "alt": figures[name].alt}
-            for name in names
-            if name in figures
-        ]
-        for section, names in sections.items()
+        section: [figures[name].element() for name in names if name in figures]
+        for section, names in _SECTIONS.items()
     }
 
 
 def _sections(content: Mapping[str, Any]) -> list[str]:
     classified = content["statistics"].classes
     there = {
+        "Training": content["plots"]["training"],
         "Classes": classified,
         "Probabilities": classified,
         "Length": content["plots"]["length"],
         "Slices": content["slices"],
         "Mistakes": classified,
     }
-    return ["Scores", "Training", *(name for name in there if there[name]), "Provenance"]
+    return ["Scores", *(name for name in there if there[name]), "Provenance"]
 
 
 def _others(statistics: Statistics, headline: list[str]) -> dict[str, Any]:
@@ -145,7 +164,7 @@ def _others(statistics: Statistics, headline: list[str]) -> dict[str, Any]:
     among = (statistics.top_k or {}).items()
     return {
         **{wording.name(name): each for name, each in further.items()},
-        **{f"true class among the {k} most probable": each for k, each in among},
+        **{f"top-{k} accuracy": each for k, each in among},
         **{wording.name(name): each for name, each in (statistics.ordered or {}).items()},
     }
 
@@ -173,7 +192,7 @@ def _of_calibration(statistics: Statistics) -> str:
 def _rows(
     predicted: ScoredRows, table: pd.DataFrame, chosen: np.ndarray, suspected: np.ndarray = _NONE
 ) -> list[dict[str, Any]]:
-    """What a table of rows shows; those whose label is ``suspected`` are marked."""
+    """Return what a table of rows shows; those whose label is ``suspected`` are marked."""
     labels, classes = predicted.labels, predicted.classes
     return [
         {
@@ -187,30 +206,3 @@ def _rows(
         }
         for index in chosen
     ]
-
-
-def _facts(manifest: Manifest) -> dict[str, str]:
-    launch, data = manifest.launch, manifest.data
-    processes = f"{launch.world_size} process{'es' * (launch.world_size > 1)}"
-    seconds, speed = manifest.train_seconds, manifest.speed
-    return {
-        "data": f"{data.source}, fingerprint {data.fingerprint}",
-        "rows": ", ".join(f"{count:,} {name}" for name, count in data.rows.items()),
-        "training": f"{manifest.steps:,} steps in {seconds:,.1f} s",
-        **({"speed": wording.speed(speed)} if speed else {}),
-        "launch": f"{launch.parallel_mode}, {processes}, {launch.device}, {launch.precision}",
-        "versions": ", ".join(f"{name} {each}" for name, each in manifest.versions.items()),
-        "revision": str(manifest.git_revision or "not from a checkout"),
-    }
-
-
-def _options(manifest: Manifest) -> dict[str, str]:
-    shown = (
-        *("global_batch_size", "max_tokens_per_batch", "learning_rate", "num_train_epochs"),
-        *("max_steps", "seed", "optim", "lr_scheduler_type", "weight_decay", "warmup_steps"),
-        "max_grad_norm",
-    )
-    arguments = manifest.arguments
-    # what is not set is written as "None"
-    chosen = {name: arguments[name] for name in shown if str(arguments.get(name)) != "None"}
-    return {name: str(value) for name, value in {**manifest.options, **chosen}.items()}

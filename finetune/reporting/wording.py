@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,11 @@ _WORDS = {
     "r2": "R²",
     "log_loss": "log loss (nats)",
     "brier_score": "Brier score",
-    "roc_area": "ROC area, mean of the classes",
+    "roc_area": "ROC AUC (mean over the classes)",
     "matthews_correlation": "Matthews correlation",
     "mean_absolute_error": "mean absolute error (classes)",
-    "quadratic_kappa": "quadratic kappa",
-    "within_one": "off by one class at most",
+    "quadratic_kappa": "quadratic weighted kappa",
+    "within_one": "within one class",
 }
 _HIGHER_IS_BETTER = (
     *("accuracy", "f1", "precision", "recall", "matthews_correlation", "r2", "roc_area"),
@@ -42,19 +43,43 @@ def speed(found: Mapping[str, Any]) -> str:
     return text
 
 
-def score(value: float, signed: bool = False) -> str:
-    """Four significant digits after the point, or in all where the value is large."""
+def score(value: float, signed: bool = False, digits: int | None = None) -> str:
+    """Return a score with that many digits after the point; without a number four, or four in all
+    where the value is large.
+    """
     text = f"{value:.4f}" if abs(value) < 1000 else f"{value:,.4g}"
+    if digits is not None:
+        text = f"{value:,.{digits}f}"
     return f"+{text}" if signed and value > 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
+def digits(interval: Mapping[str, float]) -> int | None:
+    """Return the digits after the point that a score is worth, by its 95% confidence interval.
+
+    A unit of the last one is a third of what the interval reaches to either side, or less; a score
+    below 10 has two at least. None if the interval has no width.
+    """
+    reach = (interval["high"] - interval["low"]) / 2
+    if not 0 < reach < math.inf:
+        return None
+    return max(2 if abs(interval["value"]) < 10 else 0, math.ceil(-math.log10(reach / 3)))
+
+
+def rounded(interval: Mapping[str, float], signed: bool = False) -> tuple[str, str, str]:
+    """Return value and ends of a 95% confidence interval, in the digits that they are worth."""
+    value, low, high = (
+        score(interval[end], signed, digits(interval)) for end in ("value", "low", "high")
+    )
+    return value, low, high
+
+
 def percent(value: float) -> str:
-    """With one digit after the point."""
+    """Return a share in percent, with one digit after the point."""
     return f"{value:.1%}"
 
 
 def name(metric: str) -> str:
-    """What a reader calls a score."""
+    """Return what a reader calls a score."""
     return _WORDS.get(metric, metric.replace("_", " "))
 
 

@@ -128,6 +128,7 @@ class Manifest(File):
     stopped_early: str | None = None  # why, if it was before the last step
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
+    finished: str | None = None  # the end of training: ISO 8601, UTC
     speed: dict[str, Any] = field(default_factory=dict)  # see ``Meter.summary``
     best_step: int | None = None  # whose checkpoint was kept as the best
     history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step
@@ -153,6 +154,7 @@ class Statistics(Record):
     calibration: dict[str, Any] | None = None  # error, bins, temperature
     coverage: list[dict[str, Any]] | None = None  # accuracy on the most confident share of the rows
     ordered: dict[str, Any] | None = None  # metrics of classes that have an order
+    threshold: dict[str, Any] | None = None  # of two classes: see ``statistics.threshold.chosen``
 
 
 @dataclass(frozen=True, kw_only=True)

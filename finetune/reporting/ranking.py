@@ -1,0 +1,193 @@
+"""How well the probabilities rank the test rows: ROC and precision-recall curves.
+
+Of two classes they are those of the positive one, of several those of each class against the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from sklearn.metrics import precision_recall_curve, roc_curve
+
+from finetune.reporting import wording
+from finetune.reporting.figure import (
+    COLOURS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    Plot,
+    figure_of,
+    short,
+    styled,
+    titled,
+)
+from finetune.statistics.scored import ScoredRows
+
+#: Rows of a class, and of the others, below which its curve is a few steps.
+_FEWEST_ROWS = 10
+_MOST_CLASSES, _MOST_IN_MEAN = 5, 50
+#: Where curves of more points, and the mean of several curves, are evaluated.
+_GRID = np.linspace(0, 1, 501)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of curve: its words, and the name of its area in the statistics of a class."""
+
+    title: str
+    x: str
+    y: str
+    area: str
+    words: str
+
+
+_KINDS = {
+    "roc": _Kind("ROC curve", "false positive rate", "true positive rate", "roc_area", "ROC AUC"),
+    "precision_recall": _Kind(
+        "Precision-recall curve", "recall", "precision", "pr_area", "Average precision"
+    ),
+}
+
+
+def plots(
+    predicted: ScoredRows,
+    classes: Mapping[str, Mapping[str, Any]],
+    positive: int,
+    threshold: Mapping[str, Any] | None,
+) -> dict[str, Plot | None]:
+    """Plot both kinds of curves.
+
+    Args:
+        predicted: The test rows.
+        classes: The statistics of each class, by name.
+        positive: The positive one of two classes.
+        threshold: Of two classes, the best one on the validation rows, if it is known.
+
+    Returns:
+        By name; None if there are too few rows of each class.
+    """
+    supports = np.bincount(predicted.labels, minlength=len(predicted.names))
+    enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_ROWS
+    if len(predicted.names) == 2:
+        chosen = [positive] if enough.all() else []
+    else:
+        chosen = list(np.flatnonzero(enough))
+    return {
+        name: _plot(kind, predicted, classes, chosen, threshold) if chosen else None
+        for name, kind in _KINDS.items()
+    }
+
+
+@styled
+def _plot(
+    kind: _Kind,
+    predicted: ScoredRows,
+    classes: Mapping[str, Mapping[str, Any]],
+    chosen: list[int],
+    threshold: Mapping[str, Any] | None,
+) -> Plot:
+    names = predicted.names
+    areas = {each: classes[names[each]][kind.area] for each in chosen}
+    lowest = sorted(chosen, key=lambda each: float(areas[each]["value"]))[:_MOST_CLASSES]
+    shown = sorted(lowest)
+    figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(shown))
+    is_binary, title = len(names) == 2, kind.title
+    for number, each in enumerate(shown):
+        label = f"{short(names[each], 18)} {_value(areas[each])}"
+        if is_binary:
+            value, low, high = wording.rounded(areas[each])
+            title = f"{kind.title} of '{short(names[each], 18)}'"
+            label = f"{kind.words} {value} (95% CI {low} to {high})"
+        axes.plot(*_curve(kind, predicted, each), color=COLOURS[number], label=label)
+    others = [each for each in chosen if each not in shown]
+    others = others[:: -(-len(others) // _MOST_IN_MEAN) or 1]
+    if others:
+        curves = [np.interp(_GRID, *_curve(kind, predicted, each)) for each in others]
+        mean = np.mean(curves, axis=0)
+        label = f"mean of {len(others)} others"
+        axes.plot(_GRID, mean, color=GREY, linestyle="--", label=label)
+    if kind.area == "roc_area":
+        axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
+    elif is_binary:
+        share = float((predicted.labels == shown[0]).mean())
+        axes.axhline(share, color=GREY, linestyle=":", linewidth=1.5)
+    if is_binary:
+        _mark_thresholds(kind, axes, predicted, shown[0], threshold)
+    axes.set(xlim=(-0.01, 1.01), ylim=(0, 1.02))
+    titled(axes, title, x=kind.x, y=kind.y)
+    figure.legend(loc="outside lower left", ncols=1 if is_binary else 2)
+    return Plot(_alt(kind, names, areas, len(others)), figure)
+
+
+def _curve(kind: _Kind, predicted: ScoredRows, each: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the curve of a class against the rest, from left to right, of 501 points at most."""
+    true, scores = predicted.labels == each, predicted.probabilities[:, each]
+    if kind.area == "roc_area":
+        x, y, _ = roc_curve(true, scores)
+    else:
+        precision, recall, _ = precision_recall_curve(true, scores, drop_intermediate=True)
+        x, y = recall[::-1], precision[::-1]
+    return (x, y) if len(x) <= len(_GRID) else (_GRID, np.interp(_GRID, x, y))
+
+
+def _mark_thresholds(
+    kind: _Kind,
+    axes: Axes,
+    predicted: ScoredRows,
+    positive: int,
+    threshold: Mapping[str, Any] | None,
+) -> None:
+    """Mark where the model stands that predicts the more probable class, and where it would."""
+    true = predicted.labels == positive
+    marked = [(0.5, "o", ORANGE, "threshold 0.5")]
+    if threshold is not None:
+        value = threshold["value"]
+        marked.append((value, "D", GREEN, f"best on validation rows: {value:.2f}"))
+    style: Any = {"markeredgecolor": INK, "linestyle": "", "markersize": 7, "zorder": 3}
+    for value, marker, colour, label in marked:
+        chosen = predicted.probabilities[:, positive] >= value
+        hits, false = (chosen & true).sum(), (chosen & ~true).sum()
+        recall = hits / true.sum()
+        x, y = (recall, hits / max(1, chosen.sum()))
+        if kind.area == "roc_area":
+            x, y = (false / (~true).sum(), recall)
+        axes.plot(x, y, marker=marker, color=colour, label=label, **style)
+
+
+def _alt(
+    kind: _Kind, names: list[str], areas: Mapping[int, Mapping[str, float]], others: int
+) -> str:
+    ranked = sorted(areas, key=lambda each: areas[each]["value"])
+    worst, best = ranked[0], ranked[-1]
+    if worst == best:
+        return f"{kind.words} of '{names[best]}': {_value(areas[best])}."
+    least = f" (the {_MOST_CLASSES} lowest of {len(areas)}, and the mean of {others} others)"
+    return (
+        f"{kind.words} of each class against the rest{least * bool(others)}: lowest for "
+        f"'{names[worst]}' ({_value(areas[worst])}), highest for '{names[best]}' "
+        f"({_value(areas[best])})."
+    )
+
+
+def _value(interval: Mapping[str, float]) -> str:
+    return wording.rounded(interval)[0]
+
+
+def sentence(threshold: Mapping[str, Any]) -> str:
+    """Tell the best threshold on the validation rows, and what it changes on the test rows."""
+    metric, gain = wording.name(threshold["metric"]), threshold["test"]
+    if threshold["validation"] <= threshold["validation_at_half"]:
+        return f"On the validation rows no threshold has a higher {metric} than 0.5."
+    amount, low, high = wording.rounded(gain, signed=True)
+    chance = "; the difference may be chance" if gain["low"] <= 0 <= gain["high"] else ""
+    return (
+        f"Threshold: {metric} on the validation rows is highest, {threshold['validation']:.3f} "
+        f"({threshold['validation_at_half']:.3f} at 0.5), where '{threshold['class']}' is "
+        f"predicted from the probability {threshold['value']:.2f} on. On the test rows that "
+        f"changes {metric} by {amount} (95% CI {low} to {high}){chance}."
+    )
