@@ -40,7 +40,7 @@ class Mnist(Recipe):
         return sources.read(self.dataset, self.dataset_revision)
 
     def prepare(self, dataset: "DatasetDict") -> "DatasetDict":
-        return dataset  # pictures are decoded as they are collated
+        return dataset  # images are decoded as they are collated
 
     def build_model(self, labels: Sequence[str]) -> "torch.nn.Module":
         from recipes._convnet import ConvNet
@@ -63,7 +63,7 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, "torch.Tensor"]:
 
     images = [row["image"].convert("L") for row in rows]  # grey, whatever the file says
     if other := [image.size for image in images if image.size != (SIDE, SIDE)]:
-        raise UserError(f"expected pictures of {SIDE} x {SIDE} pixels, found {other[0]}")
+        raise UserError(f"expected images of {SIDE} x {SIDE} pixels, found {other[0]}")
     pixels = np.stack([np.asarray(image, dtype=np.float32) for image in images]) / 255
     return {
         "pixel_values": torch.from_numpy((pixels - MEAN) / DEVIATION).unsqueeze(1),

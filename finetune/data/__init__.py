@@ -1,1 +1,1 @@
-"""From a source to splits that a model can be trained on: read, label, check, carve, tokenize."""
+"""From a source to splits that a model can be trained on: read, label, check, split, tokenize."""

@@ -90,13 +90,13 @@ def _digits() -> Any:
     import numpy as np
     import pandas as pd
     from datasets import ClassLabel, Dataset, Features, Image
-    from PIL import Image as Picture
+    from PIL import Image as PIL
 
     # 784 pixels, then the digit
     table = pd.read_csv(_verified(*_DIGITS), header=None, dtype=np.uint8).to_numpy()
     return Dataset.from_dict(
         {
-            "image": [Picture.fromarray(row[:-1].reshape(28, 28)) for row in table],
+            "image": [PIL.fromarray(row[:-1].reshape(28, 28)) for row in table],
             "label": table[:, -1].tolist(),
         },
         features=Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))}),

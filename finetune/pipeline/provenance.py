@@ -72,7 +72,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
 
 
 def versions() -> dict[str, str]:
-    """Of the toolkit, of Python, and of the libraries that the numbers hang on."""
+    """Of the toolkit, of Python, and of the libraries that the figures depend on."""
     return {
         "finetune": __version__,
         "python": platform.python_version(),

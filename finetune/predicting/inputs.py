@@ -139,7 +139,7 @@ def _pictures(folder: Path) -> Iterator[Read]:
 
 
 def _files_of(folder: Path) -> list[str]:
-    """The names of the pictures in a folder, sorted."""
+    """The names of the images in a folder, sorted."""
     return sorted(
         path.name
         for path in folder.iterdir()

@@ -50,7 +50,7 @@ class PartialOutput:
 
         Args:
             facts: What the predictions depend on, by the words in which a user knows it.
-            resume: Whether to go on with what is there.
+            resume: Whether to continue with what is there.
 
         Raises:
             UserError: if an interrupted prediction is there, and ``resume`` is false or it differs.

@@ -187,14 +187,14 @@ class Request:
     def _dataset(self, values: list[Any], name: str) -> Dataset:
         from datasets import Dataset, Features, Image
 
-        pictures: Features | None = Features({name: Image()})
+        images: Features | None = Features({name: Image()})
         if self.input.kind == "folder":
             values = [str(Path(self.input.name) / value) for value in values]
             for path in values:
                 _refuse_no_picture(path)
         elif not all(isinstance(value, dict) and "bytes" in value for value in values):
-            pictures = None
-        return Dataset.from_dict({name: values}, pictures)
+            images = None
+        return Dataset.from_dict({name: values}, images)
 
 
 def _names(run: Run, input: Input, all_probabilities: bool) -> list[str]:
@@ -248,7 +248,7 @@ def _refuse_no_picture(path: str) -> None:
     from PIL import Image
 
     try:
-        with Image.open(path) as picture:
-            picture.load()
+        with Image.open(path) as image:
+            image.load()
     except (OSError, SyntaxError) as error:
         raise UserError(f"{path} cannot be read as an image: {error}") from error

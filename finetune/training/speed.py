@@ -179,7 +179,7 @@ class Meter(TrainerCallback):
 
         Returns:
             Rows, tokens without padding, and model FLOPs a second of all processes, or why they
-            were not counted; the share of padding; the peak of the devices in matrix products,
+            were not counted; the share of padding; the matmul peak of the devices,
             measured now, and the share of it that was used; seconds of this process in each phase.
             Nothing before the first step.
         """
