@@ -374,7 +374,7 @@ def test_pictures_of_a_folder(digits: Run, tmp_path: Path, small_chunks: None) -
     (folder / "a.png").write_bytes(b"no picture")
     assert "a.png cannot be read as an image" in refusal(digits, folder)
     Image.new("L", (30, 28)).save(folder / "a.png")
-    assert "expected pictures of 28 x 28 pixels, found (30, 28)" in refusal(digits, folder)
+    assert "expected images of 28 x 28 pixels, found (30, 28)" in refusal(digits, folder)
 
 
 def test_pictures_in_a_table(digits: Run, tmp_path: Path) -> None:
