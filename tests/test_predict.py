@@ -458,8 +458,8 @@ def test_resuming_does_only_the_rest(
     said(run, source, "--output", output, "--resume")
 
     assert done == [16, 16, 16]
-    assert "80 rows in" in (told := capfd.readouterr().out)
-    assert "(32 of them were done before)" in told
+    assert "80 rows saved to" in (told := capfd.readouterr().out)
+    assert "(32 of them before resuming)" in told
     whole = output.with_name("whole.csv")
     said(run, source, "--output", whole)
     assert output.read_bytes() == whole.read_bytes()
@@ -499,7 +499,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--output", "out.xls"], "--output out.xls: expected a file that ends in .csv"),
         (["in.csv", "--output", "in.csv"], "--output in.csv is the input"),
         (["in.csv", "--output", "no/out.csv"], "no such directory: no"),
-        (["in.csv", "--resume"], "--resume: it goes on with an --output"),
+        (["in.csv", "--resume"], "--resume: needs --output"),
         (["-", "--resume", "--output", "a.csv"], "--resume: the standard input cannot be read"),
         (["in.csv", "--batch_tokens", "0"], "--batch_tokens 0: expected 1 or more"),
         (["in.csv", "--outptu", "a.csv"], "predict: unrecognized arguments: --outptu"),

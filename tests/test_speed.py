@@ -299,7 +299,7 @@ def test_a_profile_is_written_and_shown(trained: Any, capsys: pytest.CaptureFixt
     assert named.count("finetune::forward") == 4
     assert {"aten::addmm", "aten::mm"} <= set(named)
     shown = capsys.readouterr().out
-    assert "where the time of 4 steps went" in shown
+    assert "time of 4 steps, with the profiler on" in shown
     assert "communication" in shown
 
 
@@ -318,7 +318,7 @@ def test_a_resumed_run_with_too_few_steps_left_is_not_profiled(
     run = trained(**given, resume_from_checkpoint="last")
     shown = capsys.readouterr().out
     assert run.manifest["status"] == "finished"
-    assert "too few steps were left, none was traced" in shown
+    assert "too few steps were left, none was profiled" in shown
     assert "where the time" not in shown
 
 
@@ -423,7 +423,7 @@ def test_tokens_that_make_no_steps_are_refused_before_anything_is_written(
 def test_the_start_block_speaks_of_tokens(trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(max_tokens_per_batch=512, gradient_accumulation_steps=2)
     shown = capsys.readouterr().out
-    assert "at most 512 tokens a step, padding included: about 256 per device and micro" in shown
+    assert "at most 512 tokens per step, padding included: about 256 per device and micro" in shown
     steps = run.manifest["steps"]
     assert f" steps {steps:,} (1 epoch)" in " ".join(shown.split())
     assert run.manifest["arguments"]["global_batch_size"] == "None"

@@ -102,7 +102,7 @@ def _show(found: Evaluation) -> None:
     recorded = found.recorded or {}
     console.say(f"\ntest set of {found.source}, {counted(found.rows, 'row')}")
     numbers = [name for name, value in found.metrics.items() if isinstance(value, float)]
-    sources = {"now": found.metrics, "recorded in the run": recorded}
+    sources = {"now": found.metrics, "recorded": recorded}
     lines = [[name, *(f"{each[key]:.4f}" for key in numbers)] for name, each in sources.items()]
     console.table(["", *numbers], lines)
 

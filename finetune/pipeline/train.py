@@ -203,6 +203,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
                 progress(MovedAside(moved))
             run = Run(chosen.output_dir)
             manifest.write(run.path)
+        before = provenance.steps_before(prepared.checkpoint)  # which may be rotated away
         started = time.perf_counter()
         trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
         seconds = time.perf_counter() - started
@@ -218,7 +219,6 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         gc.collect()
         distributed.leave()  # the other ranks are done
         if run is not None:
-            before = provenance.steps_before(prepared.checkpoint)
             outcome = provenance.outcome(trained, state, seconds, before, speed)
             outcome["stopped_early"] = stopped or None
             _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)

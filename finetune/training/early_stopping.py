@@ -32,7 +32,7 @@ class EarlyStopping(EarlyStoppingCallback):
         if state.global_step:
             self.early_stopping_patience_counter = _count(stored)
         # the library saves only what has a place there, which a run begun without this lacks
-        stored.setdefault(type(self).__name__, self.state())  # type: ignore[no-untyped-call]
+        stored.setdefault(type(self).__name__, self.state())
 
     def on_evaluate(  # type: ignore[override]
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
