@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from finetune.errors import UserError
-from finetune.recipe import TextClassification
+from finetune.recipe import TextClassification, catalog
 
 
 class Reviews(TextClassification):
@@ -130,6 +130,15 @@ def test_places_are_lines_of_the_file(tmp_path: Path) -> None:
     for name, places in (("a.jsonl", "lines 3, 5"), ("a.parquet", "rows 2, 3")):
         (mistake,) = mistakes(tmp_path / name)
         assert mistake.startswith(f"2 of 3 train rows without a text: {places};")
+
+
+def test_places_are_those_before_a_recipe_filters(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.csv", "a,neutral", ",positive", "b,negative", header="review,division"
+    )
+
+    with pytest.raises(UserError, match="1 of 2 train rows without a text: line 3;"):
+        catalog.find("sentiment")(dataset=path).load()
 
 
 def test_values_that_are_no_text(tmp_path: Path) -> None:
