@@ -46,7 +46,9 @@ for options in ({}, dict(find_unused_parameters=True, gradient_as_bucket_view=Fa
     assert not exchange.use(wrapped)  # left to gloo, in every process
     assert not exchange.used_by(wrapped)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not list(shared.iterdir())
+    left = list(shared.iterdir())
+    distributed.gather(None)  # before the next file is made
+    assert not left
     buckets = []
     assert exchange.use(wrapped, lambda: buckets.append(1) or contextlib.nullcontext())
     assert exchange.used_by(wrapped)
