@@ -124,21 +124,23 @@ def test_a_report_needs_no_network_and_no_script(seen: Page) -> None:
 def test_a_report_has_the_numbers_of_metrics_json(run: Run, seen: Page) -> None:
     statistics, cells = run.metrics["statistics"], [" ".join(each.split()) for each in seen.cells]
 
-    def shown(found: dict[str, float], signed: bool = False) -> str:
-        value, low, high = wording.rounded(found, signed)
+    def shown(found: dict[str, float], signed: bool = False, to: int | None = None) -> str:
+        value, low, high = wording.rounded(found, signed, to)
         return f"{value} {low} to {high}"
 
-    for each in [*statistics["metrics"].values(), *statistics["top_k"].values()]:
-        assert shown(each) in cells
+    gaps = statistics["beyond"]["majority class"]
+    for name, each in statistics["metrics"].items():  # a column of the table has as many digits
+        to = wording.column_digits([each, gaps[name]]) if name in gaps else None
+        assert shown(each, to=to) in cells
+        assert name not in gaps or shown(gaps[name], signed=True, to=to) in cells
     assert set(statistics["ordered"]) == {"mean_absolute_error", "quadratic_kappa", "within_one"}
-    for each in statistics["ordered"].values():
+    for each in [*statistics["top_k"].values(), *statistics["ordered"].values()]:
         assert shown(each) in cells
-    for each in statistics["beyond"]["majority class"].values():
-        assert shown(each, signed=True) in cells
+    to = wording.column_digits([each["f1"] for each in statistics["classes"].values()], min)
     for name, scores in statistics["classes"].items():
         assert name in cells
         for score in ("precision", "recall", "f1", "roc_area", "pr_area"):
-            assert shown(scores[score]) in cells
+            assert shown(scores[score], to=to) in cells
     assert sum(map(sum, statistics["confusion"])) == statistics["rows"] == 300
 
 
@@ -265,8 +267,7 @@ def test_a_report_has_date_base_model_and_validation(tmp_path: Path) -> None:
     rows = run.manifest.data.rows["validation"]
     place = found.cells.index(f"on the {rows} validation rows")
     value = run.metrics.validation["accuracy"]
-    digits = wording.digits(run.statistics.metrics["accuracy"])
-    assert found.cells[place + 1] == wording.score(value, digits=digits)
+    assert found.cells[place + 1] == wording.score(value, digits=2)
 
 
 def test_a_run_of_an_older_release_has_no_date(tmp_path: Path) -> None:

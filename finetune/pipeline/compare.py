@@ -210,6 +210,12 @@ def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
             "title": f"{len(runs)} runs on the same rows",
             "verdicts": found.verdicts,
             "found": found,
+            "digits": {
+                name: wording.column_digits(
+                    each[name] for each in (*found.metrics, *found.differences) if name in each
+                )
+                for name in found.metrics[0]
+            },
             "metrics": [name for name in found.metrics[0] if all(name in m for m in found.metrics)],
             "plots": [plot.element() for plot in overlaid],
             "rows": [_row(found, index) for index in found.disagreements[:_ROWS]],

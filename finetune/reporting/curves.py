@@ -129,7 +129,7 @@ def speed(history: Sequence[Mapping[str, float]]) -> Plot | None:
     figure, (rows, memory) = figure_of(2, height=4.4, share_x=True)
     for axes, name, colour in ((rows, "rows_per_second", BLUE), (memory, "memory_mib", GREEN)):
         axes.plot(*columns(metered, name), color=colour)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(entry[name] for entry in metered))
     titled(rows, "Throughput (samples/s, all processes)")
     titled(memory, "Memory of rank 0 (MiB)")
     _steps(memory)

@@ -40,7 +40,7 @@ STYLE: Any = {
     "axes.titlesize": 11,
     "font.size": 10,
     "font.family": "sans-serif",
-    "legend.fontsize": 9,
+    "legend.fontsize": 9.5,
     "legend.frameon": False,
     "lines.markersize": 5,
     "svg.fonttype": "none",

@@ -64,13 +64,22 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     drawn = _figures(manifest, statistics, table, predicted)
     figures = {name: plot for name, plot in drawn.items() if plot is not None}
     words = {name: each for section in _SECTIONS.values() for name, each in section.items()}
-    content = {
+    content: dict[str, Any] = {
         "title": f"{manifest.recipe}: {manifest.data.source}",
         "verdict": wording.verdict(statistics, headline),
         "warnings": manifest.data.notes,
         "rows": statistics.rows,
         "metrics": headline,
         "statistics": statistics,
+        "digits": {
+            name: wording.column_digits(
+                [own, *(gaps[name] for gaps in statistics.beyond.values() if name in gaps)]
+            )
+            for name, own in statistics.metrics.items()
+        },
+        "class_digits": wording.column_digits(
+            (each["f1"] for each in (statistics.classes or {}).values()), min
+        ),
         "validation": metrics.validation,
         "baseline": metrics.baseline,
         "others": _others(statistics, headline),
@@ -89,9 +98,11 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
             mistakes.likely_label_errors(predicted),
         )
         shown = wrong[:_MISTAKES]
+        slices = [asdict(each) for each in mistakes.worst_slices(predicted, table, _SLICES)]
         further = suspected[~np.isin(suspected, shown)][:_MISTAKES]
         content |= {
-            "slices": [asdict(each) for each in mistakes.worst_slices(predicted, table, _SLICES)],
+            "slices": slices,
+            "slice_digits": wording.column_digits((each["accuracy"] for each in slices), min),
             "mistakes": _rows(predicted, table, shown, suspected),
             "suspects": _rows(predicted, table, further),
             "mistaken": f"{len(wrong):,} of {len(predicted):,} rows are wrong. Of "

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike
 
@@ -44,8 +45,10 @@ def confusion(matrix: Sequence[Sequence[int]] | np.ndarray, names: Sequence[str]
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes, numbered = len(names), numbers.size <= _MOST_CELLS_WITH_NUMBERS
     side = 2.0 + 0.45 * classes if numbered else 8.0
-    figure, (axes,) = figure_of(1, height=0.9 * side, width=max(side, 3.4))
-    image = axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1, aspect="equal")
+    figure, (axes,) = figure_of(1, height=0.9 * side, width=max(side, WIDTH))
+    # few rows of a class are visible, too, where no numbers tell them
+    shading = PowerNorm(1.0 if numbered else 0.5, vmin=0, vmax=1)
+    image = axes.imshow(shares, cmap=SHADES, norm=shading, aspect="equal")
     ticks = range(0, classes, -(-classes // 50))
     shown = [short(names[index], 18) for index in ticks]
     upright = classes > 4 or max(map(len, shown)) > 10
@@ -89,10 +92,11 @@ def classes(found: Mapping[str, Mapping[str, Any]]) -> Plot | None:
     places = np.arange(len(shown))
     axes.barh(places, values, xerr=_reach(scores), color=BLUE, ecolor=INK, height=0.7, capsize=2)
     axes.set_yticks(places, [f"{short(name, 18)} ({found[name]['support']:,})" for name in shown])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1)
+    axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5))
     lowest = f" (lowest {_MOST_BARS} of {len(names)})" if len(names) > _MOST_BARS else ""
     titled(axes, f"F1 by class{lowest}", x="F1, 95% confidence interval; (rows)")
+    axes.grid(visible=False, axis="y")
+    axes.grid(axis="x", color=GREY, alpha=0.25, linewidth=0.6)
     worst, best = names[0], names[-1]
     low, high = (wording.rounded(found[name]["f1"])[0] for name in (worst, best))
     return Plot(

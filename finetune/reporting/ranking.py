@@ -98,7 +98,7 @@ def _plot(
     figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(shown))
     is_binary, title = len(names) == 2, kind.title
     for number, each in enumerate(shown):
-        label = f"{short(names[each], 18)} {_value(areas[each])}"
+        label = f"{short(names[each], 14)} {_value(areas[each])}"
         if is_binary:
             value, low, high = wording.rounded(areas[each])
             title = f"{kind.title} of '{short(names[each], 18)}'"

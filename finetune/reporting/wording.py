@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from finetune.training.manifest import Statistics
@@ -65,11 +65,24 @@ def digits(interval: Mapping[str, float]) -> int | None:
     return max(2 if abs(interval["value"]) < 10 else 0, math.ceil(-math.log10(reach / 3)))
 
 
-def rounded(interval: Mapping[str, float], signed: bool = False) -> tuple[str, str, str]:
-    """Return value and ends of a 95% confidence interval, in the digits that they are worth."""
-    value, low, high = (
-        score(interval[end], signed, digits(interval)) for end in ("value", "low", "high")
-    )
+def column_digits(
+    intervals: Iterable[Mapping[str, float]], choose: Callable[[list[int]], int] = max
+) -> int | None:
+    """Return the digits of a column of scores: the most, or by ``choose=min`` the fewest, that one
+    of them is worth.
+    """
+    known = [each for each in map(digits, intervals) if each is not None]
+    return choose(known) if known else None
+
+
+def rounded(
+    interval: Mapping[str, float], signed: bool = False, to: int | None = None
+) -> tuple[str, str, str]:
+    """Return value and ends of a 95% confidence interval, in the digits that they are worth or in
+    those of their column.
+    """
+    to = digits(interval) if to is None else to
+    value, low, high = (score(interval[end], signed, to) for end in ("value", "low", "high"))
     return value, low, high
 
 
