@@ -234,7 +234,7 @@ def of_accuracy(_: int) -> list[Line]:
 
 
 def against(base: str, case: str, ways: dict[str, turns.Way], rows: int) -> list[Line]:
-    """A line for each way: speed and memory, and how they compare with those of ``base``."""
+    """Return a line for each way: speed and memory, and how they compare with those of ``base``."""
     stock = ways[base]
     return [
         {
@@ -265,7 +265,7 @@ CASES = {
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return what the figures were measured on."""
     import torch
 
     info = Path("/proc/cpuinfo")

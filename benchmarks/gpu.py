@@ -27,7 +27,7 @@ STEPS = 20
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """A line for each shape, length and way; none without a GPU."""
+    """Return a line for each shape, length and way; none without a GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -63,7 +63,7 @@ def _compared(case: str, model: str, length: int, rounds: int) -> list[dict[str,
 
 
 def saved_model(directory: Path, sizes: dict[str, int]) -> str:
-    """A model of random weights, with the tokenizer of the embedded one."""
+    """Return a model of random weights, with the tokenizer of the embedded one."""
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
     from finetune.data import embedded
@@ -93,7 +93,7 @@ def _rows(length: int, count: int) -> Any:
 
 
 def of_stock(model: str, length: int, batch: int) -> Callable[[], float]:
-    """Steps of the library's trainer with default arguments and bf16."""
+    """Return steps of the library's trainer with default arguments and bf16."""
     from training import QUIET
     from transformers import (
         AutoModelForSequenceClassification,
@@ -120,13 +120,13 @@ def of_stock(model: str, length: int, batch: int) -> Callable[[], float]:
 
 
 def of_ours(model: str, length: int, batch: int) -> Callable[[], float]:
-    """The same of the toolkit."""
+    """Return the same of the toolkit."""
     trainer = _ours(model, length, batch, STEPS)
     return lambda: float(trainer.train().training_loss)
 
 
 def of_share(model: str, length: int, batch: int) -> Callable[[], float]:
-    """The share of the peak that the steps use; measuring the peak is not timed above."""
+    """Return the share of the peak that the steps use; measuring the peak is not timed above."""
     trainer = _ours(model, length, batch, STEPS)
 
     def turn() -> float:
@@ -137,7 +137,7 @@ def of_share(model: str, length: int, batch: int) -> Callable[[], float]:
 
 
 def of_profile(model: str, length: int, batch: int) -> Callable[[], float]:
-    """The share of a step in which no kernel ran."""
+    """Return the share of a step in which no kernel ran."""
     trainer = _ours(model, length, batch, 12, profile=10)
 
     def turn() -> float:

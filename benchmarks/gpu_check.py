@@ -210,7 +210,7 @@ def share_of_peak(launcher: Launcher) -> list[Line]:
 
 
 def share_line(run: Path) -> Line:
-    """The share of the measured peak in ``run.json``; there is nothing that it has to reach.
+    """Return the share of the measured peak in ``run.json``; there is nothing that it has to reach.
 
     Raises:
         Incomparable: if it was not measured.

@@ -180,7 +180,7 @@ def flat(path: str) -> np.ndarray:
 
 
 def evaluation_difference(found: Observed, one: Observed) -> float:
-    """The largest between predictions, losses and metrics, over all sizes; labels must be equal."""
+    """Return the largest between predictions, losses and metrics; labels must be equal."""
     largest = 0.0
     for size, (logits, labels, metrics) in one.evaluations.items():
         theirs = found.evaluations[size]

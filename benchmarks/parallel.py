@@ -76,7 +76,7 @@ def measure(tokens: int, batch: int, steps: int, training: dict[str, Any]) -> di
 def _trainer(
     tokens: int, batch: int, steps: int, directory: str, training: dict[str, Any]
 ) -> tuple["Trainer", list[float]]:
-    """A trainer over random tokens, and the list that will have the seconds of each step."""
+    """Return a trainer over random tokens, and the list that will have the seconds of each step."""
     import numpy as np
     import torch
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
@@ -221,7 +221,7 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
 
 
 def _in_bf16(_, bucket):  # torch refuses annotations other than its own
-    """What torch's ``bf16_compress_hook`` does, which refuses to do it over gloo."""
+    """Do what torch's ``bf16_compress_hook`` does, which refuses to over gloo."""
     import torch
     import torch.distributed as dist
 
@@ -270,7 +270,7 @@ def launched(processes: int, *, devices: int | None = None, **worker: Any) -> di
 
 
 def in_turns(launches: dict[str, dict[str, Any]], rounds: int) -> dict[str, dict[str, float]]:
-    """The median of each figure of each launch; the launches take turns."""
+    """Return the median of each figure of each launch; the launches take turns."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in launches}
     for _ in range(rounds):
         for name, launch in launches.items():

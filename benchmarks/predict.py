@@ -63,7 +63,7 @@ def of_pipeline(run: str, texts: list[str], max_length: int) -> Callable[[], np.
 def of_predict(
     run: str, texts: list[str], max_length: int, precision: str
 ) -> Callable[[], np.ndarray]:
-    """The same by `predict`."""
+    """Return the same by `predict`."""
     import transformers
     from scipy.special import softmax
 
@@ -77,7 +77,7 @@ def of_predict(
 
 
 def measure(run: str, texts: list[str], max_length: int, rounds: int) -> dict[str, turns.Way]:
-    """The pipeline and both precisions of `predict`, in turns."""
+    """Return the pipeline and both precisions of `predict`, in turns."""
     given = (run, texts, max_length)
     return turns.take(
         {

@@ -67,7 +67,7 @@ def ready() -> None:
 
 
 def imports() -> None:
-    """What every script of this kind imports."""
+    """Import what every script of this kind imports."""
     import datasets  # noqa: F401
     from transformers import Trainer  # noqa: F401
 
@@ -75,7 +75,7 @@ def imports() -> None:
 
 
 def stock(data: str) -> None:
-    """The tutorial's script."""
+    """Run the tutorial's script."""
     from datasets import load_dataset
 
     from benchmarks import stock

@@ -25,7 +25,7 @@ def trainer(
     callbacks: Any = None,
     **arguments: Any,
 ) -> Trainer:
-    """A trainer of texts with labels.
+    """Return a trainer of texts with labels.
 
     Args:
         model: Directory of a pretrained model.

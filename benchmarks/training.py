@@ -22,7 +22,7 @@ VALIDATED = 500  # rows at most
 
 
 def recipe_of(data: str, max_length: int) -> Any:
-    """The recipe over a set of texts, as a user would have it."""
+    """Return the recipe over a set of texts, as a user would have it."""
     import datasets
     import transformers
 
@@ -51,7 +51,7 @@ def drawn(rows: Any, count: int) -> Any:
 def of_stock(
     data: str, max_length: int, batch: int, steps: int, padded: bool = False
 ) -> Callable[[], float]:
-    """The steps of the tutorial's script; its loss over them."""
+    """Return the steps of the tutorial's script; its loss over them."""
     trainer = _stock(
         recipe_of(data, max_length),
         batch * steps,
@@ -65,7 +65,7 @@ def of_stock(
 def of_ours(
     data: str, max_length: int, batch: int, steps: int, **more: Any
 ) -> Callable[[], tuple[float, float]]:
-    """The same of the toolkit, with the defaults of the recipe and ``more``.
+    """Return the same of the toolkit, with the defaults of the recipe and ``more``.
 
     Returns:
         What trains, and returns seconds of the steps, and of those in which rows were counted,
@@ -83,7 +83,7 @@ def of_ours(
 
 
 def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], tuple[float, float]]:
-    """What :func:`of_ours` does, by one process of one core of a job.
+    """Return what :func:`of_ours` does, by one process of one core of a job.
 
     Args:
         rank: Of this process.
@@ -108,13 +108,13 @@ def scored_stock(data: str, max_length: int, rows: int, seed: int) -> float:
 
 
 def scored_ours(data: str, max_length: int, rows: int, seed: int) -> float:
-    """The same of the toolkit, over the same rows."""
+    """Return the same of the toolkit, over the same rows."""
     recipe = recipe_of(data, max_length)
     return _accuracy(_ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH), recipe)
 
 
 def prepared_by_stock(rows: int, max_length: int) -> Callable[[], int]:
-    """The script's tokenization of so many reviews; how many there are."""
+    """Return the script's tokenization of so many reviews; how many there are."""
     from datasets import Dataset, disable_caching
     from transformers import AutoTokenizer
 
@@ -136,7 +136,7 @@ def prepared_by_stock(rows: int, max_length: int) -> Callable[[], int]:
 
 
 def prepared_by_ours(rows: int, max_length: int) -> Callable[[], int]:
-    """The same by a recipe, which looks for duplicates and for rows that cannot be used, splits,
+    """Return the same by a recipe, which looks for duplicates and for invalid rows, splits,
     and hashes the rows besides.
     """
     import dataclasses

@@ -42,7 +42,7 @@ def main(recipe: str = "", *flags: str) -> int:
 
 
 def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
-    """The settings and the data, or what is wrong with them."""
+    """Return the settings and the data, or what is wrong with them."""
     chosen = settings.from_command_line(recipe, flags)
     if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
         chosen.training["output_dir"] += "-native"

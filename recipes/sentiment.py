@@ -42,7 +42,7 @@ class Sentiment(TextClassification):
         return self.labelled(dataset)
 
     def _only_polar(self, dataset: "DatasetDict") -> "DatasetDict":
-        """The data set also has a neutral division, which is no class here."""
+        """Drop the neutral division, which is not a class here."""
         polar = dataset.filter(_is_polar, input_columns=self.label_column)
         kept, before = sum(polar.num_rows.values()), sum(dataset.num_rows.values())
         if kept < before:

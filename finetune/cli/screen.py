@@ -98,7 +98,7 @@ def _start(event: Started) -> None:
 
 
 def _batch(event: Collated) -> None:
-    """The shapes of one collated micro-batch."""
+    """Print the shapes of one collated micro-batch."""
     tensors = event.batch.items()
     shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors}
     console.block("one collated batch", shapes)

@@ -160,7 +160,7 @@ class _Refused(Exception):
 
 
 def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The words but for these flags and their values."""
+    """Return the words but for these flags and their values."""
     kept, inside = [], False
     for word in words:
         if word.startswith("--"):
@@ -186,7 +186,7 @@ def refuse_clashes(cls: type[Recipe]) -> None:
 
 
 def _flag(flag: str, where: str) -> str:
-    """The flag as typed; in a file it is a key."""
+    """Return the flag as typed; in a file it is a key."""
     return f"'{flag.removeprefix('--').partition('=')[0]}'" if where else flag.partition("=")[0]
 
 
@@ -197,7 +197,7 @@ def _boolean(word: str) -> bool:
 
 
 def _for_help(action: argparse.Action, default: Any) -> argparse.Action:
-    """The action in the help: one spelling, the first sentence, a default that means something."""
+    """Return the action for the help: one spelling, the first sentence, the default if any."""
     shown = copy.copy(action)
     shown.option_strings = action.option_strings[:1]
     shown.metavar = action.metavar or _metavar(action)

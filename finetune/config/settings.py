@@ -182,7 +182,7 @@ def may_have_mistakes(flags: Sequence[str], wanted: Mapping[str, Any]) -> bool:
 
 
 def _sources_in(flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The flags that say where data and model come from, as typed; and the other words."""
+    """Return the flags that say where data and model come from, as typed; and the other words."""
     light = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("embedded", "push_to_hub"):
         light.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
@@ -219,7 +219,7 @@ def _settle(
 
 
 def _built(cls: type[Recipe], options: Mapping[str, Any], mistakes: Mistakes) -> Recipe:
-    """The recipe; without those options that it refuses by themselves, if it refuses any."""
+    """Return the recipe; without those options that it refuses by themselves, if it refuses any."""
     try:
         return cls(**options)
     except UserError as error:
@@ -272,7 +272,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) -> dict[str, Any]:
-    """The options that there are, of the right type where no parser has looked at it."""
+    """Return the options that there are, of the right type where no parser has looked at it."""
     from finetune.training.defaults import training_names
 
     refuse_clashes(cls)

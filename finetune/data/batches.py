@@ -32,7 +32,7 @@ def split(order: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 
 
 def lengths_of(rows: Any, column: str) -> np.ndarray | None:
-    """The column of a ``datasets.Dataset`` that holds the length of each row, if it has one."""
+    """Return the column that holds the length of each row, shape ``(rows,)``; None without one."""
     if column not in (getattr(rows, "column_names", None) or ()):
         return None
     return np.asarray(rows[column][:])

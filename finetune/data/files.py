@@ -185,7 +185,7 @@ def _parsed(
 
 
 def _of_text(parse: Parser, newline: str, path: Path) -> Iterator[Read]:
-    """The rows that are parsed of a text file, a chunk at a time."""
+    """Yield the rows that are parsed of a text file, a chunk at a time."""
     with _parsed(path, parse, newline) as (placed, binary):
         while some := _next(placed):
             yield some, binary.tell()
@@ -207,7 +207,7 @@ def _delimited(suffix: str, quoting: str, path: Path) -> Iterator[Read]:
 
 
 def _parser(suffix: str, quoting: str) -> tuple[Parser, str] | None:
-    """What parses the lines of a text file, and what ends a line of it; None of any other."""
+    """Return what parses the lines of a text file, and what ends a line; None of any other."""
     if suffix in SEPARATORS:
         return partial(delimited.records, quoting, False), ""
     return _PARSERS.get(suffix)

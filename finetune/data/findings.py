@@ -44,7 +44,7 @@ def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -
 
 
 def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
-    """A line for the first split whose column holds lists, or numbers where texts are expected."""
+    """Return a line for the first split whose column holds lists, or numbers instead of texts."""
     for split, rows in dataset.items():
         feature, where = rows.features[column], f"{flag}: the column '{column}' of the {split} data"
         nested = isinstance(feature, (dict, datasets.Sequence, datasets.LargeList))

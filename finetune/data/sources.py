@@ -126,7 +126,7 @@ def describe(dataset: str) -> str:
 
 
 def _files(dataset: str) -> dict[str, Path]:
-    """The file of each split. A single file is ``train``."""
+    """Return the file of each split. A single file is ``train``."""
     path = files.existing(dataset)
     if path.is_file():
         if path.suffix.lower() not in hub.FILES:
@@ -178,7 +178,7 @@ def _read_file(
 
 
 def _chunks(path: Path, quoting: str, work: str) -> Iterator[files.Chunk]:
-    """The chunks of a file; how far they are is told."""
+    """Yield the chunks of a file, and report the progress."""
     is_text = path.suffix.lower() != ".parquet"
     total, unit = (path.stat().st_size, "bytes") if is_text else (None, "rows")
     for chunk in files.chunks(path, quoting=quoting):

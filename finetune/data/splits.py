@@ -208,7 +208,7 @@ def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
 
 
 def _strata(rows: Dataset) -> np.ndarray:
-    """The class of each row; a single one where the label is a number."""
+    """Return the class of each row; a single one where the label is a number."""
     if isinstance(rows.features["label"], ClassLabel):
         return np.asarray(rows["label"][:])
     return np.zeros(len(rows), dtype=int)

@@ -28,7 +28,7 @@ _WHITE_SPACE = " \t\n\r"
 def tokenize(
     dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> DatasetDict:
-    """Splits with what the tokenizer gives, ``labels``, and ``length`` in tokens.
+    """Return splits with what the tokenizer gives, ``labels``, and ``length`` in tokens.
 
     The result is cached by what it is made of (data, tokenizer, length), so that every rank and
     every later run reads it instead of doing it again. ``datasets`` would hash the tokenizer with
@@ -54,7 +54,7 @@ def tokenize(
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of all that decides the tokens, but for the padding and truncation last used."""
+    """Return a hash of all that decides the tokens, except the padding and truncation last used."""
     parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs]
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         backend = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -120,7 +120,7 @@ def sources(run: Run, data: str | None) -> dict[str, str | None]:
 
 
 def _precision(run: Run) -> str:
-    """That of the training, but for fp16 where nothing computes in it."""
+    """Return the precision of the training, or fp32 where nothing computes in fp16."""
     import torch
 
     recorded = str(run.manifest.arguments.get("precision", "fp32"))
@@ -144,7 +144,7 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
 def _on(
     data: str, recipe: Recipe, names: list[str], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
-    """The recipe over the rows of ``data``: its test split, or all of a source without one."""
+    """Return the recipe over the rows of ``data``: its test split, or all rows without one."""
     from finetune.data import findings, labels
     from finetune.data.sources import numbered
 

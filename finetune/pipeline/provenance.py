@@ -81,7 +81,7 @@ def versions() -> dict[str, str]:
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
-    """The options of the recipe; a path as one that is found from any directory."""
+    """Return the options of the recipe; a path as one that is found from any directory."""
     options = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
     path = Path(recipe.dataset).expanduser()
     named = recipe.dataset and path.exists()
@@ -89,7 +89,7 @@ def _options(recipe: Recipe) -> dict[str, Any]:
 
 
 def steps_before(checkpoint: str | None) -> int:
-    """The steps that a run had done when it was resumed."""
+    """Return the steps that a run had done when it was resumed."""
     if checkpoint is None:
         return 0
     state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
@@ -133,7 +133,7 @@ def validation_metrics(
 
 
 def scores_only(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
-    """The entries with this prefix, without it, and without those that only tell the speed."""
+    """Return the entries with this prefix, without it, but for those about speed."""
     speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     return {
         name.removeprefix(prefix): value
@@ -155,7 +155,7 @@ def parallel_mode(arguments: FinetuneArguments) -> str:
 
 
 def precision(arguments: FinetuneArguments) -> str:
-    """What the matrix products are computed in."""
+    """Return what the matrix products are computed in."""
     found = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
     return "tf32" if found == "fp32" and arguments.tf32 else found
 
@@ -175,7 +175,7 @@ def steps(arguments: FinetuneArguments | ArgumentValues, rows: Dataset) -> int:
 
 
 def git_revision() -> str | None:
-    """The revision of the checkout that the toolkit runs from, ``-dirty`` if it was changed."""
+    """Return the revision of the toolkit's checkout, ``-dirty`` if it was changed."""
     house = namesakes.HOUSE
     if not (house / ".git").exists():
         return None

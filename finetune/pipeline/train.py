@@ -333,7 +333,7 @@ def refuse_other_labels(rows: Dataset, label_ids: Any) -> None:
 
 
 def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> None:
-    """The library would find out only after the first epoch.
+    """Refuse a metric that is not computed, which the library does after the first epoch.
 
     Only of a recipe that computes its metrics the common way can it be told before.
     """
@@ -347,7 +347,7 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> N
 
 
 def _refuse_different_machines(prepared: Prepared) -> None:
-    """What torchrun does not compare: each machine has its own command line, data and disk."""
+    """Refuse what torchrun does not compare: flags, data and disk of each machine."""
     from finetune.data.splits import fingerprint
     from finetune.pipeline.provenance import versions
     from finetune.runtime.agreement import agree, refuse_half_directories

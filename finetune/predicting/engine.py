@@ -99,7 +99,7 @@ class Predictor:
         return logits[[first[text] for text in texts]]
 
     def _tokenized(self, texts: Sequence[str]) -> Iterator[Part]:
-        """A part of the texts at a time, the longest first, so that the model need not wait."""
+        """Yield a part of the texts at a time, the longest first, for the model not to wait."""
         assert isinstance(self.recipe, TextClassification)
         tokenizer = self.recipe.processing_class()
         order = np.argsort([-len(text) for text in texts], kind="stable")

@@ -134,12 +134,12 @@ def _row(line: bytes) -> Row:
 
 
 def _pictures(folder: Path) -> Iterator[Read]:
-    """The names of the files, sorted; they are opened as they are predicted."""
+    """Return the names of the files, sorted; they are opened as they are predicted."""
     return files.sliced([{"file": name} for name in _files_of(folder)])
 
 
 def _files_of(folder: Path) -> list[str]:
-    """The names of the images in a folder, sorted."""
+    """Return the names of the images in a folder, sorted."""
     return sorted(
         path.name
         for path in folder.iterdir()

@@ -205,7 +205,7 @@ def _write_parquet(path: Path, columns: Sequence[str], chunk: Chunk, added: Adde
 
 
 def _schema(parts: Sequence[Path]) -> pa.Schema:
-    """That of all of these parquet files."""
+    """Return the schema that holds the rows of all these parquet files."""
     schemas = [pq.read_schema(part) for part in parts]
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")

@@ -70,7 +70,7 @@ def export_ranks() -> None:
 
 
 def _open_mpi() -> dict[str, str]:
-    """The variables of ``torchrun`` as an MPI set them; none if it did not start this process."""
+    """Return the variables of ``torchrun`` as an MPI set them; none under another launcher."""
     if "RANK" in os.environ or "OMPI_COMM_WORLD_SIZE" not in os.environ:
         return {}
     return {name: os.environ[theirs] for name, theirs in _OPEN_MPI.items()}

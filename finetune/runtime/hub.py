@@ -86,7 +86,7 @@ def _is_cached(kind: str, name: str, revision: str | None = None) -> bool:
 
 
 def _spelled_alike(name: str) -> str:
-    """The cache writes ``MyReviews`` as ``my_reviews``."""
+    """Spell a name as the cache does: ``MyReviews`` is ``my_reviews`` there."""
     return name.replace("_", "").lower()
 
 
@@ -97,14 +97,14 @@ def answers(endpoint: str) -> bool:
 
 
 def proxy(endpoint: str) -> str | None:
-    """The URL of the proxy over which the endpoint is asked, if there is one."""
+    """Return the URL of the proxy over which the endpoint is asked, if there is one."""
     parts = urlsplit(endpoint)
     found = urllib.request.getproxies().get(parts.scheme)
     return None if found is None or urllib.request.proxy_bypass(parts.hostname or "") else found
 
 
 def endpoint(environment: Mapping[str, str] = os.environ) -> str:
-    """The URL of the Hub or its mirror."""
+    """Return the URL of the Hub or its mirror."""
     return environment.get("HF_ENDPOINT", "https://huggingface.co")
 
 
@@ -114,7 +114,7 @@ def offline(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def caches(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """The directories of the libraries: ``hub`` for models, ``datasets`` for data sets."""
+    """Return the directories of the libraries: ``hub`` for models, ``datasets`` for data sets."""
     common = environment.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     home = Path(environment.get("HF_HOME", f"{common}/huggingface"))
     return {

@@ -125,7 +125,7 @@ def load_file(name: str, path: Path) -> ModuleType:
 
 
 def _first_on_path(package: str) -> Path | None:
-    """The directory or file that ``import PACKAGE`` would take; None if there is none."""
+    """Return the directory or file that ``import PACKAGE`` would take; None if there is none."""
     if package in sys.modules:  # whatever it is, it is found there; `claim` judges it
         return None
     spec = importlib.util.find_spec(package)
@@ -137,7 +137,7 @@ def _first_on_path(package: str) -> Path | None:
 
 @functools.cache
 def _recorded() -> dict[str, str] | None:
-    """The sha256 of each file of ours in ``recipes/`` and ``metrics/``; None in a checkout."""
+    """Return the sha256 of our files in ``recipes/`` and ``metrics/``; None in a checkout."""
     for distribution in distributions(name=DISTRIBUTION, path=[str(HOUSE)]):
         recorded = {
             file.as_posix(): file.hash.value
@@ -150,7 +150,7 @@ def _recorded() -> dict[str, str] | None:
 
 
 def _installed_by(name: str) -> str:
-    """The other distributions that installed a file of this name; empty if none did."""
+    """Return the other distributions that installed a file of this name; empty if none did."""
     return ", ".join(
         f"{other.metadata['Name']} {other.version}"
         for other in distributions(path=[str(HOUSE)])

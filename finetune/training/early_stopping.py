@@ -69,7 +69,7 @@ def refuse_stopped(checkpoint: str | None, patience: int | None) -> None:
 
 
 def _count(stateful_callbacks: dict[str, Any]) -> int:
-    """Evaluations without improvement until a checkpoint; the library's own callback counts too."""
+    """Return the evaluations without improvement until a checkpoint, by either callback."""
     for name in (EarlyStopping.__name__, EarlyStoppingCallback.__name__):
         stored = stateful_callbacks.get(name)
         if isinstance(stored, list):

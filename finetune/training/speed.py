@@ -164,7 +164,7 @@ class Meter(TrainerCallback):
         self._rows, self._since_log = torch.zeros(()), 0.0
 
     def mark(self) -> Mark:
-        """What was counted until now."""
+        """Return what was counted until now."""
         return Mark(dict(self.seconds), self._counts.tolist())
 
     def summary(
