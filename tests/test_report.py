@@ -193,7 +193,7 @@ def test_the_report_verb_makes_the_same_page_again(
     assert cli.main(["report", str(run.path)]) == 0
     assert (run.path / "report.html").read_bytes() == before
     out = capsys.readouterr().out
-    assert out == f"the report is {run.path}/report.html, the model card {run.path}/README.md\n"
+    assert out == f"report: {run.path}/report.html; model card: {run.path}/README.md\n"
     with pytest.raises(UserError, match="not the directory of a run"):
         Run.load(run.path / "nothing")
 
