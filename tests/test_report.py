@@ -25,7 +25,7 @@ from tests.runs import trained, write_run
 SECTIONS = ["Scores", "Training", "Classes", "Probabilities", "Length", "Slices", "Mistakes"]
 PLOTS = {"learning_curves", "speed", "confusion", "classes", "roc", "precision_recall"}
 PLOTS |= {"reliability", "coverage", "length"}
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
@@ -136,11 +136,10 @@ def test_a_report_has_the_numbers_of_metrics_json(run: Run, seen: Page) -> None:
     assert set(statistics["ordered"]) == {"mean_absolute_error", "quadratic_kappa", "within_one"}
     for each in [*statistics["top_k"].values(), *statistics["ordered"].values()]:
         assert shown(each) in cells
-    to = wording.column_digits([each["f1"] for each in statistics["classes"].values()], min)
     for name, scores in statistics["classes"].items():
         assert name in cells
         for score in ("precision", "recall", "f1", "roc_area", "pr_area"):
-            assert shown(scores[score], to=to) in cells
+            assert shown(scores[score], to=wording.digits(scores["f1"])) in cells
     assert sum(map(sum, statistics["confusion"])) == statistics["rows"] == 300
 
 
@@ -226,7 +225,10 @@ def test_what_a_short_run_cannot_show_is_left_out(tmp_path: Path) -> None:
     found = Page(run.path / "report.html")
     assert found.headings[1:-1] == ["Scores", "Classes", "Probabilities", "Mistakes", "Provenance"]
     assert [path.stem for path in (run.path / "plots").glob("*.png")] == ["confusion"]
-    assert "for lack of steps or test rows: learning curves, throughput by step, F1" in found.words
+    assert (
+        "Too little data to plot: learning curves, throughput by step, F1 by class, ROC"
+        in found.words
+    )
 
 
 def test_plots_of_an_earlier_report_are_removed(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_gain_that_may_be_chance_is_told(low: float, high: float, words: str) 
     }
     said = ranking.sentence(found)
     assert "F1 on the validation rows is highest, 0.800 (0.700 at 0.5)" in said
-    assert "'yes' is predicted from the probability 0.31 on" in said
+    assert "'yes' is predicted from the probability 0.310 on" in said
     assert said.endswith(words)
 
 

@@ -22,7 +22,7 @@ def write(path: Path, template: str, content: Mapping[str, Any]) -> None:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    for function in (wording.score, wording.rounded, wording.percent):
+    for function in (wording.score, wording.digits, wording.rounded, wording.percent):
         environment.filters[function.__name__] = function
     environment.filters["words"] = wording.name
     write_whole(path, environment.get_template(f"{template}.html.jinja").render(content))

@@ -77,9 +77,6 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
             )
             for name, own in statistics.metrics.items()
         },
-        "class_digits": wording.column_digits(
-            (each["f1"] for each in (statistics.classes or {}).values()), min
-        ),
         "validation": metrics.validation,
         "baseline": metrics.baseline,
         "others": _others(statistics, headline),
@@ -98,11 +95,9 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
             mistakes.likely_label_errors(predicted),
         )
         shown = wrong[:_MISTAKES]
-        slices = [asdict(each) for each in mistakes.worst_slices(predicted, table, _SLICES)]
         further = suspected[~np.isin(suspected, shown)][:_MISTAKES]
         content |= {
-            "slices": slices,
-            "slice_digits": wording.column_digits((each["accuracy"] for each in slices), min),
+            "slices": [asdict(each) for each in mistakes.worst_slices(predicted, table, _SLICES)],
             "mistakes": _rows(predicted, table, shown, suspected),
             "suspects": _rows(predicted, table, further),
             "mistaken": f"{len(wrong):,} of {len(predicted):,} rows are wrong. Of "

@@ -35,7 +35,7 @@ from finetune.statistics import intervals
 #: Test rows below which curves over groups of them are noise, and bars of classes are.
 _FEWEST_ROWS, _FEWEST_OF_CLASSES = 100, 30
 _MOST_CELLS_WITH_NUMBERS = 12 * 12
-_MOST_BARS = 30
+_MOST_BARS, _FEWEST_BINS = 30, 3
 
 
 @styled
@@ -115,7 +115,7 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
         curves.append((f"temperature {hot:.2f}", after["bins"], ORANGE, "s"))
         alt += f", {after['expected_calibration_error']:.3f} at temperature {hot:.2f}"
     bins = calibration["bins"]
-    if sum(each["rows"] for each in bins) < _FEWEST_ROWS or len(bins) < 2:
+    if sum(each["rows"] for each in bins) < _FEWEST_ROWS or len(bins) < _FEWEST_BINS:
         return None
     figure, (axes, rows) = figure_of(2, height=4.6, ratios=(3, 1), share_x=True)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")

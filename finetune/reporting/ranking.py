@@ -98,7 +98,7 @@ def _plot(
     figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(shown))
     is_binary, title = len(names) == 2, kind.title
     for number, each in enumerate(shown):
-        label = f"{short(names[each], 14)} {_value(areas[each])}"
+        label = f"{short(names[each], 16)} {_value(areas[each])}"
         if is_binary:
             value, low, high = wording.rounded(areas[each])
             title = f"{kind.title} of '{short(names[each], 18)}'"
@@ -147,7 +147,7 @@ def _mark_thresholds(
     marked = [(0.5, "o", ORANGE, "threshold 0.5")]
     if threshold is not None:
         value = threshold["value"]
-        marked.append((value, "D", GREEN, f"best on validation rows: {value:.2f}"))
+        marked.append((value, "D", GREEN, f"best on validation rows: {value:.3f}"))
     style: Any = {"markeredgecolor": INK, "linestyle": "", "markersize": 7, "zorder": 3}
     for value, marker, colour, label in marked:
         chosen = predicted.probabilities[:, positive] >= value
@@ -188,6 +188,6 @@ def sentence(threshold: Mapping[str, Any]) -> str:
     return (
         f"Threshold: {metric} on the validation rows is highest, {threshold['validation']:.3f} "
         f"({threshold['validation_at_half']:.3f} at 0.5), where '{threshold['class']}' is "
-        f"predicted from the probability {threshold['value']:.2f} on. On the test rows that "
+        f"predicted from the probability {threshold['value']:.3f} on. On the test rows that "
         f"changes {metric} by {amount} (95% CI {low} to {high}){chance}."
     )

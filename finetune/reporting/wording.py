@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from finetune.training.manifest import Statistics
@@ -14,7 +14,7 @@ _WORDS = {
     "r2": "R²",
     "log_loss": "log loss (nats)",
     "brier_score": "Brier score",
-    "roc_area": "ROC AUC (mean over the classes)",
+    "roc_area": "ROC AUC (macro average)",
     "matthews_correlation": "Matthews correlation",
     "mean_absolute_error": "mean absolute error (classes)",
     "quadratic_kappa": "quadratic weighted kappa",
@@ -65,21 +65,16 @@ def digits(interval: Mapping[str, float]) -> int | None:
     return max(2 if abs(interval["value"]) < 10 else 0, math.ceil(-math.log10(reach / 3)))
 
 
-def column_digits(
-    intervals: Iterable[Mapping[str, float]], choose: Callable[[list[int]], int] = max
-) -> int | None:
-    """Return the digits of a column of scores: the most, or by ``choose=min`` the fewest, that one
-    of them is worth.
-    """
-    known = [each for each in map(digits, intervals) if each is not None]
-    return choose(known) if known else None
+def column_digits(intervals: Iterable[Mapping[str, float]]) -> int | None:
+    """Return the digits of a column of scores: the most that one of them is worth."""
+    return max((each for each in map(digits, intervals) if each is not None), default=None)
 
 
 def rounded(
     interval: Mapping[str, float], signed: bool = False, to: int | None = None
 ) -> tuple[str, str, str]:
-    """Return value and ends of a 95% confidence interval, in the digits that they are worth or in
-    those of their column.
+    """Return value and ends of a 95% confidence interval, in the digits that they are worth, or
+    in those of their column or row.
     """
     to = digits(interval) if to is None else to
     value, low, high = (score(interval[end], signed, to) for end in ("value", "low", "high"))
