@@ -7,9 +7,9 @@
 Prints Markdown tables: the processor, one forward pass in inference on one thread (as `predict`
 computes its batches), and one training step (both passes, all threads). Ways take turns, each in a
 process of its own, see `turns.py`; ratios are medians over the rounds, above 1 is faster. A kernel
-that is slower than plain bf16 for a shape is not to be taken there: LEAST_ELEMENTS of the dropout,
-MOST_TOKENS of the padding-free layers and `precision.prefers_bf16` say so. Here every kernel that
-is alone takes every shape, and the way "as set" goes by these.
+that is slower than plain bf16 for a shape is not to be taken there: MOST_TOKENS of the padding-free
+layers and `precision.prefers_bf16` say so. Here every kernel that is alone takes every shape, and
+the way "as set" goes by these.
 """
 
 import argparse
@@ -136,9 +136,9 @@ def _model() -> Any:
 
 
 def _take_every_shape() -> None:
-    from finetune.models.cpu import dropout, unpadded
+    from finetune.models.cpu import unpadded
 
-    unpadded.MOST_TOKENS, dropout.LEAST_ELEMENTS = 1.0, 1
+    unpadded.MOST_TOKENS = 1.0
 
 
 def _batch(rows: int, tokens: int, *, whole: bool) -> dict[str, Any]:

@@ -38,12 +38,6 @@ def both(layer: Layer, *tensors: torch.Tensor, mask: torch.Tensor | None = None)
     assert_close(mine, theirs.transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture(autouse=True)
-def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take our dropout for the small tensors of these tests."""
-    monkeypatch.setattr(dropout, "LEAST_ELEMENTS", 1)
-
-
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch's attention to leave anything to."""

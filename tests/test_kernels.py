@@ -30,12 +30,6 @@ SHAPE = (3, 2, 9, 8)
 SEEN = torch.ones(3, 1, 9, 9, dtype=torch.bool).tril()
 
 
-@pytest.fixture(autouse=True)
-def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take our dropout for the small tensors of these tests."""
-    monkeypatch.setattr(dropout, "LEAST_ELEMENTS", 1)
-
-
 # ---- attention -----------------------------------------------------------------------------------
 
 
@@ -245,14 +239,6 @@ def test_dropout_of_what_is_not_known_is_torchs(probability: float, input: torch
     found = dropout.Dropout(probability)(input)
     torch.manual_seed(0)
     assert_close(found, torch.nn.Dropout(probability)(input))
-
-
-def test_dropout_of_few_elements_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropout, "LEAST_ELEMENTS", 5)
-    monkeypatch.setattr(dropout, "_Dropout", None)
-    dropout.Dropout(0.5)(torch.ones(4))
-    with pytest.raises(AttributeError, match="apply"):
-        dropout.Dropout(0.5)(torch.ones(5))
 
 
 # ---- packing -------------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ import torch
 
 from finetune.models.cpu import layers
 
-#: Elements of a tensor from which on it is taken: one row of 32 tokens was slower, eight were not.
-LEAST_ELEMENTS = 2**14
 _DTYPES = (torch.float32, torch.bfloat16)
 _STEPS = 2**16  # of the probability
 
@@ -50,7 +48,6 @@ def _knows(input: torch.Tensor, probability: float) -> bool:
         and input.layout == torch.strided
         and not input.is_nested
         and 0 < round(probability * _STEPS) < _STEPS
-        and input.numel() >= LEAST_ELEMENTS
         and not torch.compiler.is_compiling()
     )
 
