@@ -110,7 +110,7 @@ def _end(run: Run) -> None:
         lines.append([baseline, *console.two_each(f"{scores[name]:.4f}" for name in columns)])
         lines.append(["  fine-tuned has more", *gaps])
     console.table(["", *console.two_each(columns)], lines)
-    for sentence in wording.unbeaten(found, columns[0]) if columns else ():
+    for sentence in wording.unbeaten(found, columns):
         console.say(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (after {before:,} before it was resumed)" if before else ""

@@ -64,7 +64,10 @@ class Request:
         ]
         temperature = run.manifest.temperature if self.options.calibrated else 1.0
         if temperature is None and run.labels:
-            found.append(f"--calibrated: {run.path} has no temperature in its run.json")
+            status = run.manifest.status
+            why = "none mends its probabilities, see the report"
+            why = why if status == "finished" else f"its status is '{status}'"
+            found.append(f"--calibrated: {run.path} has no temperature: {why}")
         if found:
             raise UserError(*found)
         self.temperature = float(temperature or 1.0)

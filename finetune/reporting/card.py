@@ -118,7 +118,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "",
         wording.verdict(statistics, headline),
         "",
-        f"On {statistics.rows:,} test rows, with intervals of 95%:",
+        f"On {statistics.rows:,} test rows, with 95% confidence intervals:",
         "",
         f"| | {' | '.join(map(wording.name, headline))} |",
         *(f"| {' | '.join(cells)} |" for cells in table),
@@ -128,7 +128,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         f"{_source(manifest)}: "
         + ", ".join(f"{rows:,} {name}" for name, rows in data.rows.items())
         + f" rows (fingerprint `{data.fingerprint}`).",
-        *(f"{note[0].upper()}{note[1:]}." for note in data.notes),
+        *(f"{note[0].upper()}{note[1:]}." for note in [*data.notes, *statistics.notes]),
         "",
         "## Use",
         "",

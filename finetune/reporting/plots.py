@@ -30,9 +30,13 @@ _LONGEST_NAME = 24
 _MOST_CELLS_WITH_NUMBERS = 12 * 12
 
 
-def confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Plot:
-    """Plot true by predicted class: shares of each true class, with counts where they fit."""
-    numbers = np.asarray(matrix)
+def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
+    """Plot true by predicted class: shares of each true class, with counts where they fit.
+
+    Args:
+        numbers: Counts, shape ``(classes, classes)``.
+        names: Of the classes.
+    """
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes = len(names)
     side = min(WIDTH, 2.6 + 0.55 * classes)
