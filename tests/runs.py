@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
-from scipy.special import softmax
 
 import finetune
 from finetune import Run
 from finetune.recipe.scoring import Scoring
 from finetune.runs import predictions
-from finetune.statistics import assessment
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics.assessment import Assessment
 from finetune.training.manifest import Metrics, Statistics
 
 SCORING: dict[str, dict[str, Any]] = {"accuracy": {}, "f1": {"average": "macro"}}
@@ -66,13 +64,19 @@ def write_run(
     skill: float = 2.0,
     texts: list[str] | None = None,
     columns: dict[str, list[Any]] | None = None,
+    wrong_labels: float = 0.0,
     **manifest: Any,
 ) -> Run:
-    """A finished run over the same rows for every ``seed``, which decides the predictions."""
+    """A finished run over the same rows for every ``seed``, which decides the predictions.
+
+    Of the labels a share is wrong: that of the next class.
+    """
     labels = np.random.default_rng(len(names)).integers(len(names), size=rows)
     generator = np.random.default_rng(seed)
     logits = generator.normal(size=(rows, len(names)))
     logits[np.arange(rows), labels] += skill
+    wrong = np.random.default_rng(rows).random(rows) < wrong_labels
+    labels = np.where(wrong, (labels + 1) % len(names), labels)
     texts = texts or [f"review {number} of a place" for number in range(rows)]
     tokens = generator.integers(4, 80, size=rows).tolist()
     features = Features(
@@ -95,15 +99,18 @@ def write_run(
     predictions.write(directory, table, logits, tokens)
     majority = np.zeros((rows, len(names)))
     majority[:, 0] = 1
-    statistics = assessment.of_classes(
-        ScoredRows(list(names), labels, softmax(logits, axis=1)),
-        logits,
-        SCORING,
-        Scoring(**SCORING),
-        {"majority class": majority},
+    assessment = Assessment(
+        outputs=logits,
+        labels=labels,
+        names=list(names),
+        scoring=SCORING,
+        compute=Scoring(**SCORING),
         ordered=len(names) == 5,
-        temperature=1.5,
     )
+    statistics = {
+        **assessment.statistics(temperature=1.5),
+        "beyond": {"majority class": assessment.beyond(majority)},
+    }
     scores = {name: statistics["metrics"][name]["value"] for name in SCORING}
     Metrics(
         validation=scores,

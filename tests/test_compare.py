@@ -33,8 +33,8 @@ def test_the_better_run_is_told_from_the_worse_and_not_from_its_like(
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     weak, strong, alike = (str(run.path) for run in runs)
-    assert f"{strong} is better than {weak} (accuracy +" in said
-    assert f"{alike} cannot be told from {weak} (accuracy " in said
+    assert f"{strong} is better than {weak} (F1 +" in said
+    assert f"{alike} is not significantly different from {weak} (F1 " in said
     assert "learning_rate" in said
     assert "output_dir" not in said
     page = Page(tmp_path / "page.html")

@@ -284,7 +284,9 @@ def test_calibrated_divides_the_logits(
     monkeypatch.setattr(
         Run, "manifest", property(lambda self: dataclasses.replace(real, temperature=fitted))
     )
-    assert "has no temperature" in refusal(run, source, "--calibrated")
+    assert "has no temperature: none mends its probabilities" in refusal(
+        run, source, "--calibrated"
+    )
     fitted = 3.0
 
     said(run, source, "--calibrated", "--output", tmp_path / "out.parquet", "--all_probabilities")

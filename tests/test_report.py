@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from scipy.special import softmax
 
 import finetune
 from finetune import Run, UserError, cli
@@ -316,14 +317,55 @@ def test_a_report_shows_the_worst_rows(run: Run, seen: Page) -> None:
 
 
 def test_a_row_is_shown_once_and_marked_if_its_label_is_suspected(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", rows=1000, skill=0.5)
+    run = write_run(tmp_path / "run", rows=4000, skill=4.0, wrong_labels=0.1)
     page.write(run)
-    cells = Page(run.path / "report.html").cells
-    texts = [text for text in run.predictions["text"] if text in cells]
-    assert len(texts) == 40
+    found = Page(run.path / "report.html")
+    table = run.predictions
+    sure = table[["probability of bad", "probability of good"]].max(axis=1).nlargest(400).index
+    wrong = (table["label"] != table["prediction"])[sure].sum()
+    assert 20 < wrong < 80
+    assert f"Of the 400 most confident predictions {wrong} contradict the label" in found.words
+    cells = found.cells
+    texts = [text for text in table["text"] if text in cells]
+    assert len(texts) == min(40, wrong)
     assert all(cells.count(text) == 1 for text in texts)
     labels = [cells[cells.index(text) + 1] for text in texts]
-    assert sum("likely wrong" in each for each in labels) == 20  # of two classes all the surest
+    # the most confident mistakes are those that are suspected
+    assert sum("label may be wrong" in each for each in labels) == 20
+
+
+@pytest.mark.parametrize(
+    ("rows", "skill", "said"),
+    [
+        (400, 0.0, "there are too few rows, or too many mistakes, to tell"),
+        (400, 0.4, "there are too few rows, or too many mistakes, to tell"),
+        (80, 3.0, "there are too few rows, or too many mistakes, to tell"),
+        (400, 6.0, "Of the 40 most confident predictions none contradicts its label"),
+    ],
+)
+def test_no_label_is_suspected_by_a_model_that_cannot_tell(
+    rows: int, skill: float, said: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", rows=rows, skill=skill)
+    page.write(run)
+    found = Page(run.path / "report.html")
+    assert said in found.words
+    assert "no label is suspected" in found.words.lower()
+    assert "label may be wrong" not in found.words
+
+
+def test_no_label_is_suspected_by_a_model_that_beats_no_baseline(tmp_path: Path) -> None:
+    """One that only knew the majority class was said to know of labels that are likely wrong."""
+    run = write_run(tmp_path / "run", rows=400, wrong_labels=0.1)
+    page.write(run)
+    assert "label may be wrong" in Page(run.path / "report.html").words
+    alike = {"majority class": {name: gap(-0.1, 0.1) for name in ("accuracy", "f1")}}
+    statistics = dataclasses.replace(run.statistics, beyond=alike)
+    dataclasses.replace(run.metrics, statistics=statistics).write(run.path)
+    page.write(run)
+    words = Page(run.path / "report.html").words
+    assert "No label is suspected: the model is not known to beat a baseline" in words
+    assert "label may be wrong" not in words
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a & b </td></table> <b>", "\"'>"])
@@ -381,6 +423,33 @@ def test_a_run_without_statistics_is_refused(tmp_path: Path) -> None:
         page.write(run)
 
 
+@pytest.mark.parametrize("status", ["failed", "finished"])
+def test_a_run_whose_statistics_failed_is_assessed_from_its_predictions(
+    status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It used to be told to be trained again."""
+    run = write_run(tmp_path / "run", rows=300, status=status, temperature=None)
+    before = run.statistics
+    dataclasses.replace(run.metrics, statistics=None, baseline={}).write(run.path)
+    assert cli.main(["report", str(run.path)]) == 0
+    found = run.statistics
+    assert found.metrics["accuracy"] == before.metrics["accuracy"]
+    assert found.metrics["log_loss"] == pytest.approx(before.metrics["log_loss"])
+    assert found.classes == before.classes
+    assert found.beyond == {}
+    words = Page(run.path / "report.html").words
+    assert "there are no baselines and no temperature" in words
+    assert "No label is suspected: the model is not known to beat a baseline" in words
+    assert run.manifest.status == status
+
+
+def test_a_run_that_never_ended_is_not_assessed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rows=40, status="failed", steps=None)
+    dataclasses.replace(run.metrics, statistics=None).write(run.path)
+    with pytest.raises(UserError, match=r"the training did not end \(status 'failed'\)"):
+        finetune.report(run)
+
+
 def test_a_regression_has_a_report(tmp_path: Path) -> None:
     run = finetune.train(
         str(ROOT / "examples" / "regression.py"),
@@ -410,28 +479,121 @@ def gap(low: float, high: float) -> dict[str, float]:
         ("accuracy", -0.03, -0.01, "Fine-tuning is worse than"),
         ("mse", -0.03, -0.01, "Fine-tuning beats"),
         ("mse", 0.01, 0.03, "Fine-tuning is worse than"),
-        ("own", 0.01, 0.03, "Against"),
+        ("own", 0.01, 0.03, "Difference to"),
     ],
 )
 def test_a_verdict_is_that_of_the_interval(metric: str, low: float, high: float, said: str) -> None:
     beyond = {"TF-IDF": {metric: gap(low, high)}}
     statistics = Statistics(rows=1, metrics={}, beyond=beyond)
-    sentence = wording.against("TF-IDF", gap(low, high), metric)
+    sentence = wording.against("TF-IDF", beyond["TF-IDF"], [metric])
     assert sentence.startswith(f"{said} the baseline 'TF-IDF'")
     beaten_or_unknown = "beats" in said or metric == "own"
-    assert wording.unbeaten(statistics, metric) == ([] if beaten_or_unknown else [sentence])
+    assert wording.unbeaten(statistics, [metric]) == ([] if beaten_or_unknown else [sentence])
+    assert wording.beats_a_baseline(statistics, [metric]) == ("beats" in said)
 
 
-def test_labels_that_were_changed_are_found() -> None:
-    generator = np.random.default_rng(0)
-    labels = generator.integers(3, size=600)
-    probabilities = np.full((600, 3), 0.05)
-    probabilities[np.arange(600), labels] = 0.9
-    changed = generator.choice(600, size=15, replace=False)
-    given = labels.copy()
-    given[changed] = (given[changed] + 1) % 3
-    predicted = ScoredRows(["a", "b", "c"], given, probabilities)
-    assert set(mistakes.likely_label_errors(predicted)) == set(changed)
+def test_a_verdict_goes_by_the_first_metric_and_names_any_other_that_is_worse() -> None:
+    """It used to go by accuracy, and call a significant loss of F1 one that may be chance."""
+    gaps = {"accuracy": gap(-0.02, 0.04), "f1": gap(-0.16, -0.06)}
+    statistics = Statistics(rows=400, metrics={}, beyond={"TF-IDF": gaps})
+    worse = "F1 -0.110, 95% CI -0.160 to -0.060"
+    assert wording.unbeaten(statistics, ["f1", "accuracy"]) == [
+        f"Fine-tuning is worse than the baseline 'TF-IDF' ({worse})."
+    ]
+    (sentence,) = wording.unbeaten(statistics, ["accuracy", "f1"])
+    assert sentence == (
+        "Fine-tuning does not beat the baseline 'TF-IDF' (accuracy +0.010, 95% CI -0.020 to "
+        "+0.040); the difference may be chance. It is significantly worse in F1 (-0.110, 95% CI "
+        "-0.160 to -0.060)."
+    )
+    better = Statistics(
+        rows=400, metrics={}, beyond={"TF-IDF": {**gaps, "accuracy": gap(0.01, 0.04)}}
+    )
+    (sentence,) = wording.unbeaten(better, ["accuracy", "f1"])
+    assert sentence.startswith("Fine-tuning beats the baseline 'TF-IDF' (accuracy +0.025")
+    assert "It is significantly worse in F1" in sentence
+    assert wording.between("b", "a", gaps, ["f1", "accuracy"]) == f"b is worse than a ({worse})."
+
+
+@pytest.mark.parametrize(
+    ("chosen", "first"),
+    [("f1", "f1"), ("eval_f1", "f1"), ("accuracy", "accuracy"), ("loss", "accuracy")],
+)
+def test_the_metric_that_chose_the_checkpoint_decides(
+    chosen: str, first: str, tmp_path: Path
+) -> None:
+    arguments = {"metric_for_best_model": chosen}
+    run = write_run(tmp_path / "run", rows=40, arguments=arguments)
+    assert run.headline == sorted(["accuracy", "f1"], key=lambda name: name != first)
+    page.write(run)
+    words = {"f1": "F1", "accuracy": "accuracy"}[first]
+    assert f"the baseline 'majority class' ({words} +" in Page(run.path / "report.html").words
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "said"),
+    [
+        (0.8734, 0.8612, 0.8841, "0.873, 95% CI 0.861 to 0.884"),
+        (0.6667, 0.3906, 0.8619, "0.67, 95% CI 0.39 to 0.86"),
+        (0.98765, 0.98701, 0.98812, "0.9877, 95% CI 0.9870 to 0.9881"),
+        (1234.5, 1190.1, 1280.2, "1,234, 95% CI 1,190 to 1,280"),
+        (0.5, 0.5, 0.5, "0.5000, 95% CI 0.5000 to 0.5000"),
+    ],
+)
+def test_a_figure_has_the_digits_that_its_rows_support(
+    value: float, low: float, high: float, said: str
+) -> None:
+    assert wording.interval({"value": value, "low": low, "high": high}) == said
+
+
+@pytest.mark.parametrize(
+    ("temperature", "after", "said"),
+    [
+        (None, None, "No temperature mends these probabilities"),
+        (1.0, None, "the probabilities need none"),
+        (1.8, 0.02, "the model was overconfident; the temperature fitted there, 1.80, brings"),
+        (0.6, 0.02, "the model was underconfident; the temperature fitted there, 0.60, brings"),
+        (
+            1.8,
+            0.09,
+            "1.80, does not help on the test rows: there the error is 0.090 with it, 0.050",
+        ),
+    ],
+)
+def test_a_temperature_is_told_by_what_it_does_to_the_test_rows(
+    temperature: float | None, after: float | None, said: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", rows=40)
+    found = dict(run.statistics.calibration or {})
+    found |= {"temperature": temperature, "expected_calibration_error": 0.05}
+    changed = found.pop("after")
+    if after is not None:
+        found["after"] = {**changed, "expected_calibration_error": after}
+    statistics = dataclasses.replace(run.statistics, calibration=found)
+    dataclasses.replace(run.metrics, statistics=statistics).write(run.path)
+    page.write(run)
+    words = Page(run.path / "report.html").words
+    assert said in words
+    assert ("predict --calibrated" in words) == ("brings" in said)
+
+
+@pytest.mark.parametrize(("classes", "scale"), [(2, 3), (5, 12)])
+@pytest.mark.parametrize("noise", [0.05, 0.1])
+def test_most_suspected_labels_are_wrong(noise: float, classes: int, scale: float) -> None:
+    """Of a model that is right on three of four rows and was itself fitted to noisy labels."""
+    generator, found = np.random.default_rng(0), []
+    for _ in range(20):
+        logits = scale * generator.normal(size=(2000, classes)) * generator.random((2000, 1))
+        true = softmax(logits, axis=1)
+        labels = (true.cumsum(axis=1) > generator.random((2000, 1))).argmax(axis=1)
+        probabilities = (1 - noise) * true + noise / classes
+        changed = generator.random(2000) < noise
+        given = np.where(changed, (labels + 1) % classes, labels)
+        suspicion = mistakes.suspicion(ScoredRows(list("abcde"[:classes]), given, probabilities))
+        assert suspicion is not None
+        assert len(suspicion.rows) <= suspicion.wrong.low * 2000  # no more than there is noise
+        found.append(changed[suspicion.rows].mean())
+    assert np.mean(found) > 0.7
 
 
 def test_the_worst_slice_is_the_one_that_is_worst() -> None:

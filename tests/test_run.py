@@ -160,7 +160,7 @@ def test_metrics_json_is_of_validation_test_and_baselines(run: Run) -> None:
         "baseline": {"majority class", "TF-IDF + logistic regression"},
         "statistics": {
             *("rows", "metrics", "classes", "confusion", "top_k", "calibration", "coverage"),
-            "beyond",
+            *("beyond", "notes"),
         },
     }
     assert metrics["statistics"]["metrics"].keys() == {
@@ -272,6 +272,79 @@ def test_a_bag_of_words_is_fitted_once_and_only_if_it_is_wanted(
     assert list(outputs("others", fit=False)) == ["majority class"]
     with pytest.raises(pytest.fail.Exception, match="fitted again"):
         outputs("others")
+
+
+@pytest.mark.parametrize("broken", ["the bag of words", "the metrics of a baseline"])
+def test_a_baseline_that_fails_costs_nothing_else(
+    broken: str,
+    data: Path,
+    tiny_model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It used to fail a run that was trained, without statistics or report."""
+
+    class Fussy(Reviews):
+        """Refuses what is as sure as a baseline."""
+
+        def compute_metrics(self, prediction: Any) -> dict[str, float]:
+            if broken == "the metrics of a baseline" and prediction.predictions.max() == 1:
+                raise ZeroDivisionError("of a baseline")
+            return super().compute_metrics(prediction)
+
+    def fail(*_: object) -> None:
+        raise MemoryError("Unable to allocate 100. GiB")
+
+    if broken == "the bag of words":
+        monkeypatch.setattr(LogisticRegression, "fit", fail)
+    told: list[str] = []
+    run = finetune.train(
+        Fussy,
+        dataset=str(data),
+        model=tiny_model,
+        max_steps=1,
+        split_seed=7,  # a bag of words of the other splits is remembered
+        output_dir=str(tmp_path / "run"),
+        progress=lambda event: told.append(str(event)),
+    )
+    assert run.manifest.status == "finished"
+    assert run.statistics.metrics["accuracy"]["low"] < run.statistics.metrics["accuracy"]["high"]
+    said = ["MemoryError: Unable to allocate 100. GiB", "ZeroDivisionError: of a baseline"]
+    expected = said[broken != "the bag of words"]
+    # on a slow machine another note tells that the metrics of this recipe's own take too long
+    notes = [note for note in run.statistics.notes if note.startswith("no baseline")]
+    assert all(expected in note for note in notes)
+    assert len(notes) == (1 if broken == "the bag of words" else 2)
+    assert set(notes) <= set(told)
+    assert set(run.metrics.baseline) == set(run.statistics.beyond)
+    assert len(run.metrics.baseline) == (broken == "the bag of words")
+    assert (run.path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (dict(num_train_epochs=1), "9 optimizer steps: with fewer than 50"),
+        (dict(num_train_epochs=5), "try --num_train_epochs 6"),
+        (dict(max_steps=1), "1 optimizer step: with fewer than 50"),
+        (dict(max_steps=49), "try --max_steps 50 or more"),
+        (dict(num_train_epochs=6), None),
+        (dict(max_steps=50), None),
+    ],
+)
+def test_too_few_steps_are_told_before_the_training(
+    training: dict[str, Any], said: str | None, data: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    from finetune.pipeline.train import prepare, settled
+
+    options = dict(dataset=str(data), model=tiny_model, output_dir=str(tmp_path / "run"))
+    chosen = settled(Reviews, {**options, **training})
+    for _ in range(2):
+        prepare(chosen)
+    notes = [note for note in chosen.recipe.notes if "optimizer step" in note]
+    assert len(notes) == (said is not None)
+    if said is not None:
+        assert said in notes[0]
 
 
 def test_half_precision_logits_still_give_probabilities(recipe: Reviews, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from scipy.special import expit, softmax
 
 from finetune.recipe import scoring
 from finetune.statistics import (
-    assessment,
     calibration,
     classification,
     counts,
@@ -20,6 +19,7 @@ from finetune.statistics import (
     pairs,
     ranking,
 )
+from finetune.statistics.assessment import Assessment, Budget
 from finetune.statistics.scored import ScoredRows
 
 METRICS: dict[str, list[dict[str, Any]]] = {
@@ -77,7 +77,7 @@ def test_a_metric_of_counts_is_the_local_metric(name: str, arguments: dict[str, 
         module.compute(predictions=said, references=labels, **arguments)[name]
         for labels, said in samples
     ]
-    np.testing.assert_allclose(metric(matrices), expected, atol=1e-12)
+    np.testing.assert_allclose(metric(counts.tallies(matrices)), expected, atol=1e-12)
     assert len({round(value, 6) for value in expected}) > 3
 
 
@@ -96,13 +96,13 @@ def test_others_are_no_metric_of_counts(name: str, arguments: dict[str, Any]) ->
 
 def test_the_scores_of_ordered_classes_are_those_by_hand() -> None:
     labels, said = drawn(500, 6)
-    matrix = confusion(labels, said, 6)
-    assert ordinal.mean_absolute_error(matrix) == pytest.approx(np.abs(labels - said).mean())
+    tallied = counts.tallies(confusion(labels, said, 6))
+    assert ordinal.mean_absolute_error(tallied) == pytest.approx(np.abs(labels - said).mean())
     found = classification.of(ScoredRows(list("abcdef"), labels, np.eye(6)[said]), {}, ordered=True)
     near = (np.abs(labels - said) <= 1).mean()
     assert found["ordered"]["within_one"]["value"] == pytest.approx(near)
     kappa = sklearn.metrics.cohen_kappa_score(labels, said, weights="quadratic")
-    assert ordinal.quadratic_kappa(matrix) == pytest.approx(kappa)
+    assert ordinal.quadratic_kappa(tallied) == pytest.approx(kappa)
 
 
 def test_areas_are_those_of_scikit_learn() -> None:
@@ -131,6 +131,10 @@ def covered(hits: int) -> float:
     return hits / REPEATS
 
 
+def score(metric: Callable[[np.ndarray], np.ndarray], matrix: np.ndarray) -> float:
+    return float(metric(counts.tallies(matrix)))
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -143,7 +147,7 @@ def covered(hits: int) -> float:
 def test_intervals_of_counts_hold_the_truth(name: str, arguments: dict[str, Any]) -> None:
     metric = counts.metric(name, arguments)
     assert metric is not None
-    truth, generator, hits = float(metric(TRUTH)), np.random.default_rng(1), 0
+    truth, generator, hits = score(metric, TRUTH), np.random.default_rng(1), 0
     for repeat in range(REPEATS):
         sample = generator.multinomial(ROWS // 2, TRUTH.ravel()).reshape(TRUTH.shape)
         found = intervals.of_matrix({"it": metric}, sample, draws=400, seed=repeat)["it"]
@@ -163,7 +167,7 @@ def test_intervals_of_many_classes_hold_the_truth() -> None:
     for repeat in range(REPEATS):
         sample = generator.multinomial(10 * classes, truth.ravel()).reshape(truth.shape)
         found = intervals.of_matrix({"it": metric}, sample, draws=400, seed=repeat)["it"]
-        hits += found.low <= float(metric(truth)) <= found.high
+        hits += found.low <= score(metric, truth) <= found.high
     assert 0.935 < covered(hits) < 0.965
 
 
@@ -181,7 +185,7 @@ def test_intervals_near_the_edge_hold_the_truth(name: str, arguments: dict[str, 
         truth = np.array([[0.6, 0.0], [0.0, 0.4]]) - wrong / 2 * np.array([[1, -1], [-1, 1]])
         sample = generator.multinomial(100, truth.ravel()).reshape(truth.shape)
         found = intervals.of_matrix({"it": metric}, sample, draws=400, seed=repeat)["it"]
-        hits += found.low <= float(metric(truth)) <= found.high
+        hits += found.low <= score(metric, truth) <= found.high
     assert 0.935 < covered(hits) < 0.965
 
 
@@ -208,6 +212,43 @@ def test_without_a_mistake_an_interval_is_that_of_wilson() -> None:
         for matrix in (right, right[[1, 2, 0]], np.array([[90, 0], [10, 0]])):
             of_all = intervals.of_matrix({"it": metric}, matrix)["it"]
             assert of_all.low < of_all.high, (name, arguments, matrix)
+
+
+@pytest.mark.parametrize("found_at_most", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "rare"), [(30, 0.05), (400, 0.03)])
+def test_intervals_of_a_model_that_knows_one_class_hold_the_truth(
+    found_at_most: float, rows: int, rare: float
+) -> None:
+    """Of the rare class it finds none, or few: the plain bootstrap, to which the rare class is
+    always wrong, holds the truth in less than half of the latter cases.
+    """
+    metric = counts.metric("f1", {"average": "macro"})
+    assert metric is not None
+    generator, hits, widths, repeats = np.random.default_rng(12), 0, [], 400
+    for repeat in range(repeats):
+        right = generator.uniform(0, found_at_most) * rare
+        truth = np.array([[1 - rare, 0.0], [rare - right, right]])
+        sample = generator.multinomial(rows, truth.ravel()).reshape(truth.shape)
+        found = intervals.of_matrix({"it": metric}, sample, draws=200, seed=repeat)["it"]
+        hits += found.low <= score(metric, truth) <= found.high
+        widths.append(found.high - found.low)
+    assert hits / repeats > 0.935  # it errs on the wide side
+    assert rows < 400 or np.mean(widths) < 0.25
+
+
+def test_a_resample_without_a_class_does_not_make_a_useless_model_a_perfect_one() -> None:
+    """Of 29 rows of one class and one of another, a resample lacks the other in 36% of cases."""
+    metric = counts.metric("f1", {"average": "macro"})
+    found = intervals.of_matrix({"it": metric}, np.array([[29, 0], [1, 0]]))["it"]
+    assert found.value == pytest.approx(0.4915, abs=5e-5)
+    assert 0.44 < found.low < 0.48
+    assert found.high < 0.95  # what F1 would be if 79% of the rare class were right, by Wilson
+    useless = np.zeros(30, dtype=int)
+    labels = useless.copy()
+    labels[0] = 1
+    gap = pairs.difference({"it": metric}, labels, useless, labels, 2)["it"]
+    assert gap.value == pytest.approx(1 - 0.4915, abs=5e-5)
+    assert gap.low < gap.value < gap.high
 
 
 def test_no_end_of_a_share_is_within_it() -> None:
@@ -385,9 +426,9 @@ def test_an_interval_of_counts_costs_the_same_for_any_number_of_rows() -> None:
     for rows in (10_000, 250_000):
         seen: list[int] = []
 
-        def watched(matrices: np.ndarray, seen: list[int] = seen) -> np.ndarray:
-            seen.append(matrices.size)
-            return counts.accuracy(matrices)
+        def watched(tallies: np.ndarray, seen: list[int] = seen) -> np.ndarray:
+            seen.append(tallies.size)
+            return counts.accuracy(tallies)
 
         intervals.of_matrix({"it": watched}, confusion(*drawn(rows, 5), 5))
         numbers.append(sum(seen))
@@ -412,23 +453,92 @@ def test_a_metric_with_unusual_arguments_has_an_interval_beside_the_others() -> 
         "accuracy": {},
         "f1": {"labels": [0, 2], "average": "micro"},
     }
-    found = assessment.of_classes(
-        ScoredRows(["a", "b", "c"], labels, probabilities),
-        np.log(probabilities),
-        arguments,
-        scoring.Scoring(**arguments),
-        {"majority class": np.eye(3)[np.zeros(200, dtype=int)]},
-        ordered=False,
-        temperature=None,
+    assessed = Assessment(
+        outputs=np.log(probabilities),
+        labels=labels,
+        names=["a", "b", "c"],
+        scoring=arguments,
+        compute=scoring.Scoring(**arguments),
     )
+    found = assessed.statistics()
     said = probabilities.argmax(axis=1)
     f1 = sklearn.metrics.f1_score(labels, said, labels=[0, 2], average="micro")
     baseline = sklearn.metrics.f1_score(labels, 0 * said, labels=[0, 2], average="micro")
     assert found["metrics"]["f1"]["value"] == pytest.approx(f1)
     assert found["metrics"]["f1"]["low"] < f1 < found["metrics"]["f1"]["high"]
-    gap = found["beyond"]["majority class"]
+    gap = assessed.beyond(np.eye(3)[np.zeros(200, dtype=int)])
     assert gap["f1"]["value"] == pytest.approx(f1 - baseline)
     assert gap["accuracy"]["low"] < gap["accuracy"]["value"] < gap["accuracy"]["high"]
+
+
+class Clock:
+    """Each evaluation takes two seconds."""
+
+    def __init__(self) -> None:
+        self.now, self.calls = 0.0, 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def compute(self, prediction: Any) -> dict[str, float]:
+        self.now += 2
+        self.calls += 1
+        right = prediction.predictions.argmax(axis=1) == prediction.label_ids
+        return {"own": float(right.mean())}
+
+
+@pytest.mark.parametrize(("seconds", "draws"), [(0.0, 50), (160.0, 81)])
+def test_a_slow_metric_is_resampled_as_often_as_its_budget_allows(
+    seconds: float, draws: int
+) -> None:
+    probabilities, labels = probabilities_of(100, 3)
+    clock, told = Clock(), list[str]()
+    assessed = Assessment(
+        outputs=np.log(probabilities),
+        labels=labels,
+        names=["a", "b", "c"],
+        scoring={},
+        compute=clock.compute,
+        budget=Budget(seconds=seconds, clock=clock, tell=told.append),
+    )
+    found = assessed.statistics()["metrics"]["own"]
+    assert found["draws"] == draws
+    assert found["low"] < found["value"] < found["high"]
+    assert clock.calls == 1 + draws
+    assert told[0] == "confidence intervals of own: 6 of 1,000 resamples evaluated"
+    assert len(told) == (draws - 1) // 6
+    assert assessed.own is not None
+    assert assessed.own.cut_short
+    before = clock.calls
+    gap = assessed.beyond(np.eye(3)[np.zeros(100, dtype=int)])["own"]
+    assert gap["draws"] == draws
+    assert gap["low"] < gap["value"] < gap["high"]
+    assert clock.calls == before + 1 + draws
+
+
+def test_a_fast_metric_is_resampled_a_thousand_times_and_paired() -> None:
+    probabilities, labels = probabilities_of(100, 3)
+    outputs, clock = np.log(probabilities), Clock()
+    budget = Budget(clock=lambda: 0.0)
+    assessed = Assessment(
+        outputs=outputs,
+        labels=labels,
+        names=list("abc"),
+        scoring={},
+        compute=clock.compute,
+        budget=budget,
+    )
+    own = assessed.own
+    assert own is not None
+    assert not own.cut_short
+    assert own.metrics()["own"]["draws"] == 1000
+    counted = intervals.of_matrix(
+        {"it": counts.accuracy}, confusion(labels, probabilities.argmax(axis=1), 3)
+    )["it"]
+    found = own.metrics()["own"]
+    assert (found["low"], found["high"]) == pytest.approx((counted.low, counted.high), abs=0.02)
+    same = own.beyond(outputs)["own"]
+    assert (same["low"], same["value"], same["high"]) == (0, 0, 0)
 
 
 # ---- calibration ---------------------------------------------------------------------------------
@@ -437,7 +547,26 @@ def test_a_metric_with_unusual_arguments_has_an_interval_beside_the_others() -> 
 def test_a_calibrated_model_has_no_calibration_error_and_a_temperature_of_one() -> None:
     probabilities, labels = probabilities_of(50_000, 4)
     assert calibration.expected_calibration_error(probabilities, labels) < 0.01
-    assert calibration.temperature(np.log(probabilities), labels) == pytest.approx(1, abs=0.03)
+    assert calibration.temperature(np.log(probabilities), labels) == 1
+
+
+def test_probabilities_that_need_no_temperature_get_none_by_chance() -> None:
+    """By the likelihood-ratio test at 5%."""
+    found = [
+        calibration.temperature(np.log(probabilities), labels)
+        for probabilities, labels in (probabilities_of(300, 3, seed) for seed in range(300))
+    ]
+    assert 0.02 < np.mean([each != 1 for each in found]) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["knows nothing", "is always right"])
+def test_a_temperature_at_an_end_of_its_range_is_none(kind: str) -> None:
+    probabilities, labels = probabilities_of(400, 3)
+    if kind == "knows nothing":
+        labels = np.random.default_rng(1).integers(3, size=400)
+    else:
+        labels = probabilities.argmax(axis=1)
+    assert calibration.temperature(np.log(probabilities), labels) is None
 
 
 def test_the_interval_of_the_calibration_error_is_that_of_the_error() -> None:
@@ -457,6 +586,7 @@ def test_the_interval_of_the_calibration_error_is_that_of_the_error() -> None:
 def test_temperature_mends_a_model_that_is_too_sure_or_not_sure_enough(sharper: float) -> None:
     fitted_on, judged_on = (probabilities_of(20_000, 4, seed, sharper) for seed in (5, 6))
     hot = calibration.temperature(np.log(fitted_on[0]), fitted_on[1])
+    assert hot is not None
     assert hot == pytest.approx(sharper, rel=0.05)
     mended = calibration.scaled(judged_on[0], hot)
     np.testing.assert_array_equal(mended.argmax(axis=1), judged_on[0].argmax(axis=1))
@@ -516,7 +646,7 @@ def test_the_difference_is_that_of_the_scores(metric: Callable[[np.ndarray], np.
     labels, first = drawn(300, 5)
     _, second = drawn(300, 5, seed=1)
     found = pairs.difference({"it": metric}, labels, first, second, 5)["it"]
-    one, other = (float(metric(confusion(labels, said, 5))) for said in (first, second))
+    one, other = (score(metric, confusion(labels, said, 5)) for said in (first, second))
     assert found.value == pytest.approx(other - one)
     assert found.low < found.value < found.high
     same = pairs.difference({"it": metric}, labels, first, first, 5)["it"]

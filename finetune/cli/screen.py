@@ -117,7 +117,7 @@ def _end(event: Finished) -> None:
         lines.append([baseline, *console.two_each(f"{scores[name]:.4f}" for name in columns)])
         lines.append(["  difference to baseline", *gaps])
     console.table(["", *console.two_each(columns)], lines)
-    for sentence in wording.unbeaten(found, columns[0]) if columns else ():
+    for sentence in wording.unbeaten(found, columns):
         console.say(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""

@@ -30,7 +30,8 @@ class Comparison:
     Attributes:
         names: Of the runs: their directories.
         rows: How many test rows they share.
-        headline: The metrics of the first run's recipe; the first of them decides the verdicts.
+        headline: The metrics of the first run's recipe: the one that decides the verdicts, by which
+            its best checkpoint was chosen, then the others.
         metrics: For each run the metrics of the first one, with intervals.
         differences: For each run but the first, how much more of each metric it has than the
             first, with the interval of the paired bootstrap.
@@ -54,9 +55,9 @@ class Comparison:
     @property
     def verdicts(self) -> list[str]:
         """A sentence for each run but the first: whether it is better."""
-        (first, *others), metric = self.names, self.headline[0]
+        first, *others = self.names
         gaps = zip(others, self.differences, strict=True)
-        said = [wording.between(name, first, gap[metric], metric) for name, gap in gaps]
+        said = [wording.between(name, first, each, self.headline) for name, each in gaps]
         for number, test in enumerate(self.tests):
             said[number] += (
                 f" McNemar's test of the accuracy: {test.only_second:,} rows only "
@@ -193,15 +194,14 @@ def _of_classes(run: Run, first: ScoredRows, second: ScoredRows) -> _Judged:
 
 
 def _by_its_own(run: Run, labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> _Judged:
-    """By metrics of the recipe of which nothing is known."""
-    compute = run.recipe().compute_metrics
-    found = assessment.of_outputs(second, labels, compute, {"first": first})
-    return found["metrics"], found["beyond"]["first"]
+    """Score the second by metrics of the recipe of which nothing is known."""
+    own = assessment.Resampled(run.recipe().compute_metrics, second, labels, assessment.Budget())
+    return own.metrics(), own.beyond(first)
 
 
 def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
     overlaid = curves.overlaid(
-        {str(run.path): run.manifest.history for run in runs}, f"eval_{found.headline[-1]}"
+        {str(run.path): run.manifest.history for run in runs}, f"eval_{found.headline[0]}"
     )
     html.write(
         page,

@@ -195,11 +195,11 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
 
 def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput) -> Evaluation:
     from finetune.pipeline import provenance
-    from finetune.pipeline.assess import statistics_of
+    from finetune.pipeline.assess import assessment_of
 
     scores = provenance.scores_only(output.metrics or {}, "test_")
     rows = len(recipe.splits["test"])
     if data is None:
         return Evaluation(str(run.path), rows, scores, recorded=run.metrics.test)
-    statistics = Statistics(**statistics_of(recipe, output, baselines={}))
+    statistics = Statistics(**assessment_of(recipe, output).statistics(), beyond={})
     return Evaluation(data, rows, scores, statistics=statistics)

@@ -19,10 +19,16 @@ class Report:
 def report(run: Run | str | Path) -> Report:
     """Write the report, the plots and the model card of a run; those that are there are replaced.
 
+    A run without statistics, since it failed or is of an older release, gets them from its
+    predictions.
+
     Raises:
-        UserError: if the run has no statistics.
+        UserError: if the training did not end.
     """
+    from finetune.pipeline.assess import assess_again
     from finetune.reporting import card, page
 
     run = Run.load(run)
+    if run.metrics.statistics is None:
+        assess_again(run)
     return Report(page=page.write(run), card=card.write(run))

@@ -7,8 +7,9 @@ themselves: settings, :func:`prepare` on rank 0 first, and :func:`fit` on every 
 from __future__ import annotations
 
 import gc
+import math
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
     from finetune.training.arguments import ArgumentValues
     from finetune.training.trainer import Trainer
+
+#: Optimizer steps below which a pretrained encoder was seen to learn little or nothing.
+_FEWEST_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,9 @@ def prepare(
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
         )
+    note = too_few_steps(recipe, values, steps)
+    if note and note not in recipe.notes:  # a recipe may be prepared twice
+        recipe.note(note)
     return Prepared(chosen, checkpoint, steps)
 
 
@@ -154,6 +161,26 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
                 raise UserError(
                     "--label_smoothing_factor: there are no classes, the labels are numbers"
                 )
+
+
+def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | None:
+    """Return what to type if a pretrained encoder is unlikely to learn in so many optimizer steps.
+
+    Where the limit comes from: docs/decisions/too-few-steps.md.
+    """
+    from finetune.recipe.text import TextClassification
+
+    if steps >= _FEWEST_STEPS or not isinstance(recipe, TextClassification):
+        return None
+    if values.max_steps > 0:
+        instead = f"--max_steps {_FEWEST_STEPS} or more"
+    else:
+        epochs = math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)
+        instead = f"--num_train_epochs {epochs}"
+    return (
+        f"{steps:,} optimizer step{'s' * (steps != 1)}: with fewer than {_FEWEST_STEPS} a "
+        f"pretrained model learns little or nothing; try {instead}"
+    )
 
 
 def preview(prepared: Prepared, progress: Progress = ignore) -> None:
@@ -221,7 +248,15 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if run is not None:
             outcome = provenance.outcome(trained, state, seconds, before, speed)
             outcome["stopped_early"] = stopped or None
-            _write_results(run, recipe, validated, tested, outcome, baseline=arguments.baseline)
+            _write_results(
+                run,
+                recipe,
+                validated,
+                tested,
+                outcome,
+                baseline=arguments.baseline,
+                progress=progress,
+            )
     except KeyboardInterrupt:
         if run is not None:
             run.update(status="interrupted")
@@ -287,30 +322,25 @@ def _write_results(
     outcome: dict[str, Any],
     *,
     baseline: bool,
+    progress: Progress,
 ) -> None:
     """Write the predictions and what they are worth; what is known is written as soon as it is."""
     from finetune.pipeline import provenance
-    from finetune.pipeline.assess import assess, threshold_of
+    from finetune.pipeline.assess import assess
     from finetune.runs import predictions
-    from finetune.training.manifest import Metrics, Statistics
+    from finetune.training.manifest import Metrics
 
     rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
     refuse_other_labels(rows, tested.label_ids)
     refuse_other_labels(recipe.splits["validation"], validated.label_ids)
     predictions.write(run.path, rows, tested.predictions, tokens)
-    metrics = Metrics(
+    Metrics(
         validation=provenance.validation_metrics(outcome["history"], outcome["best_step"]),
         test=provenance.scores_only(tested.metrics or {}, "test_"),
-    )
-    metrics.write(run.path)
+    ).write(run.path)
     run.update(**outcome)
-    fingerprint = run.manifest.data.fingerprint
-    judged = assess(recipe, validated, tested, fingerprint=fingerprint, baseline=baseline)
-    best = threshold_of(recipe, validated, tested, run.manifest.arguments["metric_for_best_model"])
-    statistics = Statistics(**judged.statistics, threshold=best)
-    replace(metrics, baseline=judged.baseline, statistics=statistics).write(run.path)
-    fitted = {"temperature": judged.temperature, "baseline_seconds": judged.baseline_seconds}
-    run.update(status="finished", **fitted)
+    assess(run, recipe, validated, tested, baseline=baseline, progress=progress)
+    run.update(status="finished")
 
 
 def refuse_other_labels(rows: Dataset, label_ids: Any) -> None:

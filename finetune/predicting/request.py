@@ -68,7 +68,10 @@ class Request:
             found.append(f"--csv_quoting {quoting}: {input.name} is neither .csv nor .tsv")
         temperature = run.manifest.temperature if self.options.calibrated else 1.0
         if temperature is None and run.labels:
-            found.append(f"--calibrated: run.json of {run.path} has no temperature")
+            status = run.manifest.status
+            why = "none mends its probabilities, see the report"
+            why = why if status == "finished" else f"its status is '{status}'"
+            found.append(f"--calibrated: {run.path} has no temperature: {why}")
         if found:
             raise UserError(*found)
         self.temperature = float(temperature or 1.0)

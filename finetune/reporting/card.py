@@ -128,7 +128,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         f"{_source(manifest)}: "
         + ", ".join(f"{rows:,} {name}" for name, rows in data.rows.items())
         + f" rows (fingerprint `{data.fingerprint}`).",
-        *(f"{note[0].upper()}{note[1:]}." for note in data.notes),
+        *(f"{note[0].upper()}{note[1:]}." for note in [*data.notes, *statistics.notes]),
         "",
         "## Use",
         "",

@@ -16,7 +16,7 @@ import pandas as pd
 from finetune.reporting import curves, facts, html, plots, ranking, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
-from finetune.statistics import mistakes, threshold
+from finetune.statistics import calibration, classification, mistakes, threshold
 from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Manifest, Statistics
 
@@ -67,7 +67,7 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     content: dict[str, Any] = {
         "title": f"{manifest.recipe}: {manifest.data.source}",
         "verdict": wording.verdict(statistics, headline),
-        "warnings": manifest.data.notes,
+        "warnings": [*manifest.data.notes, *statistics.notes],
         "rows": statistics.rows,
         "metrics": headline,
         "statistics": statistics,
@@ -90,19 +90,18 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         "left_out": [words[name] for name in drawn if name not in figures],
     }
     if predicted is not None:
-        wrong, suspected = (
-            mistakes.surest_mistakes(predicted),
-            mistakes.likely_label_errors(predicted),
-        )
+        wrong = mistakes.most_confident(predicted)
+        judged = wording.beats_a_baseline(statistics, headline)
+        suspicion = mistakes.suspicion(predicted) if judged else None
+        suspected = suspicion.rows if suspicion else _NONE
         shown = wrong[:_MISTAKES]
         further = suspected[~np.isin(suspected, shown)][:_MISTAKES]
         content |= {
             "slices": [asdict(each) for each in mistakes.worst_slices(predicted, table, _SLICES)],
             "mistakes": _rows(predicted, table, shown, suspected),
             "suspects": _rows(predicted, table, further),
-            "mistaken": f"{len(wrong):,} of {len(predicted):,} rows are wrong. Of "
-            f"{len(suspected):,} the label is what is likely wrong: the model takes the row for "
-            "another class as surely as it does rows that bear that label.",
+            "mistaken": f"{len(wrong):,} of {len(predicted):,} rows {_is(len(wrong))} wrong. "
+            + _suspicion(suspicion, judged),
         }
     content["sections"] = _sections(content)
     return content, figures
@@ -126,7 +125,7 @@ def _figures(
         )
     else:
         found |= {
-            "confusion": plots.confusion(statistics.confusion or [], predicted.names),
+            "confusion": plots.confusion(classification.confusion(predicted), predicted.names),
             "classes": plots.classes(statistics.classes or {}),
             "reliability": plots.reliability(statistics.calibration or {}),
             "coverage": plots.coverage(statistics.coverage or [], statistics.rows),
@@ -179,20 +178,57 @@ def _of_calibration(statistics: Statistics) -> str:
     found = statistics.calibration
     if found is None:
         return ""
-    error, low, high = (found["interval"][name] for name in ("value", "low", "high"))
+    error = wording.interval(found["interval"])
     said = (
-        f"The expected calibration error is {error:.3f} ({low:.3f} to {high:.3f}): so far is the "
-        "accuracy from the probability, on average."
+        f"The expected calibration error, the mean gap between confidence and accuracy, is {error}."
     )
     if "temperature" not in found:
         return said
-    hot, after = found["temperature"], found["after"]["expected_calibration_error"]
-    sure = "too sure" if hot > 1 else "not sure enough"
+    if (hot := found["temperature"]) is None:
+        return (
+            f"{said} No temperature mends these probabilities: the one fitted on the validation "
+            f"rows ran to an end of its range ({calibration.COLDEST:g} to "
+            f"{calibration.HOTTEST:g})."
+        )
+    if "after" not in found:
+        return (
+            f"{said} On the validation rows no temperature lowers the log loss by more than chance:"
+            " the probabilities need none."
+        )
+    before, after = (each["expected_calibration_error"] for each in (found, found["after"]))
+    sure = "overconfident" if hot > 1 else "underconfident"
+    fitted = f"{said} On the validation rows the model was {sure}; the temperature fitted there, "
+    if after < before:
+        return (
+            f"{fitted}{hot:.2f}, brings the error on the test rows to {after:.3f} "
+            "(python -m finetune predict --calibrated)."
+        )
     return (
-        f"{said} On the validation rows the model was {sure}; at the temperature {hot:.2f}, "
-        f"fitted there, the error on the test rows is {after:.3f} "
-        "(python -m finetune predict --calibrated)."
+        f"{fitted}{hot:.2f}, does not help on the test rows: there the error is {after:.3f} with "
+        f"it, {before:.3f} without."
     )
+
+
+def _suspicion(found: mistakes.Suspicion | None, judged: bool) -> str:
+    if not judged:
+        return "No label is suspected: the model is not known to beat a baseline."
+    if found is None:
+        return "No label is suspected: there are too few rows, or too many mistakes, to tell."
+    contradicted = len(found.rows)
+    looked = f"Of the {found.confident:,} most confident predictions"
+    if not contradicted:
+        return f"{looked} none contradicts its label: no label is suspected."
+    wrong = found.wrong
+    return (
+        f"{looked} {contradicted:,} contradict{'s' * (contradicted == 1)} the label, which may be "
+        f"wrong. By that at most about {wording.percent(wrong.value)} of all labels are (95% CI "
+        f"{wording.percent(wrong.low)} to {wording.percent(wrong.high)}). This is a suspicion, to "
+        "be checked by hand."
+    )
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _rows(

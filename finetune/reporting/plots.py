@@ -39,9 +39,13 @@ _MOST_BARS, _FEWEST_BINS = 30, 3
 
 
 @styled
-def confusion(matrix: Sequence[Sequence[int]] | np.ndarray, names: Sequence[str]) -> Plot:
-    """Plot true by predicted class: shares of each true class, with counts where they fit."""
-    numbers = np.asarray(matrix)
+def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
+    """Plot true by predicted class: shares of each true class, with counts where they fit.
+
+    Args:
+        numbers: Counts, shape ``(classes, classes)``.
+        names: Of the classes.
+    """
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes, numbered = len(names), numbers.size <= _MOST_CELLS_WITH_NUMBERS
     side = 2.0 + 0.45 * classes if numbered else 8.0

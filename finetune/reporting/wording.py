@@ -81,6 +81,12 @@ def rounded(
     return value, low, high
 
 
+def interval(found: Mapping[str, float], signed: bool = False) -> str:
+    """Return a figure with its 95% confidence interval, in the digits that they are worth."""
+    value, low, high = rounded(found, signed)
+    return f"{value}, 95% CI {low} to {high}"
+
+
 def percent(value: float) -> str:
     """Return a share in percent, with one digit after the point."""
     return f"{value:.1%}"
@@ -92,52 +98,85 @@ def name(metric: str) -> str:
 
 
 def verdict(statistics: Statistics, headline: Sequence[str]) -> str:
-    """Tell the scores of the headline, and whether the model beats what it has to by the first."""
+    """Return the scores of the headline, and whether the model beats each baseline.
+
+    The first metric of the headline decides, the one that the best checkpoint was chosen by; any
+    other that is significantly worse is named.
+    """
     if not headline:
         return "The recipe computes no metric that is a number."
-    own = {name(each): statistics.metrics[each] for each in headline}
-    said = ", ".join(
-        f"{each} {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
-        for each, found in own.items()
-    )
-    judged = [
-        against(baseline, scores[headline[0]], headline[0])
-        for baseline, scores in statistics.beyond.items()
-        if headline[0] in scores
-    ]
+    said = "; ".join(f"{name(each)} {interval(statistics.metrics[each])}" for each in headline)
+    judged = [against(*each, headline) for each in _compared(statistics, headline)]
     return " ".join([f"{said[0].upper()}{said[1:]}.", *judged])
 
 
-def unbeaten(statistics: Statistics, metric: str) -> list[str]:
-    """A sentence for each baseline that fine-tuning does not beat."""
+def unbeaten(statistics: Statistics, headline: Sequence[str]) -> list[str]:
+    """Return a sentence for each baseline that fine-tuning does not beat, or only in some of the
+    metrics of the headline.
+    """
     return [
-        against(baseline, scores[metric], metric)
-        for baseline, scores in statistics.beyond.items()
-        if metric in scores and _sign(scores[metric], metric) in (0, -1)
+        against(baseline, gaps, headline)
+        for baseline, gaps in _compared(statistics, headline)
+        if _sign(gaps[headline[0]], headline[0]) in (0, -1) or _worse(gaps, headline)
     ]
 
 
-def against(baseline: str, gap: Mapping[str, float], metric: str) -> str:
-    """Whether fine-tuning beats a baseline, by the interval of the difference in one metric."""
-    amount, sign = _amount(gap, metric), _sign(gap, metric)
+def beats_a_baseline(statistics: Statistics, headline: Sequence[str]) -> bool:
+    """Return whether the model is significantly better than some baseline, by the first metric of
+    the headline of which it is known whether more is better.
+    """
+    known = [each for each in headline if each in (*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)][:1]
+    compared = _compared(statistics, known)
+    return any(_sign(gaps[known[0]], known[0]) == 1 for _, gaps in compared)
+
+
+def against(baseline: str, gaps: Mapping[str, Mapping[str, float]], headline: Sequence[str]) -> str:
+    """Return whether fine-tuning beats a baseline, by the intervals of the differences."""
+    metric = headline[0]
+    amount, sign = (
+        f"{name(metric)} {interval(gaps[metric], signed=True)}",
+        _sign(gaps[metric], metric),
+    )
     if sign is None:
-        return f"Against the baseline '{baseline}': {amount}."
+        return f"Difference to the baseline '{baseline}': {amount}."
     verb = {1: "beats", -1: "is worse than", 0: "does not beat"}[sign]
     chance = "" if sign else "; the difference may be chance"
-    return f"Fine-tuning {verb} the baseline '{baseline}' ({amount}){chance}."
+    return (
+        f"Fine-tuning {verb} the baseline '{baseline}' ({amount}){chance}.{_worse(gaps, headline)}"
+    )
 
 
-def between(second: str, first: str, gap: Mapping[str, float], metric: str) -> str:
-    """Whether one run is better than another, by the interval of the difference in one metric."""
-    amount, sign = _amount(gap, metric), _sign(gap, metric)
+def between(
+    second: str, first: str, gaps: Mapping[str, Mapping[str, float]], headline: Sequence[str]
+) -> str:
+    """Return whether one run is better than another, by the intervals of the differences."""
+    metric = headline[0]
+    amount, sign = (
+        f"{name(metric)} {interval(gaps[metric], signed=True)}",
+        _sign(gaps[metric], metric),
+    )
     if sign is None:
-        return f"{second} against {first}: {amount}."
-    verb = {1: "is better than", -1: "is worse than", 0: "cannot be told from"}[sign]
-    return f"{second} {verb} {first} ({amount})."
+        return f"Difference of {second} to {first}: {amount}."
+    verb = {1: "better than", -1: "worse than", 0: "not significantly different from"}[sign]
+    return f"{second} is {verb} {first} ({amount}).{_worse(gaps, headline)}"
 
 
-def _amount(gap: Mapping[str, float], metric: str) -> str:
-    return f"{name(metric)} {gap['value']:+.3f}, {gap['low']:+.3f} to {gap['high']:+.3f}"
+def _compared(
+    statistics: Statistics, headline: Sequence[str]
+) -> list[tuple[str, Mapping[str, Mapping[str, float]]]]:
+    """Return the baselines that the first metric of the headline was compared with."""
+    beyond = statistics.beyond.items() if headline else ()
+    return [(baseline, gaps) for baseline, gaps in beyond if headline[0] in gaps]
+
+
+def _worse(gaps: Mapping[str, Mapping[str, float]], headline: Sequence[str]) -> str:
+    """Return a sentence on the other metrics that are significantly worse, if there are any."""
+    said = [
+        f"{name(each)} ({interval(gaps[each], signed=True)})"
+        for each in headline[1:]
+        if each in gaps and _sign(gaps[each], each) == -1
+    ]
+    return f" It is significantly worse in {' and '.join(said)}." if said else ""
 
 
 def _sign(gap: Mapping[str, float], metric: str) -> int | None:

@@ -84,15 +84,20 @@ class Run:
         if statistics is None:
             raise UserError(
                 f"{self.path} has no statistics in its {METRICS} (status "
-                f"'{self.manifest.status}'): train it again"
+                f"'{self.manifest.status}'): python -m finetune report {self.path} computes them "
+                "from its predictions"
             )
         return statistics
 
     @property
     def headline(self) -> list[str]:
-        """The metrics of the recipe that are numbers, in its order."""
+        """The metrics of the recipe that are numbers: the one that decides verdicts, by which the
+        best checkpoint is chosen (``metric_for_best_model``), then the others in its order.
+        """
         known = self.statistics.metrics
-        return [name for name in self.metrics.test if name in known]
+        chosen = str(self.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
+        names = [name for name in self.metrics.test if name in known]
+        return sorted(names, key=lambda name: name != chosen)
 
     @property
     def labels(self) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,117 +16,172 @@ from finetune.statistics.scored import ScoredRows
 
 #: Of so many rows a whole evaluation takes too long to be repeated as often.
 _MANY_ROWS, _FEWER_DRAWS = 5_000, 200
+_SECONDS_OF_SILENCE = 10.0
 Compute = Callable[[EvalPrediction], dict[str, float]]
 
 
-def of_classes(
-    predicted: ScoredRows,
-    outputs: np.ndarray,
-    scoring: Mapping[str, Mapping[str, Any]],
-    compute: Compute,
-    baselines: Mapping[str, np.ndarray],
-    *,
-    ordered: bool,
-    temperature: float | None,
-) -> dict[str, Any]:
-    """The statistics of a classifier and its baselines on the same rows.
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long metrics of which nothing is known are repeated on resamples.
 
-    Args:
-        predicted: The test rows.
-        outputs: Of the model, or logarithms of the probabilities, shape ``(rows, classes)``.
-        scoring: The arguments of each local metric that ``compute`` is made of; empty if it is
-            the recipe's own.
-        compute: The metrics of the recipe.
-        baselines: What each says, shape ``(rows, classes)``.
-        ordered: Whether the classes have an order.
-        temperature: Fitted on the validation rows, if there is one.
+    Attributes:
+        seconds: After which no further resample is drawn, for the model and for each baseline.
+        fewest: Resamples that are drawn in any case.
+        clock: Seconds that pass.
+        tell: Is given a sentence every ten seconds.
     """
-    metrics = of_counts(scoring)
-    found = classification.of(predicted, metrics, ordered=ordered)
-    beyond = {}
-    for name, said in baselines.items():
-        classes = said.argmax(axis=1)
-        beyond[name] = classification.beyond(
-            predicted.labels, classes, predicted.classes, len(predicted.names), metrics
-        )
-    if has_others(scoring, metrics):
-        own = of_outputs(outputs, predicted.labels, compute, baselines)
-        found["metrics"] = {**own["metrics"], **found["metrics"]}
-        beyond = {name: {**own["beyond"][name], **each} for name, each in beyond.items()}
-    if temperature is not None:
-        mended = ScoredRows(
-            predicted.names,
-            predicted.labels,
-            calibration.scaled(predicted.probabilities, temperature),
-        )
-        found["calibration"] |= {
-            "temperature": temperature,
-            "after": classification.calibrated(mended),
-        }
-    return {**found, "beyond": beyond}
+
+    seconds: float = 30.0
+    fewest: int = 50
+    clock: Callable[[], float] = time.monotonic
+    tell: Callable[[str], object] = lambda sentence: None
 
 
-def of_numbers(
-    outputs: np.ndarray, labels: np.ndarray, compute: Compute, baselines: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-    """The same of a regression: intervals of the recipe's own metrics.
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """The outputs of a model on labelled rows, and how they are scored.
 
-    Args:
-        outputs: Of the model, shape ``(rows, 1)``.
+    Attributes:
+        outputs: Logits or logarithms of probabilities, shape ``(rows, classes)``; of a regression
+            shape ``(rows, 1)``.
         labels: Shape ``(rows,)``.
+        names: Of the classes; none in a regression.
+        scoring: The arguments of each local metric that ``compute`` is made of; empty if it is the
+            recipe's own.
         compute: The metrics of the recipe.
-        baselines: What each says, shape ``(rows, 1)``.
+        ordered: Whether the classes have an order.
+        budget: Of the metrics that ``scoring`` does not name.
     """
-    return {"rows": len(labels), **of_outputs(outputs, labels, compute, baselines)}
+
+    outputs: np.ndarray
+    labels: np.ndarray
+    names: list[str]
+    scoring: Mapping[str, Mapping[str, Any]]
+    compute: Compute
+    ordered: bool = False
+    budget: Budget = Budget()
+
+    @functools.cached_property
+    def predicted(self) -> ScoredRows:
+        """The rows with their probabilities, of a classifier."""
+        return ScoredRows.of_outputs(self.names, self.labels, self.outputs)
+
+    @functools.cached_property
+    def counted(self) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+        """The metrics that are functions of the confusion matrix, none in a regression."""
+        return of_counts(self.scoring) if self.names else {}
+
+    @functools.cached_property
+    def own(self) -> Resampled | None:
+        """The metrics that are not; None if there are none."""
+        if self.names and not has_others(self.scoring, self.counted):
+            return None
+        return Resampled(self.compute, self.outputs, self.labels, self.budget)
+
+    def statistics(self, temperature: float | None = None) -> dict[str, Any]:
+        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
+
+        Args:
+            temperature: Of the probabilities, fitted on other rows: 1 if they need none.
+        """
+        own = self.own.metrics() if self.own else {}
+        if not self.names:
+            return {"rows": len(self.labels), "metrics": own}
+        found = classification.of(self.predicted, self.counted, ordered=self.ordered)
+        found["metrics"] = {**own, **found["metrics"]}
+        if temperature is not None:
+            found["calibration"]["temperature"] = temperature
+        if temperature not in (None, 1.0):
+            probabilities = calibration.scaled(self.predicted.probabilities, temperature)
+            mended = ScoredRows(self.names, self.labels, probabilities)
+            found["calibration"]["after"] = classification.calibrated(mended)
+        return found
+
+    def beyond(self, baseline: np.ndarray) -> dict[str, Any]:
+        """Return the difference of each metric to a baseline, whose outputs are those of a model:
+        an interval of the paired difference.
+        """
+        own = self.own.beyond(baseline) if self.own else {}
+        if not self.names:
+            return own
+        first, second = baseline.argmax(axis=1), self.predicted.classes
+        counted = classification.beyond(self.labels, first, second, len(self.names), self.counted)
+        return {**own, **counted}
+
+
+class Resampled:
+    """Metrics of which nothing is known: each resample of the rows is a whole evaluation.
+
+    Metrics that are no single number are left out; so are resamples for which one is not defined,
+    because a class is missing in them. Resample ``n`` has the same rows for every model.
+    """
+
+    def __init__(
+        self, compute: Compute, outputs: np.ndarray, labels: np.ndarray, budget: Budget
+    ) -> None:
+        self.compute, self.labels, self.budget = compute, labels, budget
+        whole = compute(EvalPrediction(predictions=outputs, label_ids=labels))
+        self.names = [name for name, value in whole.items() if np.ndim(value) == 0]
+        self.values = np.array([float(whole[name]) for name in self.names])
+        most = intervals.DRAWS if len(labels) <= _MANY_ROWS else _FEWER_DRAWS
+        self.drawn = self._drawn(outputs, most)
+        self.cut_short = len(self.drawn) < most
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the interval of each metric, and on how many ``draws`` it rests."""
+        return self._intervals(self.values, self.drawn)
+
+    def beyond(self, outputs: np.ndarray) -> dict[str, Any]:
+        """Return the same of the differences to other outputs on the same rows."""
+        values = self._evaluated(outputs, np.arange(len(self.labels)))
+        drawn = self._drawn(outputs, len(self.drawn))
+        return self._intervals(self.values - values, self.drawn[: len(drawn)] - drawn)
+
+    def _intervals(self, values: np.ndarray, drawn: np.ndarray) -> dict[str, Any]:
+        found = intervals.of_draws(values, drawn)
+        return {
+            name: asdict(each) | {"draws": len(drawn)}
+            for name, each in zip(self.names, found, strict=True)
+        }
+
+    def _drawn(self, outputs: np.ndarray, most: int) -> np.ndarray:
+        """Evaluate resamples while the budget lasts; shape ``(draws, metrics)``."""
+        rows, budget, drawn = len(self.labels), self.budget, []
+        started = told = budget.clock()
+        for number in range(most if self.names else 0):
+            now = budget.clock()
+            if number >= budget.fewest and now - started > budget.seconds:
+                break
+            if now - told > _SECONDS_OF_SILENCE:
+                told = now
+                budget.tell(
+                    f"confidence intervals of {', '.join(self.names)}: {number:,} of "
+                    f"{most:,} resamples evaluated"
+                )
+            generator = np.random.default_rng([intervals.SEED, number])
+            drawn.append(self._evaluated(outputs, generator.integers(rows, size=rows)))
+        return np.array(drawn).reshape(len(drawn), len(self.names))
+
+    def _evaluated(self, outputs: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the metrics of some rows, shape ``(metrics,)``."""
+        some = EvalPrediction(predictions=outputs[rows], label_ids=self.labels[rows])
+        try:
+            found = self.compute(some)
+        except Exception:  # all rows could be evaluated: these lack a class, or the like
+            return np.full(len(self.names), np.nan)
+        return np.array([float(found[name]) for name in self.names])
 
 
 def of_counts(
     scoring: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """Those of the local metrics that are functions of confusion matrices."""
+    """Return those of the local metrics that are functions of confusion matrices."""
     found = {name: counts.metric(name, arguments) for name, arguments in scoring.items()}
     return {name: metric for name, metric in found.items() if metric is not None}
 
 
 def has_others(scoring: Mapping[str, Any], metrics: Mapping[str, Any]) -> bool:
-    """Whether a recipe has metrics that are none of counts: its own, of which nothing is known, or
-    local ones with arguments under which they are none.
+    """Return whether a recipe has metrics that are none of counts: its own, of which nothing is
+    known, or local ones with arguments under which they are none.
     """
     return not scoring or len(metrics) < len(scoring)
-
-
-def of_outputs(
-    outputs: np.ndarray, labels: np.ndarray, compute: Compute, baselines: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-    """Intervals of metrics of which nothing is known: each draw is a whole evaluation.
-
-    Metrics that are no single number are left out; so are draws for which one is not defined,
-    because a class is missing in them.
-    """
-    said = {"": outputs, **baselines}
-    whole = compute(EvalPrediction(predictions=outputs, label_ids=labels))
-    names = [name for name, value in whole.items() if np.ndim(value) == 0]
-
-    def evaluated(predictions: np.ndarray, truth: np.ndarray) -> list[float]:
-        try:
-            found = compute(EvalPrediction(predictions=predictions, label_ids=truth))
-        except ValueError:  # how scikit-learn refuses a draw without some class
-            return [float("nan")] * len(names)
-        return [float(found[name]) for name in names]
-
-    def scores(drawn: np.ndarray) -> np.ndarray:
-        """Of the model, then what it has beyond each baseline, on the same drawn rows."""
-        of_each = np.array(
-            [[evaluated(each[rows], labels[rows]) for each in said.values()] for rows in drawn]
-        )  # shape (draws, model and baselines, metrics)
-        of_each[:, 1:] = of_each[:, :1] - of_each[:, 1:]
-        return of_each.reshape(len(drawn), -1).T
-
-    rows = len(labels)
-    draws = intervals.DRAWS if rows <= _MANY_ROWS else _FEWER_DRAWS
-    found = [asdict(each) for each in intervals.of_rows(scores, rows, draws)] if names else []
-    by_source = {
-        name: dict(zip(names, found[index * len(names) :], strict=False))
-        for index, name in enumerate(said)
-    }
-    return {"metrics": by_source.pop(""), "beyond": by_source}

@@ -5,7 +5,7 @@ In a regression, the mean of the training labels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import joblib
 import numpy as np
@@ -17,23 +17,33 @@ from finetune.runtime import hub
 
 #: More rows take scikit-learn longer than the training of the model itself.
 MOST_ROWS = 100_000
+#: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
+#: one for each row and class.
+MOST_WEIGHTS, MOST_SCORES = 10_000_000, 20_000_000
 
 
 def outputs(
-    splits: DatasetDict, input_column: str, seed: int, fingerprint: str, *, fit: bool
+    splits: DatasetDict,
+    input_column: str,
+    seed: int,
+    fingerprint: str,
+    *,
+    fit: bool,
+    note: Callable[[str], object] = lambda sentence: None,
 ) -> dict[str, np.ndarray]:
-    """What each baseline says of the test rows, in the shape of the outputs of a model.
+    """Return what each baseline predicts for the test rows, in the shape of the outputs of a model.
 
     Args:
         splits: ``train`` and ``test``, raw.
         input_column: Of the texts or images; only texts have a bag of words.
-        seed: Of the draw of :func:`bag_of_words`.
+        seed: Of the rows sampled by :func:`bag_of_words`.
         fingerprint: Of the splits: a bag of words that was fitted on them before is not again.
         fit: Whether to have a bag of words at all.
+        note: Is given a sentence if the bag of words fails.
 
     Returns:
-        By name, shape ``(rows, classes)``, one where the baseline says the class; in a regression
-        shape ``(rows, 1)``.
+        By name, shape ``(rows, classes)``, float32, one where the baseline predicts the class; in a
+        regression shape ``(rows, 1)``.
     """
     train, test = splits["train"], splits["test"]
     names = class_names(train)
@@ -45,18 +55,35 @@ def outputs(
         rows = ["train_texts", "train_labels", "test_texts"]  # the fingerprint stands for them
         texts, labels, others = train[input_column][:], train["label"][:], test[input_column][:]
         identity = f"{fingerprint} {sklearn.__version__}"
-        fitted = memory.cache(bag_of_words, ignore=rows)(
-            texts, labels, others, seed, MOST_ROWS, identity
-        )
+        name = "TF-IDF + logistic regression"
+        try:
+            fitted = memory.cache(bag_of_words, ignore=rows)(
+                texts, labels, others, seed, *_bounds(len(names)), identity
+            )
+        except Exception as error:  # whatever it is, the run is worth what it is without
+            note(failed(name, error))
+            fitted = None
         if fitted is not None:
-            words, count = fitted
-            limited = f" ({count:,} rows)" if count < len(train) else ""
-            predicted[f"TF-IDF + logistic regression{limited}"] = words
-    return {name: np.eye(len(names))[classes] for name, classes in predicted.items()}
+            words, limits = fitted
+            predicted[f"{name} ({', '.join(limits)})" if limits else name] = words
+    one_hot = np.eye(len(names), dtype=np.float32)
+    return {name: one_hot[classes] for name, classes in predicted.items()}
+
+
+def failed(name: str, error: Exception) -> str:
+    """Return the sentence that tells why there is no baseline of that name."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"no baseline '{name}': {type(error).__name__}: {first}"
+
+
+def _bounds(classes: int) -> tuple[int, int]:
+    """Return how many rows and how many terms the bag of words has at most."""
+    of_binary = classes if classes > 2 else 1
+    return min(MOST_ROWS, MOST_SCORES // of_binary), MOST_WEIGHTS // of_binary
 
 
 def majority(train_labels: Sequence[int], rows: int) -> np.ndarray:
-    """The most frequent class of training, for each of ``rows`` rows."""
+    """Return the most frequent class of training, for each of ``rows`` rows."""
     return np.full(rows, np.bincount(np.asarray(train_labels)).argmax())
 
 
@@ -66,37 +93,38 @@ def bag_of_words(
     test_texts: Sequence[str],
     seed: int,
     most_rows: int = MOST_ROWS,
+    most_terms: int = MOST_WEIGHTS,
     identity: str = "",
-) -> tuple[np.ndarray, int] | None:
-    """Predictions of TF-IDF over one- and two-word terms, sublinear, with logistic regression, C =
-    10.
+) -> tuple[np.ndarray, list[str]] | None:
+    """Predict with TF-IDF over one- and two-word terms, sublinear, and logistic regression, C = 10.
 
     Args:
         train_texts: The rows that the model was trained on.
         train_labels: Their classes.
         test_texts: The rows to predict.
-        seed: Of the draw, if there are more than ``most_rows``.
+        seed: Of the sample, if there are more than ``most_rows``.
         most_rows: On how many it is fitted at most.
+        most_terms: How many terms it has at most, the most frequent ones.
         identity: Stands for the texts and labels where the result is remembered.
 
     Returns:
-        The class of each test text, and on how many rows the baseline was fitted; None if the texts
+        The class of each test text, and in words where the baseline was bounded; None if the texts
         hold no words of two letters or more.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
 
     fitted_on = min(len(train_texts), most_rows)
     chosen = np.random.default_rng(seed).permutation(len(train_texts))[:fitted_on]
-    model = make_pipeline(
-        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
-        LogisticRegression(C=10, max_iter=1000),
-    )
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
     try:
-        model.fit([train_texts[index] for index in chosen], np.asarray(train_labels)[chosen])
+        terms = vectorizer.fit_transform([train_texts[index] for index in chosen])
     except ValueError as error:
         if "empty vocabulary" not in str(error):
             raise
         return None
-    return model.predict(test_texts), fitted_on
+    model = LogisticRegression(C=10, max_iter=1000).fit(terms, np.asarray(train_labels)[chosen])
+    limits = [f"{fitted_on:,} rows"] if fitted_on < len(train_texts) else []
+    if terms.shape[1] >= most_terms:
+        limits.append(f"{most_terms:,} terms")
+    return model.predict(vectorizer.transform(test_texts)), limits

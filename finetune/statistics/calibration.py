@@ -6,9 +6,12 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
+from scipy.stats import chi2
 
 BINS = 15
-_COLDEST, _HOTTEST = 0.05, 20.0
+#: Where a temperature is looked for.
+COLDEST, HOTTEST = 0.05, 20.0
+_NEAR_AN_END = 1.01
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> pd.DataFrame:
@@ -61,15 +64,20 @@ def log_losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.asarray(-np.log(np.maximum(right, np.finfo(np.float64).tiny)))
 
 
-def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """What to divide the logits by so that the log loss is least (Guo et al., 2017).
+def temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
+    """Return what to divide the logits by so that the log loss is least (Guo et al., 2017).
 
-    Above 1 the model was too sure. It never changes which class is the most probable. Fit it on
-    validation rows: on the test rows it would flatter.
+    Above 1 the model was overconfident. It never changes which class is the most probable. Fit it
+    on validation rows: on the test rows it would flatter.
 
     Args:
         logits: Or logarithms of probabilities, shape ``(rows, classes)``.
         labels: The true classes, shape ``(rows,)``.
+
+    Returns:
+        1 if the log loss is not lower by more than chance at any other temperature, by the
+        likelihood-ratio test at 5%; None if it is lowest at an end of the range from 0.05 to 20, as
+        for a model that knows nothing of these rows: then no temperature mends the probabilities.
     """
     rows = np.arange(len(labels))
 
@@ -77,8 +85,12 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         scaled = log_softmax(logits / np.exp(logarithm), axis=1)
         return float(-scaled[rows, labels].mean())
 
-    found = minimize_scalar(loss, bounds=(np.log(_COLDEST), np.log(_HOTTEST)), method="bounded")
-    return float(np.exp(found.x))
+    found = minimize_scalar(loss, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded")
+    best = float(np.exp(found.x))
+    if not COLDEST * _NEAR_AN_END < best < HOTTEST / _NEAR_AN_END:
+        return None
+    gain = 2 * len(rows) * (loss(0.0) - float(found.fun))
+    return best if gain > chi2.ppf(0.95, 1) else 1.0
 
 
 def scaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:

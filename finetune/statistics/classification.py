@@ -17,11 +17,13 @@ from finetune.statistics.scored import ScoredRows
 
 #: Shares of the rows on which a model that abstains on the others is judged.
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+#: A confusion matrix of more classes is not written down: it would be most of ``metrics.json``.
+MOST_CONFUSED = 200
 Metrics = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 
 
 def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, Any]:
-    """All of them.
+    """Return all of them.
 
     Args:
         predicted: The rows.
@@ -32,12 +34,12 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
         Facts by name. An interval is ``{"value": ..., "low": ..., "high": ...}`` with a confidence
         of 95%.
     """
-    matrix = _confusion(predicted)
+    matrix = confusion(predicted)
     found: dict[str, Any] = {
         "rows": len(predicted),
         "metrics": scores(predicted, metrics),
         "classes": _classes(predicted, matrix),
-        "confusion": matrix.tolist(),
+        "confusion": matrix.tolist() if len(matrix) <= MOST_CONFUSED else None,
         "top_k": _top_k(predicted),
         "calibration": calibrated(predicted),
         "coverage": _coverage(predicted),
@@ -60,7 +62,7 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
 def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
     """Metrics of counts, then those that every classifier has, each with its interval."""
     labels, probabilities = predicted.labels, predicted.probabilities
-    matrix = _confusion(predicted)
+    matrix = confusion(predicted)
     found = {
         **intervals.of_matrix(metrics, matrix),
         "log_loss": intervals.of_mean(calibration.log_losses(probabilities, labels)),
@@ -98,12 +100,12 @@ def _calibration_error(predicted: ScoredRows) -> Interval:
 def beyond(
     labels: np.ndarray, baseline: np.ndarray, predicted: np.ndarray, classes: int, metrics: Metrics
 ) -> dict[str, Any]:
-    """How much more of each metric of counts a model has than a baseline, on the same rows."""
+    """Return the difference of each metric of counts to a baseline, on the same rows."""
     return _plain(pairs.difference(metrics, labels, baseline, predicted, classes))
 
 
-def _confusion(predicted: ScoredRows) -> np.ndarray:
-    """True by predicted class, shape ``(classes, classes)``."""
+def confusion(predicted: ScoredRows) -> np.ndarray:
+    """Return counts of true by predicted class, shape ``(classes, classes)``."""
     every = range(len(predicted.names))
     return np.asarray(confusion_matrix(predicted.labels, predicted.classes, labels=every))
 

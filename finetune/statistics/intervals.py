@@ -46,35 +46,49 @@ class Interval:
 def of_matrix(
     metrics: Mapping[str, Metric], matrix: np.ndarray, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, Interval]:
-    """Of metrics of a confusion matrix.
+    """Return the intervals of metrics of a confusion matrix.
 
-    Where no resample differs, as when every row is right, the ends are what the metric would be if
-    as many rows of one class were of another kind as Wilson's interval allows where none was seen.
+    The bootstrap cannot tell what it has never seen. Where no resample differs, as when every row
+    is right, the ends are what the metric would be if as many rows of one class were of another
+    kind as Wilson's interval allows where none was seen. The interval of a model that gets no row
+    of some class right goes at least as far.
 
     Args:
-        metrics: Each from shape ``(draws, classes, classes)`` to shape ``(draws,)``.
+        metrics: Each from tallies, shape ``(draws, 5, classes)``, to shape ``(draws,)``: see
+            :func:`finetune.statistics.counts.tallies`.
         matrix: True by predicted, shape ``(classes, classes)``.
         draws: Bootstrap samples.
         seed: Of the draws.
     """
     if not metrics:
         return {}
+    classes, whole = len(matrix), counts.tallies(matrix)
     filled = np.flatnonzero(matrix)  # most cells of many classes are empty, and stay so
+    place = counts.placement(*np.divmod(filled, classes), classes)
+    resampled = [counts.resampled(metric, whole) for metric in metrics.values()]
 
     def scores(drawn: np.ndarray) -> np.ndarray:
-        matrices = np.zeros((len(drawn), matrix.size), dtype=np.int64)
-        matrices[:, filled] = drawn
-        of_each = matrices.reshape(len(drawn), *matrix.shape)
-        return np.stack([metric(of_each) for metric in metrics.values()])
+        found = np.asarray(drawn @ place).reshape(len(drawn), 5, classes)
+        return np.stack([metric(found) for metric in resampled])
 
-    intervals = of_counts(scores, matrix.ravel()[filled], matrix.size, draws, seed)
-    found = dict(zip(metrics, intervals, strict=True))
-    for name, each in found.items():
-        if each.low == each.high:
-            hidden = counts.hidden(matrix, _ENDS[1] ** 2)
-            ends = [each.value, *(float(metrics[name](other[None])[0]) for other in hidden)]
-            found[name] = Interval(each.value, min(ends), max(ends))
+    intervals = of_counts(scores, matrix.ravel()[filled], 5 * classes, draws, seed)
+    every, never_right = np.flatnonzero(whole[counts.TRUE]), _never_right(whole)
+    found = {}
+    for name, each in zip(metrics, intervals, strict=True):
+        chosen = every if each.low == each.high else never_right
+        hidden = counts.hidden(matrix, _ENDS[1] ** 2, chosen)
+        ends = [each.low, each.high, *(float(metrics[name](other)) for other in hidden)]
+        found[name] = Interval(each.value, min(ends), max(ends))
     return found
+
+
+def _never_right(whole: np.ndarray) -> np.ndarray:
+    """Return classes of which rows, but no right ones, were seen: of many, those with the fewest
+    rows and the most, between which the others lie.
+    """
+    chosen = np.flatnonzero((whole[counts.TRUE] > 0) & (whole[counts.RIGHT] == 0))
+    order = chosen[np.argsort(whole[counts.TRUE, chosen], kind="stable")]
+    return np.unique(order[[0, -1]]) if len(order) else order
 
 
 def of_counts(
@@ -144,6 +158,16 @@ def of_share(hits: float, rows: int) -> Interval:
     share = float(hits / rows)
     ends = binomtest(round(hits), rows).proportion_ci(LEVEL, method="wilson")
     return Interval(share, min(share, float(ends.low)), max(share, float(ends.high)))
+
+
+def of_draws(values: np.ndarray, drawn: np.ndarray) -> list[Interval]:
+    """Return intervals of metrics that were computed on resamples already, corrected for bias.
+
+    Args:
+        values: The metrics on all rows, shape ``(metrics,)``.
+        drawn: On each resample, shape ``(draws, metrics)``; NaN where a metric is not defined.
+    """
+    return [_between(float(value), each) for value, each in zip(values, drawn.T, strict=True)]
 
 
 def of_rows(metrics: Metric, rows: int, draws: int = DRAWS, seed: int = SEED) -> list[Interval]:

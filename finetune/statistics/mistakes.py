@@ -1,4 +1,4 @@
-"""Which rows a classifier gets wrong: the surest mistakes, labels that may be wrong, slices."""
+"""Which rows a classifier gets wrong: confident mistakes, labels that may be wrong, slices."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from finetune.statistics.scored import ScoredRows
 _FEWEST_ROWS = 20
 _MOST_VALUES = 30
 _LENGTH_GROUPS = 4
+_TENTH, _FEWEST_TO_SUSPECT, _MOST_CONTRADICTED = 10, 100, 1 / 3
 
 
 @dataclass(frozen=True)
@@ -30,37 +31,52 @@ class Slice:
     lower: bool
 
 
-def surest_mistakes(predicted: ScoredRows) -> np.ndarray:
-    """Indices of wrong rows, the one with the highest probability first."""
+@dataclass(frozen=True)
+class Suspicion:
+    """Labels that may be wrong.
+
+    Attributes:
+        rows: Indices, the most confident prediction first, shape ``(suspected,)``.
+        confident: How many predictions were looked at, the most confident ones.
+        wrong: The share of these whose label is contradicted: of all labels, at most about as many
+            are wrong.
+    """
+
+    rows: np.ndarray
+    confident: int
+    wrong: Interval
+
+
+def most_confident(predicted: ScoredRows) -> np.ndarray:
+    """Return the indices of the mistakes, the one with the highest probability first."""
     wrong = np.flatnonzero(predicted.classes != predicted.labels)
     sure = predicted.probabilities.max(axis=1)[wrong]
     return wrong[np.argsort(-sure, kind="stable")]
 
 
-def likely_label_errors(predicted: ScoredRows) -> np.ndarray:
-    """Indices of rows whose label is likely wrong, the likeliest first.
+def suspicion(predicted: ScoredRows) -> Suspicion | None:
+    """Return which labels may be wrong: those that the most confident predictions contradict.
 
-    Confident learning (Northcutt, Jiang and Chuang, JAIR 70, 2021): a row is taken to be of a
-    class if its probability reaches the mean of the rows that bear that label; it is suspected if
-    that class is not its own, and ranked by how far its own lies behind.
+    Mistakes of the model get rarer as its confidence grows, wrong labels do not. Among the tenth of
+    the rows with the most confident predictions, most of what is contradicted is therefore wrong
+    itself, if the confidence is worth anything. The share, the precision on seeded noise, and why
+    not confident learning: docs/decisions/suspected-labels.md.
+
+    Returns:
+        None of fewer than 100 rows, and if more than a third of all labels are contradicted: then
+        too many of the most confident predictions are wrong themselves.
     """
-    rows = np.arange(len(predicted))
-    own = predicted.probabilities[rows, predicted.labels]
-    thresholds = np.array(
-        [
-            own[predicted.labels == each].mean() if (predicted.labels == each).any() else np.inf
-            for each in range(len(predicted.names))
-        ]
-    )
-    confident = np.where(predicted.probabilities >= thresholds, predicted.probabilities, -1.0)
-    taken_for, best = confident.argmax(axis=1), confident.max(axis=1)
-    suspected = np.flatnonzero((best >= 0) & (taken_for != predicted.labels) & (best > own))
-    margin = best[suspected] - own[suspected]
-    return suspected[np.argsort(-margin, kind="stable")]
+    wrong: np.ndarray = predicted.classes != predicted.labels
+    if len(predicted) < _FEWEST_TO_SUSPECT or wrong.mean() > _MOST_CONTRADICTED:
+        return None
+    confident = len(predicted) // _TENTH
+    order = np.argsort(-predicted.probabilities.max(axis=1), kind="stable")[:confident]
+    rows = order[wrong[order]]
+    return Suspicion(rows, confident, intervals.of_share(float(len(rows)), confident))
 
 
 def worst_slices(predicted: ScoredRows, table: pd.DataFrame, most: int) -> list[Slice]:
-    """The slices with the lowest accuracy: by true class, by length, by the columns of the data.
+    """Return the slices with the lowest accuracy: by class, by length, by columns of the data.
 
     Args:
         predicted: The rows.

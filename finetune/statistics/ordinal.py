@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from finetune.statistics.counts import divide
+from finetune.statistics.counts import OFF, OFF_SQUARED, PREDICTED, TRUE, divide
 
 
-def mean_absolute_error(matrices: np.ndarray) -> np.ndarray:
-    """How many classes a prediction is off, on average.
+def mean_absolute_error(found: np.ndarray) -> np.ndarray:
+    """Return how many classes a prediction is off, on average.
 
     Args:
-        matrices: Shape ``(..., classes, classes)``, true by predicted, both in their order.
+        found: Tallies of the classes in their order, shape ``(..., 5, classes)``: see
+            :func:`finetune.statistics.counts.tallies`.
 
     Returns:
         Shape ``(...)``.
     """
-    off = _distances(matrices.shape[-1])
-    return divide((matrices * off).sum(axis=(-2, -1)), matrices.sum(axis=(-2, -1)))
+    return divide(found[..., OFF, :].sum(axis=-1), found[..., TRUE, :].sum(axis=-1))
 
 
-def quadratic_kappa(matrices: np.ndarray) -> np.ndarray:
-    """Agreement beyond chance, mistakes weighted by their squared distance (Cohen, Psychological
-    Bulletin 70, 1968); shape ``(...)``, 0 where it is undefined.
+def quadratic_kappa(found: np.ndarray) -> np.ndarray:
+    """Return the agreement beyond chance, mistakes weighted by their squared distance (Cohen,
+    Psychological Bulletin 70, 1968); shape ``(...)``, 0 where it is undefined.
     """
-    matrices = matrices.astype(np.float64)
-    weights = _distances(matrices.shape[-1]) ** 2
-    true, predicted = matrices.sum(axis=-1), matrices.sum(axis=-2)
+    true, predicted = found[..., TRUE, :], found[..., PREDICTED, :]
+    place = np.arange(found.shape[-1])
     rows = true.sum(axis=-1)
-    by_chance = divide(np.einsum("...i,...j,ij->...", true, predicted, weights), rows)
-    seen = (matrices * weights).sum(axis=(-2, -1))
-    undefined = by_chance == 0
+    # the sum of true_i predicted_j (i - j)^2 over all pairs, multiplied out
+    squares = (true * place**2).sum(axis=-1) + (predicted * place**2).sum(axis=-1)
+    products = (true * place).sum(axis=-1) * (predicted * place).sum(axis=-1)
+    by_chance = squares - 2 * divide(products, rows)
+    seen = found[..., OFF_SQUARED, :].sum(axis=-1)
+    undefined = by_chance <= 1e-9 * squares  # a rounding above zero, or none
     return np.asarray(np.where(undefined, 0.0, 1 - seen / np.where(undefined, 1, by_chance)))
-
-
-def _distances(classes: int) -> np.ndarray:
-    number = np.arange(classes)
-    distances: np.ndarray = np.abs(number[:, None] - number[None, :])
-    return distances

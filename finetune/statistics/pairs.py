@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
 from scipy.stats import binomtest
 
 from finetune.statistics import counts, intervals
@@ -46,14 +45,14 @@ def difference(
     draws: int = intervals.DRAWS,
     seed: int = intervals.SEED,
 ) -> dict[str, Interval]:
-    """Return how much more of each metric of counts the second model has, by the paired bootstrap;
-    of accuracy, Newcombe's interval.
+    """Return how much higher each metric of counts is for the second model, by the paired
+    bootstrap; of accuracy, Newcombe's interval.
 
     Both are measured on the same drawn rows, so what is hard for both does not widen the interval.
 
     Args:
-        metrics: Each from confusion matrices, shape ``(draws, classes, classes)``, to shape
-            ``(draws,)``.
+        metrics: Each from tallies, shape ``(draws, 5, classes)``, to shape ``(draws,)``: see
+            :func:`finetune.statistics.counts.tallies`.
         labels: The true classes, shape ``(rows,)``.
         first: Predictions of the first model, shape ``(rows,)``.
         second: Predictions of the second.
@@ -66,12 +65,23 @@ def difference(
     chosen = {name: each for name, each in metrics.items() if each is not counts.accuracy}
     found = {name: _of_accuracy(labels, first, second) for name in metrics}
 
+    places = [counts.placement(kinds[0], said, classes) for said in kinds[1:]]
+
+    def tallies(drawn: np.ndarray) -> list[np.ndarray]:
+        return [np.asarray(drawn @ each).reshape(len(drawn), 5, classes) for each in places]
+
+    wholes = [each[0] for each in tallies(numbers[None])]
+
     def gains(drawn: np.ndarray) -> np.ndarray:
-        one, other = (_matrices(drawn, kinds[0], said, classes) for said in kinds[1:])
-        return np.stack([metric(other) - metric(one) for metric in chosen.values()])
+        pair = list(zip(tallies(drawn), wholes, strict=True))
+        one, other = (
+            np.stack([counts.resampled(metric, whole)(found) for metric in chosen.values()])
+            for found, whole in pair
+        )
+        return np.asarray(other - one)
 
     if chosen:
-        drawn = intervals.of_counts(gains, numbers, 2 * classes**2, draws, seed)
+        drawn = intervals.of_counts(gains, numbers, 10 * classes, draws, seed)
         found |= zip(chosen, drawn, strict=True)
     if int(numbers[kinds[1] != kinds[2]].sum()) < _FEWEST_APART:
         for name in chosen:
@@ -109,14 +119,3 @@ def _of_accuracy(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> I
         gap - reach(after.value - after.low, before.high - before.value),
         gap + reach(after.high - after.value, before.value - before.low),
     )
-
-
-def _matrices(
-    drawn: np.ndarray, labels: np.ndarray, predicted: np.ndarray, classes: int
-) -> np.ndarray:
-    """Confusion matrices of counts of kinds, shape ``(draws, kinds)``."""
-    kinds, cells = np.arange(len(labels)), labels * classes + predicted
-    place = csr_array(
-        (np.ones(len(kinds), dtype=drawn.dtype), (kinds, cells)), (len(kinds), classes**2)
-    )
-    return np.asarray(drawn @ place).reshape(len(drawn), classes, classes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, logit
-from scipy.stats import norm, rankdata
+from scipy.stats import norm
 from sklearn.metrics import average_precision_score
 
 from finetune.statistics import intervals
@@ -90,28 +90,26 @@ def _mean_influences(
 ) -> tuple[np.ndarray, float] | None:
     """:func:`_influences` of the mean over the classes that some rows have and some have not."""
     count = probabilities.shape[1]
-    found = [
-        _influences(probabilities[:, each], labels == each)
-        for each in range(count == 2, count)  # of two classes, both have the same curve
-        if 0 < (labels == each).sum() < len(labels)
-    ]
-    if not found:
-        return None
-    influences, areas = zip(*found, strict=True)
-    return np.mean(influences, axis=0), float(np.mean(areas))
+    total, areas = np.zeros(len(labels)), []
+    for each in range(count == 2, count):  # of two classes, both have the same curve
+        if 0 < (labels == each).sum() < len(labels):
+            influences, area = _influences(probabilities[:, each], labels == each)
+            total += influences
+            areas.append(area)
+    return (total / len(areas), float(np.mean(areas))) if areas else None
 
 
 def _influences(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, float]:
-    """What each row adds to the error of the area under the ROC curve, and the area.
+    """Return what each row adds to the error of the area under the ROC curve, and the area.
 
-    The structural components of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988), by the
-    midranks of Sun and Xu (IEEE Signal Processing Letters 21, 2014), each divided so that the sum
-    of the squares is the variance of the area.
+    The structural components of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988), ties as
+    halves, each divided so that the sum of the squares is the variance of the area.
     """
-    ranks = rankdata(scores)
     influences = np.empty(len(scores))
     for chosen in (positive, ~positive):
-        beaten = (ranks[chosen] - rankdata(scores[chosen])) / (~chosen).sum()
+        own, others = scores[chosen], np.sort(scores[~chosen])
+        below = np.searchsorted(others, own, "left") + np.searchsorted(others, own, "right")
+        beaten = below / 2 / len(others)
         count, mean = len(beaten), float(beaten.mean())
         influences[chosen] = (beaten - mean) / np.sqrt(count * max(1, count - 1))
         if chosen is positive:

@@ -132,7 +132,7 @@ class Manifest(File):
     speed: dict[str, Any] = field(default_factory=dict)  # see ``Meter.summary``
     best_step: int | None = None  # whose checkpoint was kept as the best
     history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step
-    temperature: float | None = None  # of the probabilities, fitted on the validation rows
+    temperature: float | None = None  # fitted on the validation rows; 1 if none is needed
     baseline_seconds: float | None = None
     schema: int = SCHEMA
 
@@ -141,20 +141,22 @@ class Manifest(File):
 class Statistics(Record):
     """What the test rows say beyond the metrics of the recipe.
 
-    An interval is ``{"value": ..., "low": ..., "high": ...}``, a 95% confidence interval. What does
-    not apply, as classes in a regression, is None and is not written.
+    An interval is ``{"value": ..., "low": ..., "high": ...}``, a 95% confidence interval; of a
+    metric of the recipe's own it has the number of resamples, too: ``draws``. What does not apply,
+    as classes in a regression, is None and is not written.
     """
 
     rows: int
     metrics: dict[str, Any]  # an interval for each
     beyond: dict[str, dict[str, Any]]  # by baseline: intervals of the difference in each metric
     classes: dict[str, Any] | None = None  # precision, recall, F1, areas and support of each
-    confusion: list[list[int]] | None = None  # counts, true by predicted
+    confusion: list[list[int]] | None = None  # counts, true by predicted; up to 200 classes
     top_k: dict[str, Any] | None = None  # how often the true class is among the k most probable
-    calibration: dict[str, Any] | None = None  # error, bins, temperature
+    calibration: dict[str, Any] | None = None  # error, bins; temperature, None if none mends them
     coverage: list[dict[str, Any]] | None = None  # accuracy on the most confident share of the rows
     ordered: dict[str, Any] | None = None  # metrics of classes that have an order
     threshold: dict[str, Any] | None = None  # of two classes: see ``statistics.threshold.chosen``
+    notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong
 
 
 @dataclass(frozen=True, kw_only=True)
