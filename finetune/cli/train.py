@@ -46,14 +46,14 @@ def main(words: Sequence[str]) -> int:
         imports.at_once("datasets", "finetune.training.trainer")
 
     from finetune.cli import screen
-    from finetune.pipeline import train
+    from finetune.pipeline import preparation, train
 
     console.quiet()
     show = screen.Screen()
 
-    def prepare() -> train.Prepared:
+    def prepare() -> preparation.Prepared:
         mistakes = Mistakes()
-        return train.prepare(from_command_line(recipe, flags, mistakes), show, mistakes)
+        return preparation.prepare(from_command_line(recipe, flags, mistakes), show, mistakes)
 
     prepared = distributed.rank_zero_first(prepare)
     run = train.preview if prepared.settings.dry_run else train.fit

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from finetune.config import settings
 from finetune.errors import Mistakes, UserError
 from finetune.pipeline.events import Progress, ignore
-from finetune.pipeline.train import prepare, settled, work
+from finetune.pipeline.preparation import prepare
+from finetune.pipeline.train import settled, work
 from finetune.recipe import catalog
 from finetune.runs.run import Run
 
