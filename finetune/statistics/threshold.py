@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_curve
 
-from finetune.statistics import pairs
+from finetune.statistics import counts, pairs
 from finetune.statistics.scored import ScoredRows
 
 #: Validation rows of each class; of fewer a threshold is an accident.
@@ -29,7 +29,7 @@ def chosen(
 
     Args:
         name: Of the metric.
-        metric: From confusion matrices, shape ``(thresholds, 2, 2)``, to shape ``(thresholds,)``.
+        metric: Of :func:`finetune.statistics.counts.metric`, from tallies.
         validated: The validation rows, the only ones that the threshold is chosen on.
         tested: The test rows.
         positive: The number of the class that is predicted from the threshold on.
@@ -42,7 +42,7 @@ def chosen(
     if np.bincount(validated.labels, minlength=2).min() < _FEWEST_ROWS:
         return None
     cuts, matrices = _candidates(validated, positive)
-    scores = metric(matrices)
+    scores = metric(counts.tallies(matrices))
     best = np.flatnonzero(scores == scores.max())
     value = float(cuts[best[np.abs(cuts[best] - 0.5).argmin()]])
     predicted = np.where(tested.probabilities[:, positive] >= value, positive, 1 - positive)
