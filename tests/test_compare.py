@@ -150,6 +150,6 @@ def test_regressions_are_compared(
     capsys.readouterr()
     assert cli.main(["compare", "short", "long"]) == 0
     said = capsys.readouterr().out
-    assert "long is better than short (MSE -" in said
+    assert "long is better than short (MSE \N{MINUS SIGN}" in said
     assert "num_train_epochs" in said
     assert Page(tmp_path / "comparison.html").headings[1] == "Scores"

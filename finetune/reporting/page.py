@@ -87,7 +87,7 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         **dict.fromkeys(("slices", "mistakes", "suspects", "mistaken"), ()),
         "threshold": ranking.sentence(statistics.threshold) if statistics.threshold else "",
         "plots": _by_section(figures),
-        "left_out": [words[name] for name in drawn if name not in figures],
+        "left_out": [each for name, each in words.items() if name in drawn and name not in figures],
     }
     if predicted is not None:
         wrong = mistakes.most_confident(predicted)
