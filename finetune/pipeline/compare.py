@@ -38,7 +38,7 @@ class Comparison:
         tests: For each run but the first, McNemar's test of the accuracy; none in a regression.
         settings: Options and training arguments that are not the same in all, by name.
         disagreements: Indices of rows for which the runs have not the same prediction, the ones
-            of which they are surest first.
+            of which they are most confident first.
         tables: ``predictions.parquet`` of each.
     """
 
@@ -170,7 +170,7 @@ def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.Dat
 
 
 def _of_classes(run: Run, first: ScoredRows, second: ScoredRows) -> _Judged:
-    """The second by the metrics of the first run, and how much more it has of each: metrics of
+    """Return the second scored by the metrics of the first run, and the differences: metrics of
     counts, and the scores that each row has.
     """
     scoring = run.manifest.scoring

@@ -33,23 +33,23 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS)
 
 
 def bins_of(sure: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """The number of the bin of each probability, shape ``(rows,)``."""
+    """Return the number of the bin of each probability, shape ``(rows,)``."""
     return np.asarray(np.minimum((sure * bins).astype(int), bins - 1))
 
 
 def expected_calibration_error(
     probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
 ) -> float:
-    """The mean distance of accuracy from confidence over the bins, weighted by their rows (Guo et
-    al., On Calibration of Modern Neural Networks, ICML 2017).
+    """Return the mean distance of accuracy from confidence over the bins, weighted by their rows
+    (Guo et al., On Calibration of Modern Neural Networks, ICML 2017).
     """
     found = reliability(probabilities, labels, bins)
     return float(np.average(np.abs(found.accuracy - found.confidence), weights=found.rows))
 
 
 def brier_scores(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The squared distance of the probabilities from the truth, summed over the classes (Brier,
-    Monthly Weather Review 78, 1950): 0 is best, 2 is worst.
+    """Return the squared distance of the probabilities from the truth, summed over the classes
+    (Brier, Monthly Weather Review 78, 1950): 0 is best, 2 is worst.
 
     Returns:
         Of each row, shape ``(rows,)``.
@@ -94,17 +94,17 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
 
 
 def scaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """The probabilities at another temperature, shape ``(rows, classes)``."""
+    """Return the probabilities at another temperature, shape ``(rows, classes)``."""
     tiny = np.finfo(np.float64).tiny
     return np.asarray(softmax(np.log(np.maximum(probabilities, tiny)) / temperature, axis=1))
 
 
 def coverage(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The accuracy on the rows of which the model is surest (Geifman and El-Yaniv, Selective
+    """Return the accuracy on the most confident rows (Geifman and El-Yaniv, Selective
     Classification for Deep Neural Networks, 2017).
 
     Returns:
-        Shape ``(rows,)``: the accuracy on the surest row, on the surest two, ... on all.
+        Shape ``(rows,)``: the accuracy on the most confident row, on two, ... on all.
     """
     order = np.argsort(-probabilities.max(axis=1), kind="stable")
     right = (probabilities.argmax(axis=1) == labels)[order]

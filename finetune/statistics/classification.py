@@ -74,7 +74,7 @@ def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
 
 
 def calibrated(predicted: ScoredRows) -> dict[str, Any]:
-    """The calibration error, and the bins that it is made of."""
+    """Return the calibration error, and the bins that it is made of."""
     bins = calibration.reliability(predicted.probabilities, predicted.labels)
     return {
         "expected_calibration_error": calibration.expected_calibration_error(
@@ -160,7 +160,7 @@ def _top_k(predicted: ScoredRows) -> dict[str, Any]:
 
 
 def _coverage(predicted: ScoredRows) -> list[dict[str, Any]]:
-    """The accuracy on the surest share of the rows."""
+    """Return the accuracy on the most confident share of the rows."""
     accuracy = calibration.coverage(predicted.probabilities, predicted.labels)
     rows = [max(1, round(share * len(predicted))) for share in COVERAGES]
     return [

@@ -147,8 +147,8 @@ def _on_the_logit_scale(value: float, deviation: float) -> Interval:
 
 
 def _binomial(precision: float, positives: int) -> Interval:
-    """The logit interval of Boyd, Eng and Page (ECML PKDD 2013) for an average precision; of 1,
-    where it has no width, Wilson's.
+    """Return the logit interval of Boyd, Eng and Page (ECML PKDD 2013) for an average precision;
+    of 1, where it has no width, Wilson's.
     """
     if precision > 1 - _TINY:  # the sum of its parts may be a rounding above
         return intervals.of_share(positives, positives)
