@@ -207,7 +207,7 @@ def test_files_of_a_stranger_among_ours_are_not_listed_and_are_reported(
     assert [line.split()[0] for line in listed.stdout.splitlines()] == [
         *("mnist", "sentiment", "yelp")
     ]
-    assert "unknown recipe or verb 'soup'" in asked.stderr
+    assert "unknown recipe or subcommand 'soup'" in asked.stderr
     for package, name in (("recipes", "soup.py"), ("metrics", "litre.py")):
         assert (
             f"warning: {site / package} also holds files that trainer-recipes did not install "
