@@ -19,7 +19,7 @@ from finetune.runtime import hub
 MOST_ROWS = 100_000
 #: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
 #: one for each row and class.
-MOST_WEIGHTS, MOST_SCORES = 10_000_000, 20_000_000
+MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
 
 
 def outputs(
