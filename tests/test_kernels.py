@@ -410,7 +410,7 @@ def test_an_adapted_model_is_what_is_trained(
     said = " ".join(capfd.readouterr().out.split())
     assert (
         "cpu kernels attention, dropout, padding-free encoder layers (sequences packed), "
-        "allocator; --cpu_kernels off for the library's own" in said
+        "allocator; --cpu_kernels off for those of the libraries" in said
     )
     trained = dict(run.model().named_parameters())
     transformers.set_seed(run.manifest["arguments"]["seed"])

@@ -279,7 +279,6 @@ def test_calibrated_divides_the_logits(
     run: Run, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "in.csv", numbered(8))
-    assert run.manifest["temperature"] > 0
     fitted, real = None, run.manifest
     monkeypatch.setattr(
         Run, "manifest", property(lambda self: dataclasses.replace(real, temperature=fitted))
@@ -596,7 +595,7 @@ def test_two_processes_write_what_one_writes(run: Run, command: Command, tmp_pat
     done = command(*words, launcher="torchrun")
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("3,000 rows in") == 1
+    assert done.stdout.count("3,000 rows saved to") == 1
     assert [row["n"] for row in read(two)] == [str(n) for n in range(3000)]
     assert two.read_bytes() == one.read_bytes()
     assert not two.with_name("two.csv.part").exists()
