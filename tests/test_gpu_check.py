@@ -151,7 +151,7 @@ def test_the_share_of_the_peak_is_that_of_the_manifest(copy: Path) -> None:
 
 @pytest.mark.processes
 def test_a_command_that_fails_is_quoted(tmp_path: Path) -> None:
-    with pytest.raises(Incomparable, match=r"exit status 2\n    error: unknown recipe or subcommand"):
+    with pytest.raises(Incomparable, match=r"exit status 2\n    error: unknown recipe or sub"):
         Launcher(tmp_path, data=["yepl"]).train(CPU)
 
 
