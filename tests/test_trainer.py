@@ -227,10 +227,34 @@ def test_the_best_model_is_kept_and_loaded(
 
 def test_the_test_rows_are_evaluated_once_at_the_end(staged: Callable[..., Run]) -> None:
     staged()
-    by_the_trainer = 6 + 1  # its epochs, and for the temperature the validation rows once more
-    assert Staged.rows_seen[:by_the_trainer] == [16] * by_the_trainer
-    assert Staged.rows_seen.count(16) == by_the_trainer
-    assert Staged.rows_seen[by_the_trainer] == 40  # all the others are of drawn rows or baselines
+    assert Staged.rows_seen[:6] == [16] * 6  # the validation rows, once an epoch
+    assert Staged.rows_seen.count(16) == 6
+    assert Staged.rows_seen[6] == 40  # all the others are of drawn rows or baselines
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_outputs_on_the_validation_rows_are_those_of_the_final_model(
+    best: bool, uneven_reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Those that an evaluation gave are taken, to the bit what the model gives now."""
+    Staged.rows_seen.clear()
+    recipe = Staged(dataset=str(uneven_reviews), model=tiny_model)
+    trainer = recipe.trainer(output_dir=str(tmp_path / "run"), load_best_model_at_end=best)
+    trainer.train()
+    trainer.evaluate()  # of the best model, after the last step
+    trainer.evaluate(recipe.prepared["test"])
+    before = len(Staged.rows_seen)
+    kept = trainer.predict_evaluated()
+    assert len(Staged.rows_seen) == before
+    computed = trainer.predict(recipe.prepared["validation"])
+    assert np.array_equal(kept.predictions, computed.predictions)
+    assert np.array_equal(kept.label_ids, computed.label_ids)
+    resumed = recipe.trainer(output_dir=str(tmp_path / "run"), load_best_model_at_end=best)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-15"))
+    before = len(Staged.rows_seen)
+    found = resumed.predict_evaluated().predictions
+    assert len(Staged.rows_seen) == before + best  # the best step was not this process's
+    assert np.array_equal(found, computed.predictions)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if stopped:
             progress(Noted(stopped))
         trainer.save_model()
-        validated = trainer.predict(recipe.prepared["validation"])
+        validated = trainer.predict_evaluated()
         tested = trainer.predict(recipe.prepared["test"])
         state, speed = trainer.state, trainer.speed()
         profiled = trainer.profile is not None and trainer.profile.written

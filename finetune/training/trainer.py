@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.data import batches
@@ -80,6 +80,8 @@ class Trainer(transformers.Trainer):
         self.meter = Meter(self.args.device, dtype, computed)
         self.add_callback(self.meter)
         self.add_callback(Progress())
+        self._keeps_outputs = False
+        self._evaluated: dict[int, EvalLoopOutput] = {}  # by step: the best and the newest
         self.early_stopping: EarlyStopping | None = None
         if self.args.early_stopping_patience is not None:
             self.early_stopping = EarlyStopping(self.args.early_stopping_patience)
@@ -144,6 +146,7 @@ class Trainer(transformers.Trainer):
         is_new = self.moves_runs_aside and not (resume_from_checkpoint or resumes)
         if is_new and self.args.should_save and (directory / MANIFEST).exists():
             logging.getLogger("finetune").warning(clear_way(directory))
+        self._evaluated = {}
         with self._quiet_workers():
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -281,7 +284,33 @@ class Trainer(transformers.Trainer):
             )
             assert output.metrics is not None
             output.metrics[f"{metric_key_prefix}_loss"] = loss.double().mean().item()
+        if self._keeps_outputs:
+            best = {self.state.best_global_step} & self._evaluated.keys()
+            self._evaluated = {step: self._evaluated[step] for step in best}
+            self._evaluated[self.state.global_step] = output
         return output
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate as the library does; see :meth:`predict_evaluated`."""
+        self._keeps_outputs = self.is_in_train and eval_dataset is None
+        try:
+            return super().evaluate(eval_dataset, *args, **kwargs)
+        finally:
+            self._keeps_outputs = False
+
+    def predict_evaluated(self) -> PredictionOutput:
+        """Predict the evaluation rows with the model as ``train()`` left it.
+
+        Where ``train()`` evaluated that very model, as it does at the end of an epoch, the outputs
+        of then are returned, and nothing is computed twice.
+        """
+        step, best = self.state.global_step, self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None and Path(best).is_dir():
+            step = self.state.best_global_step
+        output = self._evaluated.get(step)
+        if output is None or output.predictions is None:
+            return self.predict(self.eval_dataset, metric_key_prefix="eval")
+        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
     def _finalize_training(self, *args: Any) -> TrainOutput:
         """Average what was not logged yet over the processes, for ``train_loss``."""
