@@ -143,6 +143,8 @@ MEMBERS = (
             ("get_total_train_batch_size", "a step may be a number of tokens", "args"),
             ("evaluation_loop", "the loss is that of the gathered rows, in the order of the data",
              "dataloader description prediction_loss_only ignore_keys metric_key_prefix"),
+            ("evaluate", "outputs of the model that is kept are not computed twice",
+             "eval_dataset ignore_keys metric_key_prefix"),
             ("_finalize_training", "train_loss is the mean over the processes",
              "trial num_train_samples start_time"),
             ("_wrap_model", "our DataParallel replaces torch's", "model training dataloader"),
@@ -259,6 +261,7 @@ MEMBERS = (
         for name, users, reason in (
             ("SaveStrategy", _CHECKPOINT, "whether epochs are saved"),
             ("EvalLoopOutput", _OURS, "rows are put back into their order"),
+            ("PredictionOutput", _OURS, "its type"),
             ("TrainOutput", _OURS, "its type"),
             ("PredictionOutput", "finetune/pipeline/assess.py", "its type"),
         )

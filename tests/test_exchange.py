@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.jobs import TORCHRUN
 
 SCRIPT = """
-import contextlib, copy, gc, os, pathlib, resource, sys, torch
+import contextlib, copy, gc, os, pathlib, resource, sys, torch, weakref
 from finetune.runtime import distributed
 from finetune.models.cpu import exchange
 from examples.regression import Regression
@@ -73,13 +73,18 @@ trainer.train()
 assert exchange.used_by(trainer.model_wrapped)
 assert trainer.model_wrapped.gradient_as_bucket_view
 assert exchange.expected(trainer.model)
+trainers = [weakref.ref(trainer)]
 off = dict(max_steps=1, global_batch_size=6 * world, cpu_kernels="off")
 trainer = Regression().trainer(output_dir=sys.argv[2], **off)
 trainer.train()
 assert not exchange.used_by(trainer.model_wrapped)
+trainers.append(weakref.ref(trainer))
 del trainer, wrapped  # before the group, whose threads they hold
 gc.collect()
+assert [each() for each in trainers] == [None, None]
 distributed.leave()
+threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+assert not any("gloo" in name for name in threads), threads
 """
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ class Reviews(TextClassification):
     pass
 
 
-def recipe(reviews: Path, model: str, **options: int) -> Reviews:
+def recipe(reviews: Path, model: str, **options: Any) -> Reviews:
     return Reviews(dataset=str(reviews), model=model, **options)
 
 
@@ -147,6 +148,7 @@ TRAINERS: dict[str, tuple[Any, Any, Any, Any]] = {
 
 
 @functools.cache
+@functools.cache
 def trained_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     model, normalizer, pre_tokenizer, trainer = TRAINERS[kind]
     backend = Tokenizer(model)
@@ -168,35 +170,74 @@ def trained_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     )
 
 
+def mirrored(text: str) -> str:
+    """The same words and white space, the last ones first."""
+    return "".join(reversed(re.findall(r"[ \t\r\n]+|[^ \t\r\n]+", text)))
+
+
+def truncating(kind: str, side: str) -> PreTrainedTokenizerFast:
+    tokenizer = copy.deepcopy(trained_tokenizer(kind))
+    tokenizer.truncation_side = side
+    return tokenizer
+
+
 @pytest.mark.parametrize("case", LONG)
 @pytest.mark.parametrize("kind", TRAINERS)
 @pytest.mark.parametrize("max_length", [5, 64])
-def test_a_text_without_its_end_has_the_same_tokens(max_length: int, kind: str, case: str) -> None:
-    tokenizer, (text, _) = trained_tokenizer(kind), LONG[case]
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_shortened_text_has_the_same_tokens(
+    side: str, max_length: int, kind: str, case: str
+) -> None:
+    tokenizer, (text, _) = truncating(kind, side), LONG[case]
+    if side == "left":
+        text = mirrored(text)
     (short,) = shortened([text], tokenizer, max_length)
 
     whole, cut = (tokenizer(each, truncation=True, max_length=max_length) for each in (text, short))
 
-    assert text.startswith(short)
+    assert text.startswith(short) if side == "right" else text.endswith(short)
     assert cut["input_ids"] == whole["input_ids"]
 
 
 @pytest.mark.parametrize("case", LONG)
-def test_what_is_long_is_cut_where_that_is_safe(case: str) -> None:
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_what_is_long_is_cut_where_that_is_safe(side: str, case: str) -> None:
     text, safe = LONG[case]
+    if side == "left":
+        text = mirrored(text)
 
-    (short,) = shortened([text], trained_tokenizer("WordPiece"), 64)
+    (short,) = shortened([text], truncating("WordPiece", side), 64)
 
     assert (len(short) < len(text) / 2) is safe
 
 
-def test_a_tokenizer_that_cannot_be_known_gets_the_whole_text() -> None:
+def test_a_tokenizer_without_words_gets_the_whole_text() -> None:
     text, _ = LONG["words"]
-    left = copy.deepcopy(trained_tokenizer("WordPiece"))
-    left.truncation_side = "left"
 
-    for tokenizer in (left, trained_tokenizer("no words")):
-        assert shortened([text, "short"], tokenizer, 16) == [text, "short"]
+    assert shortened([text, "short"], trained_tokenizer("no words"), 16) == [text, "short"]
+
+
+def test_the_tail_of_a_text_is_kept_in_training_and_in_the_saved_tokenizer(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    path = tmp_path / "reviews.csv"
+    rows = [f"{'the food was ' * 9}{'good' if n % 2 else 'awful'},{n % 2}" for n in range(40)]
+    path.write_text("\n".join(["text,label", *(f"{n} {row}" for n, row in enumerate(rows))]) + "\n")
+    head, tail = (
+        recipe(path, tiny_model, max_length=6, truncation=end) for end in ("head", "tail")
+    )
+
+    def texts(subject: TextClassification) -> list[str]:
+        decode = subject.processing_class().decode
+        ids = subject.prepared["train"]["input_ids"][:]
+        return [decode(tokens, skip_special_tokens=True) for tokens in ids]
+
+    assert not any("good" in text or "awful" in text for text in texts(head))
+    assert all("good" in text or "awful" in text for text in texts(tail))
+    tail.processing_class().save_pretrained(tmp_path)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    encoded = saved(tail.splits["train"]["text"][:], truncation=True, max_length=6)["input_ids"]
+    assert encoded == tail.prepared["train"]["input_ids"][:]
 
 
 def test_a_long_text_is_not_tokenized_whole(

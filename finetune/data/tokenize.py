@@ -55,7 +55,7 @@ def tokenize(
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of all that decides the tokens, except the padding and truncation last used."""
-    parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs]
+    parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.truncation_side]
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         parts.append({**backend, "padding": None, "truncation": None})
@@ -81,11 +81,13 @@ def shortened(
 ) -> list[str]:
     """Return texts with the same first ``max_length`` tokens, the ends of long ones left out.
 
-    A text is cut before white space, and the cut stands if the tokens that are kept are followed by
-    those of another word: so every word of theirs is whole, and what comes later cannot change
+    With a tokenizer that truncates on the left, the same last tokens, and the beginnings left out.
+
+    A text is cut at white space, and the cut stands if between it and the tokens that are kept lie
+    those of another word: so every word of theirs is whole, and what was cut off cannot change
     them. Else more of the text is tried, four times as much each time, in the end all of it: where
     a single word is that long, or characters are deleted by the tokenizer. A tokenizer that knows
-    no words, truncates on the left or is written in Python gets whole texts.
+    no words or is written in Python gets whole texts.
 
     Args:
         texts: Of any length.
@@ -93,16 +95,17 @@ def shortened(
         max_length: Tokens that are kept, special tokens included.
     """
     result = list(texts)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.truncation_side != "right":
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return result
+    from_left = tokenizer.truncation_side == "left"
     size, long = _ROOMY * max_length, list(range(len(result)))
     while long := [number for number in long if len(texts[number]) > 2 * size]:
-        heads = [_head(texts[number], size) for number in long]
-        encoded = tokenizer(heads, add_special_tokens=False, verbose=False)
+        parts = [(_tail if from_left else _head)(texts[number], size) for number in long]
+        encoded = tokenizer(parts, add_special_tokens=False, verbose=False)
         for place, number in enumerate(long):
-            words = encoded.word_ids(place)
+            words = encoded.word_ids(place)[:: -1 if from_left else 1]
             if len(words) > max_length and None is not words[max_length - 1] != words[-1]:
-                result[number] = heads[place]
+                result[number] = parts[place]
         long = [number for number in long if len(result[number]) == len(texts[number])]
         size *= 4
     return result
@@ -112,6 +115,14 @@ def _head(text: str, size: int) -> str:
     """At most ``size`` characters of a longer text, up to the last white space among them."""
     end = max(text.rfind(character, 0, size) for character in _WHITE_SPACE)
     return text[: max(0, end)].rstrip(_WHITE_SPACE)
+
+
+def _tail(text: str, size: int) -> str:
+    """At most ``size`` characters of the end of a longer text, from the first white space on."""
+    starts = (text.find(character, len(text) - size) for character in _WHITE_SPACE)
+    return text[min((start for start in starts if start >= 0), default=len(text)) :].lstrip(
+        _WHITE_SPACE
+    )
 
 
 def whole_lengths(

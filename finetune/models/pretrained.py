@@ -43,14 +43,23 @@ _OFFSET_POSITIONS = (
 )
 
 
-def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    model: str, revision: str | None = None, truncation_side: str = "right"
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
+
+    Args:
+        model: See :func:`load_classifier`.
+        revision: Likewise.
+        truncation_side: Where long texts are cut, ``right`` or ``left``; saved with the tokenizer.
 
     Raises:
         UserError: if it cannot be loaded.
     """
     with _loading(model, revision) as source:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            **source, truncation_side=truncation_side
+        )
     return tokenizer
 
 

@@ -38,6 +38,9 @@ class TextClassification(Recipe):
     )
     drop_invalid: bool = option(False, "drop rows without a text or a label (unset: refuse them)")
     max_length: int = option(512, "truncate texts to this many tokens")
+    truncation: Literal["head", "tail"] = option(
+        "head", "which tokens of a long text are kept: its first ones, or its last ones"
+    )
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"
     )
@@ -122,7 +125,8 @@ class TextClassification(Recipe):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from finetune.models.pretrained import load_tokenizer
 
-        return load_tokenizer(self.model, self.model_revision)
+        side = {"head": "right", "tail": "left"}[self.truncation]
+        return load_tokenizer(self.model, self.model_revision, truncation_side=side)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier

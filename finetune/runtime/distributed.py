@@ -153,6 +153,10 @@ def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
     me = ranks()
     if me.world_size == 1 or dist.is_initialized():
         return
+    # Imported later, by DDP, its default arguments would keep the group beyond `leave`, and with it
+    # threads that can abort the interpreter on its way out.
+    import torch.distributed.nn.functional
+
     default, device = "gloo", device_type(use_cpu)
     if device != "cpu":
         default = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"

@@ -6,6 +6,7 @@ A handful of methods is replaced: everything said about ``transformers.Trainer``
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -63,6 +64,7 @@ class Trainer(transformers.Trainer):
     args: FinetuneArguments
     compute_loss_func: GlobalLoss
     train_dataset: datasets.Dataset
+    eval_dataset: datasets.Dataset
     loss_is_scaled_for_ga = True
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
@@ -81,7 +83,7 @@ class Trainer(transformers.Trainer):
         self.add_callback(self.meter)
         self.add_callback(Progress())
         self._keeps_outputs = False
-        self._evaluated: dict[int, EvalLoopOutput] = {}  # by step: the best and the newest
+        self._evaluated: dict[int | None, EvalLoopOutput] = {}  # by step: the best and the newest
         self.early_stopping: EarlyStopping | None = None
         if self.args.early_stopping_patience is not None:
             self.early_stopping = EarlyStopping(self.args.early_stopping_patience)
@@ -118,7 +120,8 @@ class Trainer(transformers.Trainer):
         prepared = super()._prepare_for_training(*args)  # type: ignore[no-untyped-call]
         ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
         if ours and isinstance(self.model_wrapped, DistributedDataParallel):
-            exchange.use(self.model_wrapped, lambda: self.meter.during("communication"))
+            # which DDP holds on to: a reference to the trainer there would keep both for ever
+            exchange.use(self.model_wrapped, functools.partial(self.meter.during, "communication"))
         return prepared
 
     def compute_loss(
@@ -304,7 +307,8 @@ class Trainer(transformers.Trainer):
         Where ``train()`` evaluated that very model, as it does at the end of an epoch, the outputs
         of then are returned, and nothing is computed twice.
         """
-        step, best = self.state.global_step, self.state.best_model_checkpoint
+        step: int | None = self.state.global_step
+        best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None and Path(best).is_dir():
             step = self.state.best_global_step
         output = self._evaluated.get(step)
