@@ -1,4 +1,4 @@
-"""One process and two: rows a second, seconds a step, share of communication, memory.
+"""One process and two: throughput, seconds per step, share of communication, memory.
 
     python benchmarks/parallel.py                # the tables of docs/parallel.md, about 15 minutes
     python benchmarks/parallel.py --quick        # fewer steps and one round
@@ -341,8 +341,8 @@ def main() -> None:
         for name, seconds in found.items():
             print(f" | {name} | {seconds:.3f} | {seconds - found['none']:.3f} | ")
         return
-    columns = ["tokens", "batch", "launch", "rows/s", "s a step", "times", "exchange", "MiB"]
-    columns += ["predicted rows/s", "times"]
+    columns = ["tokens", "batch", "launch", "samples/s", "s/step", "speedup", "exchange", "MiB"]
+    columns += ["predict samples/s", "speedup"]
     print("", *columns, "", sep=" | ")
     print("", *("---" for _ in columns), "", sep=" | ")
     steps, rounds = (3, 1) if given.quick else (8, 3)

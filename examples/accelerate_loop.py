@@ -1,10 +1,10 @@
-"""Any recipe in a hand-written loop with Accelerate, without ``Trainer``.
+"""Train any recipe in a hand-written loop with Accelerate, without ``Trainer``.
 
     python examples/accelerate_loop.py sentiment --embedded
     torchrun --nproc_per_node=2 examples/accelerate_loop.py yelp --embedded --train_samples 200
 
-The flags are those of ``python -m finetune``; the loop takes batch, seed, epochs, optimizer,
-schedule, clipping, bf16 and ``--resume_from_checkpoint last`` (or a path). Copy it, change it.
+The flags are those of ``python -m finetune``; the loop uses batch, seed, epochs, optimizer,
+schedule, clipping, bf16 and ``--resume_from_checkpoint last`` (or a path). Copy it and change it.
 """
 
 import inspect
@@ -24,10 +24,10 @@ from finetune.runtime import distributed, faults
 
 
 def main(recipe: str = "", *flags: str) -> int:
-    """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
+    """Let rank 0 load and tokenize the data first; the other ranks then find it in the cache."""
     try:
         chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
-        values = chosen.values  # the group that Accelerate makes has no timeout on a CPU
+        values = chosen.values  # Accelerate's own group ignores --ddp_timeout on a CPU
         distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         train(chosen)
     except UserError as error:
@@ -37,9 +37,9 @@ def main(recipe: str = "", *flags: str) -> int:
 
 
 def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
-    """Return the settings and the data, or what is wrong with them."""
+    """Check the flags, load the data and return the settings; mistakes raise ``UserError``."""
     chosen = settings.from_command_line(recipe, flags)
-    if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
+    if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
         chosen.training["output_dir"] += "-accelerate"
     if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
@@ -47,8 +47,8 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
 
 
 def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
-    """Every rank calls it. Returns the loss of each step, and the last evaluation."""
-    arguments = chosen.arguments  # before the Accelerator, whose state they reset
+    """Train, on every rank; return the loss of each step and the last evaluation."""
+    arguments = chosen.arguments  # built first: they reset the state of the Accelerator
     accumulation, batch_size = arguments.gradient_accumulation_steps, arguments.global_batch_size
     loading = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=arguments.seed)
     accelerator = Accelerator(
@@ -56,29 +56,29 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
         gradient_accumulation_steps=accumulation,
         dataloader_config=loading,
     )
-    set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
+    set_seed(arguments.seed)  # all ranks initialise the same classification head
     parts, say = chosen.recipe.parts(), accelerator.print
     module, rows, collate = parts["model"], parts["train_dataset"], parts["data_collator"]
     per_epoch = len(rows) // batch_size
-    whole = per_epoch * batch_size  # Accelerate would fill an incomplete step with other rows
+    whole = per_epoch * batch_size  # Accelerate would fill an incomplete step with repeated rows
     steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
     if arguments.train_sampling_strategy == "group_by_length":
-        say("the order of the rows is random: this loop does not group them by length")
+        say("rows are shuffled: this loop does not group them by length")
     shuffle = arguments.train_sampling_strategy != "sequential"
     order = RandomSampler(rows, num_samples=whole) if shuffle else range(whole)
     share = batch_size // accumulation // accelerator.num_processes
     loader = DataLoader(rows, share, sampler=order, collate_fn=collate)
     held_out = DataLoader(parts["eval_dataset"], arguments.eval_batch_size, collate_fn=collate)
     matrices = [each for each in module.parameters() if each.ndim > 1]
-    others = [each for each in module.parameters() if each.ndim <= 1]  # biases and norms
+    others = [each for each in module.parameters() if each.ndim <= 1]  # biases and norms: no decay
     decay = {"params": matrices, "weight_decay": arguments.weight_decay}
     make, options = Trainer.get_optimizer_cls_and_kwargs(arguments, module)
     optimizer = make([decay, {"params": others, "weight_decay": 0.0}], **options)
     warmup, options = arguments.get_warmup_steps(steps), arguments.lr_scheduler_kwargs
     schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, warmup, steps, options)
     model, optimizer, loader, held_out = accelerator.prepare(module, optimizer, loader, held_out)
-    set_seed(arguments.seed + accelerator.process_index)  # other rows: other dropout masks
-    # not `accelerator.save_state`, which passes over random states that it cannot load
+    set_seed(arguments.seed + accelerator.process_index)  # different dropout masks
+    # not `accelerator.save_state`: loading it skips random states that cannot be restored
     state = {"model": module, "optimizer": optimizer, "schedule": schedule}
     generators = [torch] if arguments.device.type == "cpu" else [torch, torch.get_device_module()]
     path, start, losses, scores = Path(arguments.output_dir, "snapshot.pt"), 0, [], {}
@@ -86,7 +86,7 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
         source = path if asked == "last" else Path(asked)
         snapshot = torch.load(source, "cpu", weights_only=True) if source.is_file() else {"rng": []}
         if len(snapshot["rng"]) != accelerator.num_processes:
-            raise UserError(f"{source} is no snapshot of {accelerator.num_processes} processes")
+            raise UserError(f"{source} is not a snapshot of world size {accelerator.num_processes}")
         for name, each in state.items():
             each.load_state_dict(snapshot[name])
         for each, rng in zip(generators, snapshot["rng"][accelerator.process_index], strict=True):
@@ -94,20 +94,20 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
         start = snapshot["next_epoch"]
     step, loss = start * per_epoch, torch.zeros((), device=accelerator.device)
     for epoch in range(start, math.ceil(steps / per_epoch)):
-        loader.set_epoch(epoch)  # without it a resumed training begins with the first order
+        loader.set_epoch(epoch)  # otherwise a resumed run repeats the order of epoch 0
         model.train()
         for batch in loader:
-            with accelerator.accumulate(model):  # one all-reduce a step
+            with accelerator.accumulate(model):  # one all-reduce per step
                 part = losses_of(model, batch, parts)[0].sum() / batch_size
                 loss += part.detach()
-                # `backward` takes the mean over micro-batches and DDP over ranks, not the sum
+                # `backward` averages over micro-batches and DDP over ranks; we need the sum
                 accelerator.backward(part * accumulation * accelerator.num_processes)
                 if accelerator.sync_gradients and arguments.max_grad_norm:
                     accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
-                optimizer.step()  # nothing happens in it before the last micro-batch
+                optimizer.step()  # Accelerate skips it until the last micro-batch
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
-                schedule.step()  # not prepared: Accelerate would step it once for each process
+                schedule.step()  # not prepared: Accelerate would step it once per process
                 losses.append(accelerator.reduce(loss).item())
                 step, loss = step + 1, torch.zeros_like(loss)
                 say(f"step {step} of {steps}: loss {losses[-1]:.4f}")
@@ -120,12 +120,12 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
             path.parent.mkdir(parents=True, exist_ok=True)
             states = {name: each.state_dict() for name, each in state.items()}
             torch.save({**states, "rng": rng, "next_epoch": epoch + 1}, path.with_suffix(".part"))
-            path.with_suffix(".part").replace(path)  # an interruption leaves one that is whole
+            path.with_suffix(".part").replace(path)  # atomic: never half a file
     return losses, scores
 
 
 def losses_of(model: Any, batch: Any, parts: Any) -> tuple[torch.Tensor, ...]:
-    """Of each row the loss, the logits and the label."""
+    """Return the loss, the logits and the label of each row."""
     taken = inspect.signature(parts["model"].forward).parameters.keys() - {"labels"}
     logits = model(**{name: batch[name] for name in taken if name in batch})["logits"]
     return parts["compute_loss_func"].of_rows(logits, batch["labels"]), logits, batch["labels"]
@@ -133,11 +133,11 @@ def losses_of(model: Any, batch: Any, parts: Any) -> tuple[torch.Tensor, ...]:
 
 @torch.no_grad()
 def evaluate(model: Any, loader: Any, parts: Any, accelerator: Accelerator) -> dict[str, float]:
-    """Mean loss, and accuracy where there are classes, of all rows, each counted once."""
+    """Return mean loss and, for classes, accuracy over all rows, each counted once."""
     sums = torch.zeros(3, device=accelerator.device)
     for batch in loader:
         loss, logits, labels = losses_of(model.eval(), batch, parts)
-        # the ranks' rows, without those that are repeated to even the ranks out
+        # the rows of all ranks, without the repeats that fill the last batch
         loss, right = accelerator.gather_for_metrics((loss, logits.argmax(dim=-1) == labels))
         sums += torch.stack([torch.ones_like(loss).sum(), loss.sum(), right.sum()])
     seen, loss, right = sums.tolist()

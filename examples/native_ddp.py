@@ -1,10 +1,10 @@
-"""Any recipe in a hand-written loop with DistributedDataParallel (DDP), without ``Trainer``.
+"""Train any recipe in a hand-written DistributedDataParallel (DDP) loop, without ``Trainer``.
 
     python examples/native_ddp.py sentiment --embedded
     torchrun --nproc_per_node=2 examples/native_ddp.py yelp --embedded --train_samples 200
 
-The flags are those of ``python -m finetune``; the loop takes batch, seed, epochs, optimizer,
-schedule, clipping, bf16 and ``--resume_from_checkpoint last`` (or a path). Copy it, change it.
+The flags are those of ``python -m finetune``; the loop uses batch, seed, epochs, optimizer,
+schedule, clipping, bf16 and ``--resume_from_checkpoint last`` (or a path). Copy it and change it.
 """
 
 import inspect
@@ -27,12 +27,12 @@ from finetune.runtime import distributed, faults
 
 
 def main(recipe: str = "", *flags: str) -> int:
-    """Rank 0 reads and tokenizes the data; the others wait, and find it in the cache."""
+    """Let rank 0 load and tokenize the data first; the other ranks then find it in the cache."""
     try:
         chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
         values = chosen.values
-        if distributed.ranks().world_size > 1:  # MASTER_ADDR, MASTER_PORT: where to meet
-            backend = values.ddp_backend or ("gloo" if values.use_cpu else None)  # None: nccl
+        if distributed.ranks().world_size > 1:  # meet at MASTER_ADDR:MASTER_PORT
+            backend = values.ddp_backend or ("gloo" if values.use_cpu else None)  # None: NCCL
             dist.init_process_group(backend, timeout=timedelta(seconds=values.ddp_timeout))
         train(chosen)
     except UserError as error:
@@ -42,9 +42,9 @@ def main(recipe: str = "", *flags: str) -> int:
 
 
 def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
-    """Return the settings and the data, or what is wrong with them."""
+    """Check the flags, load the data and return the settings; mistakes raise ``UserError``."""
     chosen = settings.from_command_line(recipe, flags)
-    if "output_dir" not in chosen.given:  # runs/RECIPE is for `python -m finetune`
+    if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
         chosen.training["output_dir"] += "-native"
     if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
@@ -52,24 +52,24 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
 
 
 def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
-    """Every rank calls it. Returns the loss of each step, and the last evaluation."""
+    """Train, on every rank; return the loss of each step and the last evaluation."""
     arguments, me = chosen.arguments, distributed.ranks()
-    set_seed(arguments.seed)  # before the head of the model is initialised: alike on every rank
+    set_seed(arguments.seed)  # all ranks initialise the same classification head
     parts, say = chosen.recipe.parts(), (print if me.rank == 0 else lambda text: None)
     module = parts["model"].to(arguments.device)
     model = DistributedDataParallel(module) if me.world_size > 1 else module
-    set_seed(arguments.seed + me.rank)  # the ranks see different rows: other dropout masks
+    set_seed(arguments.seed + me.rank)  # different rows, so different dropout masks
     rows, shuffle = parts["train_dataset"], arguments.train_sampling_strategy != "sequential"
     if arguments.train_sampling_strategy == "group_by_length":
-        say("the order of the rows is random: this loop does not group them by length")
+        say("rows are shuffled: this loop does not group them by length")
     order = DistributedSampler(rows, me.world_size, me.rank, shuffle, arguments.seed)
     accumulation, batch_size = arguments.gradient_accumulation_steps, arguments.global_batch_size
     share = batch_size // accumulation // me.world_size
     loader = DataLoader(rows, share, sampler=order, collate_fn=parts["data_collator"])
-    per_epoch = len(rows) // batch_size  # the rows that fill no step are left out
+    per_epoch = len(rows) // batch_size  # drops the rows of an incomplete last step
     steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
     matrices = [each for each in module.parameters() if each.ndim > 1]
-    others = [each for each in module.parameters() if each.ndim <= 1]  # biases and norms
+    others = [each for each in module.parameters() if each.ndim <= 1]  # biases and norms: no decay
     decay = {"params": matrices, "weight_decay": arguments.weight_decay}
     make, options = Trainer.get_optimizer_cls_and_kwargs(arguments, module)
     optimizer = make([decay, {"params": others, "weight_decay": 0.0}], **options)
@@ -82,23 +82,23 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
         source = path if asked == "last" else Path(asked)
         snapshot = torch.load(source, "cpu", weights_only=True) if source.is_file() else {"rng": []}
         if len(snapshot["rng"]) != me.world_size:
-            raise UserError(f"{source} is no snapshot of {me.world_size} processes")
+            raise UserError(f"{source} is not a snapshot of world size {me.world_size}")
         for name, each in state.items():
             each.load_state_dict(snapshot[name])
         for each, rng in zip(generators, snapshot["rng"][me.rank], strict=True):
             each.set_rng_state(rng)
         start = snapshot["next_epoch"]
     for epoch in range(start, math.ceil(steps / per_epoch)):
-        order.set_epoch(epoch)  # without it every epoch has the same order
+        order.set_epoch(epoch)  # otherwise every epoch has the same order
         batches = iter(loader)
         model.train()
         for step in range(epoch * per_epoch + 1, min((epoch + 1) * per_epoch, steps) + 1):
             loss = torch.zeros((), device=arguments.device)
             for micro in range(accumulation):
                 wait = micro + 1 < accumulation and me.world_size > 1
-                with model.no_sync() if wait else nullcontext():  # one all-reduce a step
+                with model.no_sync() if wait else nullcontext():  # one all-reduce per step
                     part = losses_of(model, next(batches), parts, arguments)[0].sum() / batch_size
-                    (part * me.world_size).backward()  # DDP takes the mean over ranks, not the sum
+                    (part * me.world_size).backward()  # DDP averages over ranks; we need the sum
                 loss += part.detach()
             torch.nn.utils.clip_grad_norm_(module.parameters(), arguments.max_grad_norm or math.inf)
             optimizer.step()
@@ -115,12 +115,12 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
             path.parent.mkdir(parents=True, exist_ok=True)
             states = {name: each.state_dict() for name, each in state.items()}
             torch.save({**states, "rng": rng, "next_epoch": epoch + 1}, path.with_suffix(".part"))
-            path.with_suffix(".part").replace(path)  # an interruption leaves one that is whole
+            path.with_suffix(".part").replace(path)  # atomic: never half a file
     return losses, scores
 
 
 def losses_of(model: Any, batch: Any, parts: Any, arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Of each row the loss, the logits and the label."""
+    """Return the loss, the logits and the label of each row."""
     batch = {name: value.to(arguments.device) for name, value in batch.items()}
     labels, taken = batch.pop("labels"), inspect.signature(parts["model"].forward).parameters
     with torch.autocast(arguments.device.type, torch.bfloat16, enabled=arguments.bf16):
@@ -130,9 +130,9 @@ def losses_of(model: Any, batch: Any, parts: Any, arguments: Any) -> tuple[torch
 
 @torch.no_grad()
 def evaluate(parts: Any, arguments: Any) -> dict[str, float]:
-    """Mean loss, and accuracy where there are classes, of all rows, each counted once."""
+    """Return mean loss and, for classes, accuracy over all rows, each counted once."""
     rows, collate, me = parts["eval_dataset"], parts["data_collator"], distributed.ranks()
-    own = range(me.rank, len(rows), me.world_size)  # `DistributedSampler` would repeat rows
+    own = range(me.rank, len(rows), me.world_size)  # `DistributedSampler` pads with repeats
     sums, labels = torch.zeros(3, device=arguments.device), torch.empty(0)
     for batch in DataLoader(rows, arguments.eval_batch_size, sampler=own, collate_fn=collate):
         loss, logits, labels = losses_of(parts["model"].eval(), batch, parts, arguments)

@@ -1,11 +1,11 @@
-"""The toy of PyTorch's DDP tutorial as a recipe: 20 inputs, 1 output, one linear layer.
+"""The toy model of PyTorch's DDP tutorial as a recipe: one linear layer, 20 inputs, 1 output.
 
 python -m finetune examples/regression.py
 torchrun --nproc_per_node=2 -m finetune examples/regression.py
 
-The tutorial's labels are random, and its cross-entropy over one output has the gradient zero. Here
-the label is a linear function of the inputs with noise, and the loss is the squared error. It shows
-a recipe outside the package, without a data set, whose label is a number.
+The tutorial's labels are random, and the gradient of its cross-entropy over one output is zero.
+Here the label is a linear function of the inputs plus noise, and the loss is the squared error. It
+shows a recipe outside the package that generates its data and predicts a number.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ INPUTS = 20
 
 
 class Regression(Recipe):
-    """A linear function of 20 numbers, with noise."""
+    """A linear function of 20 numbers, plus noise."""
 
     input_column = "inputs"
     training = dict(
@@ -34,8 +34,8 @@ class Regression(Recipe):
         greater_is_better=False,
     )
 
-    rows: int = option(2048, "rows to make")
-    noise: float = option(0.1, "standard deviation of what the inputs do not tell")
+    rows: int = option(2048, "number of rows to generate")
+    noise: float = option(0.1, "standard deviation of the label noise")
 
     def load(self) -> "DatasetDict":
         import numpy as np

@@ -261,9 +261,8 @@ MEMBERS = (
         for name, users, reason in (
             ("SaveStrategy", _CHECKPOINT, "whether epochs are saved"),
             ("EvalLoopOutput", _OURS, "rows are put back into their order"),
-            ("PredictionOutput", _OURS, "its type"),
             ("TrainOutput", _OURS, "its type"),
-            ("PredictionOutput", "finetune/pipeline/assess.py", "its type"),
+            ("PredictionOutput", f"{_OURS} finetune/pipeline/assess.py", "its type"),
         )
     ),
     Member("member", "transformers.utils", "SAFE_WEIGHTS_NAME", _OURS, "the file of the weights"),

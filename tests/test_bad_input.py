@@ -44,17 +44,17 @@ CASES = {
     "wrong column": (
         write("data.csv", GOOD),
         ["yelp", "--dataset", "data.csv", "--label_column", "lable", *MODEL],
-        ["--label_column: no column 'lable'", "did you mean 'label'", "there are: text, label"],
+        ["--label_column: no column 'lable'", "did you mean 'label'", "available: text, label"],
     ),
     "wrong column of a recipe that filters": (
         write("data.csv", GOOD),
         ["sentiment", "--dataset", "data.csv", *MODEL],
-        ["no column 'review'", "no column 'division'", "there are: text, label"],
+        ["no column 'review'", "no column 'division'", "available: text, label"],
     ),
     "data of another kind": (
         write("data.csv", GOOD),
         ["mnist", "--dataset", "data.csv"],
-        ["no column 'image' in the train data (there are: text, label)"],
+        ["no column 'image' in the train data (available: text, label)"],
     ),
     "one column for both": (
         write("data.csv", GOOD),

@@ -87,8 +87,8 @@ def test_without_a_route_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch) ->
     [
         (["10.0.0.5"], False, []),
         (DEBIAN, False, ["which is 127.0.1.1; other machines are reached over eth0"]),
-        ([], False, ["which is nothing; other machines are reached over eth0"]),
-        (["10.0.0.5"], True, ["NCCL may take docker0, eth1, eth10; other"]),
+        ([], False, ["which is unknown; other machines are reached over eth0"]),
+        (["10.0.0.5"], True, ["NCCL may choose docker0, eth1, eth10; other"]),
     ],
 )
 def test_what_is_said_of_a_machine_with_several_interfaces(
@@ -165,7 +165,7 @@ def test_a_name_that_is_not_there_is_wrong_on_one_machine_too() -> None:
     assert alone is not None
     assert found.everywhere
     assert "ens3 names no interface" in found.reason
-    assert "(there are: lo, docker0, eth0, eth1, eth10)" in found.reason
+    assert "(available: lo, docker0, eth0, eth1, eth10)" in found.reason
     assert alone.lines == (f"unset {GLOO}",)
 
 
@@ -214,7 +214,7 @@ def test_peer_access() -> None:
     assert machine.peers(2, lambda one, other: one < other) == "0-1 no"  # one way only
     assert machine.peers(8, lambda one, other: True) == "yes, between all 8"
     assert machine.peers(8, lambda one, other: False) == "no, between all 8"
-    assert machine.peers(8, lambda *pair: pair not in missing) == "yes, but not 0-4"
+    assert machine.peers(8, lambda *pair: pair not in missing) == "yes, except 0-4"
     assert "host memory" in machine.peer_advice("1")
     assert "need not be" in machine.peer_advice(None)
 
@@ -226,7 +226,7 @@ def test_sizes_count_files_and_follow_no_link(tmp_path: Path) -> None:
     (tmp_path / "snapshot").symlink_to(tmp_path / "blobs" / "weights")
 
     assert machine.size(tmp_path) == "1.5 GiB"
-    assert machine.size(tmp_path / "none") == "not there yet"
+    assert machine.size(tmp_path / "none") == "does not exist yet"
     assert machine.free(tmp_path / "none" / "none").endswith(" GiB")
 
 
@@ -296,12 +296,12 @@ def test_on_one_machine(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert titles == [
         *("this machine", "devices", "backends", "network", "threads", "versions", "Hub"),
-        *("caches", "to set"),
+        *("caches", "recommended"),
     ]
     assert "torch" in imported
     assert imported & {"transformers", "datasets", "accelerate", "huggingface_hub"} == set()
     assert "hf_secret" not in done.stdout
-    assert "not asked: HF_HUB_OFFLINE is set" in words
+    assert "not checked: HF_HUB_OFFLINE is set" in words
     assert f"{GLOO}=nosuch0 names no interface" in words
     assert "on every other machine of the job" in words
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("    export")] or [

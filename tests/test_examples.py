@@ -280,7 +280,7 @@ def test_a_regression_has_no_accuracy(
         (["mnist", "--embedded", "--train_samples", "50"], "fewer training rows than"),
         (
             ["mnist", "--embedded", "--train_samples", "90", "--resume_from_checkpoint", "last"],
-            "snapshot.pt is no snapshot of 1 processes",
+            "snapshot.pt is not a snapshot of world size 1",
         ),
     ],
 )

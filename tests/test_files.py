@@ -49,7 +49,7 @@ MALFORMED = {
     "no rows": ("a.csv", "text,label\n", "a.csv holds no rows"),
     "nothing": ("a.csv", "", "a.csv holds no rows"),
     "semicolons": ("a.csv", "text;label\nx, y;good\n", "line 2: expected 1 field as"),
-    "UTF-16": ("a.csv", "\udcff\udcfet\0e\0x\0t\0", "as with: iconv -f utf-16 -t utf-8"),
+    "UTF-16": ("a.csv", "\udcff\udcfet\0e\0x\0t\0", "convert it, e.g. iconv -f utf-16 -t utf-8"),
     "two readings": ("a.csv", "text,label\n" + '"x, y\nz",good\n' * 4, "csv_quoting none (8 rows"),
     "no JSON": ("a.jsonl", '{"text": "x", "label": "good"}\n{"text: "y"}\n', "a.jsonl, line 2: "),
     "no object": ("a.jsonl", '"x"\n', "a.jsonl, line 1: expected an object"),

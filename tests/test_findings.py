@@ -35,7 +35,7 @@ def mistakes(dataset: str | Path, **options: str | bool | int) -> tuple[str, ...
 def test_a_wrong_column_lists_those_there_are(reviews: Path) -> None:
     assert mistakes(reviews, text_column="texts") == (
         "--text_column: no column 'texts' in the train data; did you mean 'text'? "
-        "(there are: text, label)",
+        "(available: text, label)",
     )
 
 
@@ -53,7 +53,7 @@ def test_a_column_that_one_split_lacks(tmp_path: Path) -> None:
     (mistake,) = mistakes(tmp_path)
 
     assert mistake.startswith("--label_column: no column 'label' in the test data")
-    assert mistake.endswith("(there are: text, stars)")
+    assert mistake.endswith("(available: text, stars)")
 
 
 @pytest.mark.parametrize("empty", ["train", "validation", "test"])
@@ -148,7 +148,7 @@ def test_values_that_are_no_text(tmp_path: Path) -> None:
 
     assert mistake == (
         "--text_column: the column 'text' of the train data holds int64, such as 0: expected "
-        "texts; is it the right column?"
+        "text; is it the right column?"
     )
 
 
@@ -205,7 +205,9 @@ def test_the_number_of_the_row_is_no_label(tmp_path: Path) -> None:
 
     (mistake,) = mistakes(path, label_column="id")
 
-    assert mistake == ("--label_column id: rows are numbered in that column, rename it in the data")
+    assert mistake == (
+        "--label_column id: the toolkit numbers rows in a column of that name; rename yours"
+    )
 
 
 def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
@@ -217,11 +219,11 @@ def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
 
     assert recipe.splits["train"].column_names == ["text", "id", "label"]
     assert recipe.notes == [
-        "the column 'id' of the train and test data is left out, as rows are numbered in a column "
-        "of that name: rename it to keep it",
-        "left out of the data: 'length', 'prediction', as the toolkit writes columns of that name: "
-        "rename to keep",
-        "left out of the data: 'only', which not every split has",
+        "dropped the column 'id' of the train and test data: the toolkit numbers rows in a column "
+        "of that name; rename it to keep it",
+        "dropped from the data: 'length', 'prediction' (the toolkit writes columns of that name; "
+        "rename to keep)",
+        "dropped from the data: 'only' (not in every split)",
     ]
 
 
@@ -234,11 +236,11 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
 
     assert recipe.splits["train"].features["label"].names == ["7", "BAD", "bad", "good", "good "]
     assert recipe.notes == [
-        "classes of their own though alike: 'BAD' and 'bad'; 'good' and 'good ': make their labels "
-        "the same in the data to merge them",
-        "labels are words but for 1 row: '7'; correct these in the data if they are mistakes",
-        "3 classes of one row: '7', 'BAD', 'good '; never both trained and evaluated: add rows, or "
-        "leave such rows out",
+        "similar labels kept as separate classes: 'BAD' and 'bad'; 'good' and 'good '; to merge "
+        "them, make them identical in the data",
+        "labels are words except in 1 row: '7'; if these are mistakes, correct them in the data",
+        "3 classes with a single row: '7', 'BAD', 'good '; one row cannot serve both training and "
+        "evaluation: add rows, or remove such classes",
     ]
 
 
@@ -248,7 +250,7 @@ def test_one_word_among_numbers_is_told(tmp_path: Path) -> None:
 
     assert recipe.labels == ["0", "1", "x"]
     assert recipe.notes == [
-        "labels are numbers but for 2 rows: 'x'; correct these in the data if they are mistakes"
+        "labels are numbers except in 2 rows: 'x'; if these are mistakes, correct them in the data"
     ]
 
 
@@ -263,8 +265,8 @@ def test_labels_of_a_csv_stay_as_written(suffix: str, tmp_path: Path) -> None:
 
     assert recipe.labels == ["0", "00", "01", "1.0"]
     assert recipe.notes == [
-        "classes of their own though alike: '0' and '00'; '01' and '1.0': make their labels the "
-        "same in the data to merge them"
+        "similar labels kept as separate classes: '0' and '00'; '01' and '1.0'; to merge them, "
+        "make them identical in the data"
     ]
 
 

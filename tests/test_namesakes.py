@@ -65,7 +65,7 @@ def test_doctor_reports_a_stranger(stranger: Path) -> None:
     done = run(["doctor"], stranger, ROOT)
 
     assert done.returncode == 0, done.stderr
-    block = " ".join(done.stdout.partition("packages of the same name")[2].split())
+    block = " ".join(done.stdout.partition("name conflicts")[2].split())
     assert f"{stranger}/recipes is another package named 'recipes'" in block
     assert f"{stranger}/metrics is another package named 'metrics'" in block
 
@@ -123,7 +123,7 @@ def test_a_stranger_that_is_imported_already_is_an_error_that_names_it(stranger:
     assert len(errors) == 2
     for error in errors:
         assert error.startswith(
-            "another package named 'recipes' is imported already, from "
+            "another package named 'recipes' is already imported, from "
             f"{stranger}/recipes/__init__.py; the toolkit's is {ROOT}/recipes"
         )
         assert "(PYTHONPATH, the current directory)" in error
@@ -228,7 +228,7 @@ def test_a_file_of_ours_that_a_stranger_wrote_over_is_refused(
     assert done.returncode == 2
     assert done.stderr.startswith(
         f"error: {site / name} is not the file that trainer-recipes 0.1.0 installed: recipes 0.1 "
-        "overwrote it. Install trainer-recipes into an environment of its own"
+        "overwrote it. Install trainer-recipes into its own environment"
     )
     assert "the stranger was imported" not in done.stderr
     assert doctor.returncode == 0

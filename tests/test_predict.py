@@ -272,7 +272,7 @@ def test_a_labelled_file_keeps_its_labels(
     assert list(found) == ["text", "label", "predicted label", "probability"]
     assert list(found["label"]) == list(given["label"])
     assert (found["label"] == found["predicted label"]).mean() > 0.9
-    assert "added as 'predicted label': the input has" in capfd.readouterr().out
+    assert "added as 'predicted label': the input already uses" in capfd.readouterr().out
 
 
 def test_calibrated_divides_the_logits(
@@ -283,7 +283,7 @@ def test_calibrated_divides_the_logits(
     monkeypatch.setattr(
         Run, "manifest", property(lambda self: dataclasses.replace(real, temperature=fitted))
     )
-    assert "has no temperature: none mends its probabilities" in refusal(
+    assert "has no temperature: none improves its probabilities" in refusal(
         run, source, "--calibrated"
     )
     fitted = 3.0
@@ -496,8 +496,8 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--text", "a"], "expected one of INPUT and --text"),
         (["nowhere.csv"], "no such file or directory: nowhere.csv"),
         (["in.csv", "--text_column", "txt"], "no column 'txt' in in.csv; did you mean 'text'? "
-         "(there are: n, text)"),
-        (["in.csv", "--output", "out.xls"], "--output out.xls: expected a file that ends in .csv"),
+         "(available: n, text)"),
+        (["in.csv", "--output", "out.xls"], "--output out.xls: expected a file ending in .csv"),
         (["in.csv", "--output", "in.csv"], "--output in.csv is the input"),
         (["in.csv", "--output", "no/out.csv"], "no such directory: no"),
         (["in.csv", "--resume"], "--resume: needs --output"),
@@ -516,7 +516,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--output", "run/predictions.parquet"], "holds the test predictions of a run"),
         ([""], "INPUT is empty"),
         (["semicolons.csv"], "here by semicolons: convert the file"),
-        (["more.jsonl", "--output", "a.csv"], "a row has a column 'more', which the first rows"),
+        (["more.jsonl", "--output", "a.csv"], "a row has a column 'more' that the first rows"),
         (["."], ". holds no .png or .jpg or .jpeg"),
     ],
 )  # fmt: skip

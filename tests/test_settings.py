@@ -289,9 +289,9 @@ IMPOSSIBLE = {
     "--adam_beta1 1": "0 or more and below 1",
     "--adam_beta2 -0.1": "0 or more and below 1",
     "--label_smoothing_factor 2": "0 or more and below 1",
-    "--logging_steps 0": "a number of steps, or a share of them below 1",
-    "--eval_steps 0": "a number of steps, or a share of them below 1",
-    "--save_steps 1.5": "a number of steps, or a share of them below 1",
+    "--logging_steps 0": "a number of steps, or a fraction of them below 1",
+    "--eval_steps 0": "a number of steps, or a fraction of them below 1",
+    "--save_steps 1.5": "a number of steps, or a fraction of them below 1",
     "--max_steps 0": "1 or more steps, or -1 for whole epochs",
     "--num_train_epochs -1": "more than 0",
     "--save_total_limit 0": "1 or more checkpoints",
@@ -532,7 +532,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--dataloader_drop_last", "--dataloader_drop_last would drop evaluation rows too"),
+        ("--dataloader_drop_last", "--dataloader_drop_last would also drop evaluation rows"),
         ("--auto_find_batch_size", "--auto_find_batch_size would change the global batch"),
         ("--save_every 0", "--save_every 0: expected 1 or more epochs"),
         ("--global_batch_size 0", "--global_batch_size 0: expected 1 or more rows"),

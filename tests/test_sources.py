@@ -61,8 +61,8 @@ def test_an_id_of_the_source_gives_way_to_the_number_of_the_row(
     path, notes = write(tmp_path / f"reviews{suffix}", {"id": [70, 80], "text": ["a", "b"]}), []
 
     assert sources.read(path, note=notes.append)["train"]["id"][:] == [0, 1]
-    assert [note.partition(" is left out")[0] for note in notes] == [
-        "the column 'id' of the train data"
+    assert [note.partition(":")[0] for note in notes] == [
+        "dropped the column 'id' of the train data"
     ]
 
 
@@ -86,7 +86,7 @@ def test_the_cache_of_a_file_depends_on_its_quoting_and_on_columns_of_text(tmp_p
 @pytest.mark.parametrize(
     ("content", "quoting", "note"),
     [
-        ('text\n"a\nb"\nc\n', "minimal", "a.csv: 2 rows in 3 lines, as quoted fields hold line"),
+        ('text\n"a\nb"\nc\n', "minimal", "a.csv: 2 rows in 3 lines, as quoted fields contain line"),
         ('text\n"a\nb"c\n', None, "minimal (1 row) or --csv_quoting none (2 rows, one per line)"),
         ('text\n"a\nb\n', "none", "a.csv: read 2 rows, one per line, with quotation marks as text"),
         ('text,n\n"a, b\nc",1\n', "minimal", "line breaks; --csv_quoting none for 2 rows"),
@@ -119,7 +119,7 @@ def test_rows_fewer_than_lines_are_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", {"text": ["a\nb\nc", "d"], "label": ["x", "y"]})
 
     assert len(sources.read(path, note=notes.append)["train"]) == 2
-    assert notes == ["a.csv: 2 rows in 4 lines, as quoted fields hold line breaks"]
+    assert notes == ["a.csv: 2 rows in 4 lines, as quoted fields contain line breaks"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_missing_file_in_a_missing_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"reviews.txt": "text"}, r"reviews.txt: expected a file that ends in .csv, .tsv, .jsonl"),
+        ({"reviews.txt": "text"}, r"reviews.txt: expected a file ending in .csv, .tsv, .jsonl"),
         ({"reviews.csv": ""}, r"reviews.csv holds no rows"),
         ({"reviews.csv": "text,label\n"}, r"reviews.csv holds no rows"),
         ({"reviews.csv": "text,text\na,b\n"}, r"reviews.csv: two columns are called 'text'"),
@@ -242,8 +242,8 @@ def test_directories_that_cannot_be_read(names: list[str], message: str, tmp_pat
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ("", r"--dataset: this recipe names no data set of its own"),
-        ("embedded:imbd", r"unknown data set 'embedded:imbd' \(there are: embedded:imdb"),
+        ("", r"--dataset is required: this recipe has no data set of its own"),
+        ("embedded:imbd", r"unknown data set 'embedded:imbd' \(available: embedded:imdb"),
     ],
 )
 def test_names_that_mean_nothing(dataset: str, message: str) -> None:

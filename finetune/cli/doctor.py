@@ -1,6 +1,6 @@
-"""``python -m finetune doctor``: what this machine is, and what to set before a job runs on it.
+"""``python -m finetune doctor``: check devices, network, threads and versions before a job.
 
-Under a launcher the ranks meet besides, and time their all-reduce:
+Under a launcher the ranks also connect to each other and time an all-reduce:
 
     python -m finetune doctor
     torchrun --nproc_per_node=2 -m finetune doctor
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def describe(network: Network) -> None:
-    """Print what is known without the other ranks."""
+    """Print what this machine knows without the other ranks."""
     console.block("this machine", machine.host())
     console.block("devices", machine.devices())
     console.block("backends", machine.backends())
@@ -54,7 +54,7 @@ def describe(network: Network) -> None:
     console.block("Hub", machine.reach())
     console.block("caches", machine.caches())
     if others := [*namesakes.overwritten(), *namesakes.found()]:
-        console.block("packages of the same name", {"others": others})
+        console.block("name conflicts", {"packages": others})
     console.say()
     _say_what_to_set(network)
 
@@ -63,7 +63,7 @@ def _network(network: Network) -> machine.Facts:
     return {
         "route": f"other machines are reached over {network.route}",
         "interfaces": ", ".join(network.interfaces) or "none",
-        "variables": machine.variables() or "none that changes any of this is set",
+        "variables": machine.variables() or "no relevant variable is set",
     }
 
 
@@ -81,15 +81,15 @@ def _say_what_to_set(network: Network) -> None:
         console.say(
             "nothing needs to be set"
             if network.interface
-            else "nothing to propose: no route leads from here to other machines"
+            else "nothing to recommend: this machine has no route to other machines"
         )
         return
     console.block(
-        "to set" if network.urgent else "to set, for a job on several machines",
+        "recommended" if network.urgent else "recommended for a job on several machines",
         {
             "why": [each.reason for each in network.advice],
-            "where": "on this machine, and on every other machine of the job with the name that "
-            "the interface has there (python -m finetune doctor says it)",
+            "where": "on this machine, and on every other machine of the job with the interface "
+            "name that python -m finetune doctor shows there",
         },
     )
     console.say()

@@ -82,7 +82,7 @@ def _say_who_met(reports: Sequence[dict[str, Any]]) -> None:
     console.block(f"{len(reports)} ranks met", facts)
     for report in reports[1:]:
         if report["lines"]:
-            console.say(f"\nto set on {report['host']}\n")
+            console.say(f"\nrecommended on {report['host']}\n")
             for line in report["lines"]:
                 console.say(f"    {line}")
 

@@ -27,7 +27,7 @@ def main(words: Sequence[str]) -> int:
         named = [word for word in words if word in catalog.names()]
         raise UserError(
             "the name of a recipe comes first: python -m finetune "
-            f"{named[0] if named else 'RECIPE'} [flags] (there are: {', '.join(catalog.names())})"
+            f"{named[0] if named else 'RECIPE'} [flags] (available: {', '.join(catalog.names())})"
         )
     recipe, *flags = words
     cls = catalog.find(recipe)

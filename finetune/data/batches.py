@@ -1,4 +1,4 @@
-"""Batches of a budget of tokens, padding included."""
+"""Cut rows into batches of a token budget, padding included."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-#: Tokens of a batch are padded to a multiple of this: matrix products like whole vectors.
+#: Rows are padded to a multiple of this many tokens: matrix products are faster for it.
 PADDED_TO = 8
 
 
 def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
-    """How many rows each batch takes, one batch after the other.
+    """Return the number of rows of each batch, in order.
 
     Args:
         lengths: Tokens of each row, the longest first.
-        budget: Tokens of a batch, each row padded to its first; a longer row is a batch of its own.
+        budget: Tokens per batch, rows padded to its first; a longer row is a batch of its own.
     """
     sizes: list[int] = []
     start = 0
@@ -27,7 +27,7 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
 
 
 def split(order: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """``order`` in batches of these sizes."""
+    """Split ``order`` into batches of these sizes."""
     return np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
 
 
@@ -39,5 +39,5 @@ def lengths_of(rows: Any, column: str) -> np.ndarray | None:
 
 
 def padded(lengths: Sequence[int] | np.ndarray, multiple: int = PADDED_TO) -> np.ndarray:
-    """Tokens of each row when it is padded, shape ``(rows,)``."""
+    """Return the padded length of each row, shape ``(rows,)``."""
     return -(-np.asarray(lengths) // multiple) * multiple

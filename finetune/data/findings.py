@@ -1,4 +1,4 @@
-"""What is wrong with the data, found before any model is loaded, all of it at once."""
+"""Find everything that is wrong with the data, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _AT_ONCE = 1000  # rows in memory
 
 
 def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -> None:
-    """Refuse columns that are not there, and list those that are; and such of another kind.
+    """Refuse missing columns, listing the available ones, and columns of the wrong type.
 
     Raises:
-        UserError: if a column is not there or is the number of the row, if all texts are numbers,
-            or if labels are lists.
+        UserError: if a column is missing or holds the row numbers, if texts are not strings, or
+            if labels are lists.
     """
     if text_column == label_column:
         raise UserError(f"--text_column and --label_column are both '{text_column}'")
@@ -33,10 +33,12 @@ def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -
             mistakes.append(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 f"{separator_hint(there) or suggestion(column, there)} "
-                f"(there are: {', '.join(there)})"
+                f"(available: {', '.join(there)})"
             )
         elif column == "id":
-            mistakes.append(f"{flag} id: rows are numbered in that column, rename it in the data")
+            mistakes.append(
+                f"{flag} id: the toolkit numbers rows in a column of that name; rename yours"
+            )
         else:
             mistakes += _of_another_kind(dataset, flag, column)
     if mistakes:
@@ -56,8 +58,7 @@ def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
             return [f"{where} holds {refusal_of_lists(some[0])}"]
         if kind not in ("string", "large_string"):
             return [
-                f"{where} holds {kind}, such as {some[0]!r}: expected texts; "
-                "is it the right column?"
+                f"{where} holds {kind}, such as {some[0]!r}: expected text; is it the right column?"
             ]
     return []
 
@@ -65,13 +66,13 @@ def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
 def without_clashes(
     dataset: DatasetDict, text_column: str, label_column: str, *, note: Callable[[str], None]
 ) -> DatasetDict:
-    """Return ``dataset`` without columns that not every split has, or that the toolkit writes.
+    """Return ``dataset`` without columns that only some splits have or that the toolkit writes.
 
     Args:
         dataset: Splits with the two columns.
-        text_column: Of the text.
-        label_column: Of the label.
-        note: Takes sentences about other columns that are left out.
+        text_column: The column of the text.
+        label_column: The column of the label.
+        note: Called with sentences about the columns that are dropped.
     """
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
     chosen = {"id", text_column, label_column}
@@ -80,11 +81,11 @@ def without_clashes(
     single = [name for name in others if name not in shared and name not in taken]
     if taken:
         note(
-            f"left out of the data: {listed(taken)}, as the toolkit writes "
-            f"{'a column' if len(taken) == 1 else 'columns'} of that name: rename to keep"
+            f"dropped from the data: {listed(taken)} (the toolkit writes "
+            f"{'a column' if len(taken) == 1 else 'columns'} of that name; rename to keep)"
         )
     if single:
-        note(f"left out of the data: {listed(single)}, which not every split has")
+        note(f"dropped from the data: {listed(single)} (not in every split)")
     kept = [name for name in dataset["train"].column_names if name not in {*taken, *single}]
     return dataset.select_columns(kept)
 
@@ -107,11 +108,11 @@ def only_valid(
     Args:
         dataset: Splits with ``text`` and ``label``.
         drop: Whether to drop such rows instead of refusing them.
-        note: Takes a sentence about the rows dropped.
-        places: Says where rows of a split stand, by their ``id``.
+        note: Called with a sentence about the rows dropped.
+        places: Returns the positions of rows of a split, by their ``id``.
 
     Raises:
-        UserError: that counts and names such rows, if they are not to be dropped.
+        UserError: if there are such rows and ``drop`` is false; it counts and locates them.
     """
     mistakes, kept = [], {}
     for split, rows in dataset.items():
@@ -140,17 +141,17 @@ def only_valid(
 
 
 def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
-    """Refuse raw data that lacks the ``column`` of the inputs, or whose labels are of no kind."""
+    """Refuse raw data without the input ``column``, or with labels of an unsupported type."""
     for split, rows in dataset.items():
         there = ", ".join(name for name in rows.column_names if name != "id")
         for wanted in (column, "label"):
             if wanted not in rows.column_names:
-                raise UserError(f"no column '{wanted}' in the {split} data (there are: {there})")
+                raise UserError(f"no column '{wanted}' in the {split} data (available: {there})")
         feature = rows.features["label"]
         if not (isinstance(feature, ClassLabel) or str(feature.dtype).startswith("float")):
             raise UserError(
                 f"the column 'label' of the {split} data is neither a ClassLabel nor a floating-"
-                f"point number but {feature}: this recipe reads data in the shape of its own only"
+                f"point number but {feature}: this recipe only reads data in its own format"
             )
 
 

@@ -1,4 +1,4 @@
-"""Brings the labels of any source to one ``ClassLabel``, in an order that depends on no luck."""
+"""Bring the labels of any source to one ``ClassLabel``, in a deterministic order."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features
 
 from finetune.errors import UserError, counted
 
-_STRAY = 0.05  # the most of the rows whose labels can be strays
+_STRAY = 0.05  # labels of at most this share of the rows can be strays
 
 
 def class_names(rows: Dataset) -> list[str]:
-    """Return the names of the classes by number; none where the label is a number."""
+    """Return the class names by index; empty if the label is a number."""
     feature = rows.features["label"]
     return list(feature.names) if isinstance(feature, ClassLabel) else []
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first five names, quoted, and how many more there are."""
+    """Return the first five names, quoted, and the number of others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(f"'{name}'" for name in names[:5]) + more
 
 
 def encode(dataset: DatasetDict, names: Sequence[str]) -> DatasetDict:
-    """Return ``dataset`` with its ``label``, none missing, as a ``ClassLabel`` of all splits.
+    """Return ``dataset`` with its ``label``, none missing, as one ``ClassLabel`` for all splits.
 
-    A source whose labels have the ``names`` of the recipe (or some of them) takes their order; any
-    other is sorted, numbers as numbers. Numbers get no names that nobody gave them: ``1`` is
-    called ``1``.
+    If all labels are among the ``names`` of the recipe, the classes take their order; otherwise
+    they are sorted, numbers as numbers. Numbers are not given other names: ``1`` is called ``1``.
 
     Raises:
         UserError: if the labels are lists, or numbers with a fraction.
@@ -53,10 +52,10 @@ def encode(dataset: DatasetDict, names: Sequence[str]) -> DatasetDict:
 
 
 def remarks(dataset: DatasetDict) -> list[str]:
-    """Return sentences about classes that are probably not meant, with what to do; none is merged.
+    """Return sentences about classes that look like mistakes, with advice; none are merged.
 
     Args:
-        dataset: Splits with ``label``, one ``ClassLabel`` of them all.
+        dataset: Splits whose ``label`` is one common ``ClassLabel``.
     """
     names = class_names(dataset["train"])
     counts = Counter(label for rows in dataset.values() for label in rows["label"][:])
@@ -68,27 +67,27 @@ def remarks(dataset: DatasetDict) -> list[str]:
     found = []
     if several := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
         found.append(
-            f"classes of their own though alike: {'; '.join(several[:5])}"
-            f"{', ...' * (len(several) > 5)}: make their labels the same in the data to merge them"
+            f"similar labels kept as separate classes: {'; '.join(several[:5])}"
+            f"{', ...' * (len(several) > 5)}; to merge them, make them identical in the data"
         )
     numbers = {name for name in present if not _natural(name)[0]}  # not words
     for strays, usual in ((numbers, "words"), (set(present) - numbers, "numbers")):
         rows = sum(present[name] for name in strays)
         if 0 < rows <= _STRAY * sum(present.values()):
             found.append(
-                f"labels are {usual} but for {counted(rows, 'row')}: {listed(sorted(strays))}; "
-                "correct these in the data if they are mistakes"
+                f"labels are {usual} except in {counted(rows, 'row')}: {listed(sorted(strays))}; "
+                "if these are mistakes, correct them in the data"
             )
     if single := sorted(name for name, count in present.items() if count == 1):
         found.append(
-            f"{len(single)} class{'es' * (len(single) > 1)} of one row: {listed(single)}; never "
-            "both trained and evaluated: add rows, or leave such rows out"
+            f"{len(single)} class{'es' * (len(single) > 1)} with a single row: {listed(single)}; "
+            "one row cannot serve both training and evaluation: add rows, or remove such classes"
         )
     return found
 
 
 def refusal_of_lists(value: Any) -> str:
-    """Return why labels that are no single value are refused, after "holds"."""
+    """Return why lists and objects are refused as labels, to follow "holds"."""
     if isinstance(value, dict):
         return f"objects, such as {value!r}: expected one label per row"
     return (
@@ -98,10 +97,10 @@ def refusal_of_lists(value: Any) -> str:
 
 
 def renumbered(rows: Dataset, names: Sequence[str]) -> Dataset:
-    """Return ``rows`` with the numbers that a model has for the names of their labels.
+    """Return ``rows`` with labels renumbered to the class indices of a model.
 
     Raises:
-        UserError: if there are names that the model does not know.
+        UserError: if there are labels that the model does not know.
     """
     values = _as_names(rows)
     if unknown := sorted(set(values) - set(names), key=_natural):
@@ -113,7 +112,7 @@ def renumbered(rows: Dataset, names: Sequence[str]) -> Dataset:
 
 
 def _with_label(rows: Dataset, names: Sequence[str], values: list[str]) -> Dataset:
-    """``rows`` whose labels have the names ``values``, with the numbers that ``names`` has."""
+    """Return ``rows`` with the labels ``values``, encoded by their index in ``names``."""
     label = ClassLabel(names=list(names))
     if rows.features["label"] == label:
         return rows
@@ -131,7 +130,7 @@ def _as_names(rows: Dataset) -> list[str]:
     distinct = {str(value): value for value in values}
     for name, value in distinct.items():
         if isinstance(value, (list, dict)) or (name.startswith("[") and _is_list(name)):
-            raise UserError(f"the column of the labels holds {refusal_of_lists(value)}")
+            raise UserError(f"the label column holds {refusal_of_lists(value)}")
     numbers = [_natural(name)[:2] for name in distinct]
     floats = any(isinstance(value, float) for value in distinct.values())
     if (floats or not any(is_word for is_word, _ in numbers)) and (
@@ -145,7 +144,7 @@ def _as_names(rows: Dataset) -> list[str]:
 
 
 def _is_list(word: str) -> bool:
-    """Whether a cell of a CSV holds a list, as JSON or Python writes it."""
+    """Return whether a CSV cell holds a list in JSON or Python syntax."""
     for parse in (json.loads, ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             return isinstance(parse(word), list)

@@ -1,8 +1,6 @@
-"""Reads a data set from wherever it is: the Hub, local files, or the packages of the ``embedded``
-extra.
+"""Load a data set from the Hub, local files, or the packages of the ``embedded`` extra.
 
-Every reader gives all the columns of the source and adds ``id``, the number of the row in its
-split.
+Every reader returns all columns of the source and adds ``id``, the number of the row in its split.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from finetune.runtime import activity, hub
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
 _NOTE = b"finetune.note"  # in the schema of a cached file
-_CACHE_VERSION = 2  # increment when the same file is to give other rows
+_CACHE_VERSION = 2  # increment when the same file should yield other rows
 
 
 def read(
@@ -41,21 +39,21 @@ def read(
     as_text: Collection[str] = (),
     note: Callable[[str], None] = lambda sentence: None,
 ) -> DatasetDict:
-    """Return the splits of a source, with every column it has.
+    """Load the splits of a source, with all its columns.
 
     Args:
         dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files,
             or the name of a data set on the Hub.
         revision: Commit, tag or branch on the Hub; the newest if None.
-        csv_quoting: Of ``.csv`` and ``.tsv`` files: ``auto``, ``minimal`` or ``none``.
-        as_text: Columns of ``.csv`` and ``.tsv`` files that stay text where they hold numbers.
-        note: Takes sentences about how files were read, and an ``id`` that was replaced.
+        csv_quoting: Quoting of ``.csv`` and ``.tsv`` files: ``auto``, ``minimal`` or ``none``.
+        as_text: Columns of ``.csv`` and ``.tsv`` files that stay text even if they hold numbers.
+        note: Called with sentences about how files were read, and about a replaced ``id``.
 
     Raises:
-        UserError: if there is nothing to read, or if it cannot be read.
+        UserError: if the source does not exist or cannot be read.
     """
     if not dataset:
-        raise UserError("--dataset: this recipe names no data set of its own, give one")
+        raise UserError("--dataset is required: this recipe has no data set of its own")
     if revision is not None and not hub.names_repository(dataset):
         raise UserError(f"--dataset_revision {revision}: {dataset} is not from the Hub")
     if is_local(dataset):
@@ -75,8 +73,8 @@ def read(
         splits = _read_hub(dataset, revision)
     if replaced := [name for name, split in splits.items() if "id" in split.column_names]:
         note(
-            f"the column 'id' of the {' and '.join(replaced)} data is left out, as rows are "
-            "numbered in a column of that name: rename it to keep it"
+            f"dropped the column 'id' of the {' and '.join(replaced)} data: the toolkit numbers "
+            "rows in a column of that name; rename it to keep it"
         )
         splits = {
             name: split.remove_columns("id") if name in replaced else split
@@ -86,7 +84,7 @@ def read(
 
 
 def numbered(dataset: DatasetDict) -> DatasetDict:
-    """Return ``dataset`` with an ``id``, the number of the row from 0, where a split has none."""
+    """Return ``dataset`` with an ``id``, the row number from 0, in splits that lack one."""
     return DatasetDict(
         {
             name: split
@@ -103,13 +101,13 @@ def is_local(dataset: str) -> bool:
 
 
 def places(dataset: str, split: str, rows: Sequence[int], csv_quoting: str = "auto") -> str:
-    """Return where rows of a split stand in its file, as ``lines 5, 9``; else ``rows 4, 8``.
+    """Return the positions of rows of a split in its file: ``lines 5, 9``, else ``rows 4, 8``.
 
     Args:
-        dataset: What :func:`read` was given.
-        split: Of the rows.
+        dataset: As passed to :func:`read`.
+        split: The split of the rows.
         rows: Their ``id``, sorted; at least one.
-        csv_quoting: As :func:`read` takes it.
+        csv_quoting: As passed to :func:`read`.
     """
     path = _files(dataset).get(split, Path()) if dataset and is_local(dataset) else Path()
     quoted = path.suffix.lower() in SEPARATORS
@@ -117,7 +115,7 @@ def places(dataset: str, split: str, rows: Sequence[int], csv_quoting: str = "au
 
 
 def describe(dataset: str) -> str:
-    """Return where the data came from, in a few words."""
+    """Return a short description of the source."""
     if not dataset:
         return "made by the recipe"
     if dataset.startswith(embedded.PREFIX):
@@ -131,7 +129,7 @@ def _files(dataset: str) -> dict[str, Path]:
     if path.is_file():
         if path.suffix.lower() not in hub.FILES:
             known = ", ".join(hub.FILES)
-            raise UserError(f"cannot read {path}: expected a file that ends in {known}")
+            raise UserError(f"cannot read {path}: expected a file ending in {known}")
         return {"train": path}
     there = sorted(path.iterdir())
     readable = [file for file in there if file.suffix.lower() in hub.FILES]
@@ -151,7 +149,7 @@ def _files(dataset: str) -> dict[str, Path]:
 def _read_file(
     path: Path, csv_quoting: str, as_text: Collection[str], note: Callable[[str], None]
 ) -> Dataset:
-    """Return the rows of a file, memory-mapped from a cache that holds them from then on."""
+    """Return the rows of a file, memory-mapped from a cache that the first call fills."""
     about = path.stat()
     facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
     key = f"{facts} {csv_quoting} {sorted(as_text)}"
@@ -171,7 +169,7 @@ def _read_file(
                 os.replace(written, cached)
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
-    with pa.OSFile(str(cached)) as file:  # told again by a run that reads the cache
+    with pa.OSFile(str(cached)) as file:  # repeated by runs that read the cache
         if sentence := pa.ipc.open_stream(file).schema.metadata[_NOTE].decode():
             note(sentence)
     return Dataset.from_file(str(cached))
@@ -189,8 +187,8 @@ def _chunks(path: Path, quoting: str, work: str) -> Iterator[files.Chunk]:
 def _schema(path: Path, quoting: str, as_text: Collection[str]) -> pa.Schema:
     """Return types that hold every value of a file.
 
-    The columns of a CSV are text but for those that hold nothing but numbers, ``as_text`` excepted.
-    A column of JSON lines whose values have no type in common holds JSON.
+    The columns of a CSV are text, except those outside ``as_text`` that hold only numbers. A column
+    of JSON lines whose values have no common type holds JSON.
     """
     types: dict[str, pa.DataType] = {}
     for chunk in _chunks(path, quoting, "reading"):
@@ -232,7 +230,7 @@ def _typed(chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
 
 
 def revision(rows: Dataset) -> str | None:
-    """Return the commit on the Hub that rows were read from; None if they are not from there."""
+    """Return the Hub commit that rows were loaded from; None if they are not from the Hub."""
     folders = {Path(each["filename"]).parent.name for each in rows.cache_files}
     return next((name for name in folders if _COMMIT.fullmatch(name)), None)
 
@@ -243,7 +241,7 @@ def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
     try:
         loaded = load_dataset(name, revision=wanted)
     except ValueError as error:  # a configuration has to be chosen, says the library
-        raise UserError(f"data set '{name}' cannot be read as it is: {error}") from error
+        raise UserError(f"data set '{name}' cannot be loaded: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
         raise UserError(
             f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
@@ -255,6 +253,6 @@ def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
     if wanted and _COMMIT.fullmatch(wanted) and found not in (None, wanted):
         raise UserError(
             f"--dataset_revision {wanted}: the cache holds '{name}' at {found}, and the Hub was "
-            "not asked"
+            "not contacted"
         )
     return {split: loaded[split] for split in SPLITS if split in loaded}

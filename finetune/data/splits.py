@@ -1,7 +1,7 @@
 """Split off ``train``, ``validation`` and ``test``, so that selection never sees the test set.
 
-Exact duplicates are dropped, the splits are split off, then rows are sampled. It depends only on a
-seed of its own, not on that of the training, so that runs with other seeds stay comparable.
+Exact duplicates are dropped, the splits are split off, then rows are sampled. The result depends
+only on a seed of its own, not on the training seed, so that runs with other seeds stay comparable.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from finetune.runtime import activity
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
 MOST_VALIDATION_ROWS = 10_000
-#: Where a row of a split stands too that is dropped for it.
+#: The splits that a leaked row of this split was also found in.
 _LEAKED_TO = {"validation": "the test set", "train": "the validation or test set"}
 _NAMES = {"train": "training", "validation": "validation", "test": "test"}
-#: By rows and column: texts are hashed once, however often they are asked for.
+#: By rows and column, so that texts are hashed only once.
 _DIGESTS: WeakKeyDictionary[Dataset, dict[str, np.ndarray]] = WeakKeyDictionary()
 
 
@@ -44,14 +44,14 @@ def three_way(
             ``column`` and ``label``. A test set of 20% and a validation set of 10% of the training
             rows (at most 10,000) are split off where they are missing, stratified.
         column: Rows with the same value here are duplicates; the first is kept. Training rows that
-            stand in the source's own test or validation set are dropped as well, and validation
-            rows that stand in its test set. The test set is left as it is.
+            also occur in the source's own test or validation set are dropped too, and so are
+            validation rows that occur in its test set. The test set is left as it is.
         seed: Decides which rows go where.
         train_samples: Rows to train on, or None for all.
-        eval_samples: The most rows of validation and of test each, or None for all.
-        note: Takes sentences about the rows dropped.
-        keep_contradictions: Of the training rows that have the same value and another class:
-            ``none`` or the ``first``. Numbers as labels do not contradict each other.
+        eval_samples: Maximum rows of validation and of test, or None for all.
+        note: Called with sentences about the rows dropped.
+        keep_contradictions: Which training rows to keep of those with the same value but different
+            classes: ``none`` or the ``first``. Numeric labels do not contradict each other.
 
     Raises:
         UserError: if no training rows are left.
@@ -65,7 +65,9 @@ def three_way(
             if not kept.all():
                 splits[name] = _select(splits[name], np.flatnonzero(kept))
     if not len(splits["train"]):
-        raise UserError("no training rows are left without duplicates and contradictions")
+        raise UserError(
+            "no training rows are left after dropping duplicates and contradictory labels"
+        )
     if "test" not in splits:
         rows = len(splits["train"])
         splits["train"], splits["test"] = _carve(splits["train"], round(TEST_SHARE * rows), seed)
@@ -88,7 +90,7 @@ def _kept(
     keep_contradictions: str,
     note: Callable[[str], None],
 ) -> np.ndarray:
-    """Whether each row of a split stays, shape ``(rows,)``; ``note`` takes the reasons."""
+    """Return whether to keep each row of a split, shape ``(rows,)``; ``note`` gets the reasons."""
     hashes, labels = pd.Series(digests(splits[name], column), dtype=object), _strata(splits[name])
     leaked = hashes.isin(held_out.keys()).to_numpy()
     contradictory = _contradictory(hashes, labels) & ~leaked
@@ -118,7 +120,7 @@ def _kept(
 
 
 def _contradictory(hashes: pd.Series, labels: np.ndarray) -> np.ndarray:
-    """Whether the value of each row has several labels, shape ``(rows,)``."""
+    """Return whether the value of each row has several labels, shape ``(rows,)``."""
     codes, values = pd.factorize(hashes)
     first = np.empty(len(values), dtype=labels.dtype)
     first[codes[::-1]] = labels[::-1]
@@ -126,7 +128,7 @@ def _contradictory(hashes: pd.Series, labels: np.ndarray) -> np.ndarray:
 
 
 def fingerprint(dataset: DatasetDict, column: str) -> str:
-    """Return a hash of what the rows hold, in their order, wherever they lie."""
+    """Return a hash of the content of the rows, in order, independent of where they are stored."""
     whole = hashlib.sha256()
     for name in sorted(dataset):
         whole.update(name.encode())
@@ -167,7 +169,7 @@ def _hashed(rows: Dataset, column: str) -> Iterator[bytes]:
 
 
 def _select(rows: Dataset, indices: np.ndarray) -> Dataset:
-    """``rows.select(indices)``, with the hashes that are known of them."""
+    """Return ``rows.select(indices)`` with the known hashes of these rows."""
     selected = rows.select(indices)
     _DIGESTS[selected] = {name: each[indices] for name, each in _DIGESTS.get(rows, {}).items()}
     return selected
@@ -176,13 +178,13 @@ def _select(rows: Dataset, indices: np.ndarray) -> Dataset:
 def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return the indices of ``size`` rows in which every class keeps its share, sorted.
 
-    scikit-learn's splitter refuses a class of one row, and a draw that leaves fewer rows than
-    there are classes; here the largest remainders decide (Hamilton's method), and both work.
+    scikit-learn's splitter refuses a class with a single row, and a sample with fewer rows than
+    classes; the largest-remainder method (Hamilton's) handles both.
 
     Args:
         labels: Shape ``(rows,)``, the class of each row.
         size: At most ``rows``.
-        seed: Decides which rows of a class are drawn.
+        seed: Decides which rows of a class are sampled.
     """
     generator = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)
@@ -208,7 +210,7 @@ def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
 
 
 def _strata(rows: Dataset) -> np.ndarray:
-    """Return the class of each row; a single one where the label is a number."""
+    """Return the class of each row; a single class if the label is a number."""
     if isinstance(rows.features["label"], ClassLabel):
         return np.asarray(rows["label"][:])
     return np.zeros(len(rows), dtype=int)

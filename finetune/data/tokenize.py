@@ -1,8 +1,7 @@
-"""Tokenizes the splits once, truncated and never padded: each batch is padded to its own longest
-row.
+"""Tokenize the splits once, truncated but not padded: each batch is padded to its longest row.
 
-A text of megabytes is not tokenized whole: it is cut where its tokens provably stay the same, see
-:func:`shortened`.
+A text of megabytes is not tokenized whole: it is first cut where that provably leaves the kept
+tokens unchanged, see :func:`shortened`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from finetune.data.splits import fingerprint
 from finetune.runtime import activity
 
-#: Characters per token, more than most texts have.
+#: Characters per token, more than in most texts.
 _ROOMY = 8
 #: Characters that are tokenized at once where tokens are only counted.
 _PIECE = 2**16
@@ -28,11 +27,11 @@ _WHITE_SPACE = " \t\n\r"
 def tokenize(
     dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> DatasetDict:
-    """Return splits with what the tokenizer gives, ``labels``, and ``length`` in tokens.
+    """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
-    The result is cached by what it is made of (data, tokenizer, length), so that every rank and
-    every later run reads it instead of doing it again. ``datasets`` would hash the tokenizer with
-    the padding and truncation it was last used with, and so would not find its own cache.
+    The cache key is data, tokenizer and ``max_length``, so every rank and every later run reuses
+    the result. ``datasets`` would also hash the padding and truncation that the tokenizer was last
+    used with, and so miss its own cache.
 
     Args:
         dataset: Splits with ``text`` and ``label``.
@@ -54,7 +53,7 @@ def tokenize(
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of all that decides the tokens, except the padding and truncation last used."""
+    """Return a hash of the tokenizer without the padding and truncation that it last used."""
     parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.truncation_side]
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -79,20 +78,20 @@ def _encode(
 def shortened(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[str]:
-    """Return texts with the same first ``max_length`` tokens, the ends of long ones left out.
+    """Cut long texts without changing their first ``max_length`` tokens.
 
-    With a tokenizer that truncates on the left, the same last tokens, and the beginnings left out.
+    With a tokenizer that truncates on the left, the same for their last tokens.
 
-    A text is cut at white space, and the cut stands if between it and the tokens that are kept lie
-    those of another word: so every word of theirs is whole, and what was cut off cannot change
-    them. Else more of the text is tried, four times as much each time, in the end all of it: where
-    a single word is that long, or characters are deleted by the tokenizer. A tokenizer that knows
-    no words or is written in Python gets whole texts.
+    A text is cut at white space. The cut is accepted if another word lies between it and the kept
+    tokens: then all their words are complete, and the text that is left out cannot change them.
+    Otherwise four times as much text is tried, up to the whole text (a single word may be that
+    long, or the tokenizer may delete characters). Texts are left whole for tokenizers that know no
+    words or are written in Python.
 
     Args:
-        texts: Of any length.
-        tokenizer: Of the model.
-        max_length: Tokens that are kept, special tokens included.
+        texts: Texts of any length.
+        tokenizer: The tokenizer of the model.
+        max_length: Tokens to keep, special tokens included.
     """
     result = list(texts)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -112,7 +111,7 @@ def shortened(
 
 
 def _head(text: str, size: int) -> str:
-    """At most ``size`` characters of a longer text, up to the last white space among them."""
+    """Return at most ``size`` characters of a longer text, up to the last white space in them."""
     end = max(text.rfind(character, 0, size) for character in _WHITE_SPACE)
     return text[: max(0, end)].rstrip(_WHITE_SPACE)
 
@@ -131,11 +130,11 @@ def whole_lengths(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> list[int]:
-    """Return how many tokens texts have without truncation, from their lengths with it.
+    """Return the token counts of texts without truncation, from their truncated lengths.
 
-    Only those of ``max_length`` tokens are tokenized again. One of more than 65,536 characters is
-    counted in pieces that end before white space: exact for a tokenizer whose words do, else off by
-    a few tokens per piece.
+    Only texts of ``max_length`` tokens are tokenized again. Those of more than 65,536 characters
+    are counted in pieces that end before white space, which is exact if the words of the tokenizer
+    do so too, else off by a few tokens per piece.
     """
     result, special = list(lengths), tokenizer.num_special_tokens_to_add()
     again = [number for number, length in enumerate(lengths) if length == max_length]

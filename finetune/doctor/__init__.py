@@ -1,1 +1,1 @@
-"""What a machine is and what a job on it needs: devices, network, and how fast its ranks meet."""
+"""Diagnose a machine before a job runs on it: devices, network, speed of collectives."""

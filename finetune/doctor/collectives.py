@@ -1,7 +1,7 @@
-"""Whether the ranks of a job meet, and how fast they add up their gradients.
+"""Check that the ranks of a job can communicate, and time their all-reduces.
 
-A broadcast from rank 0 that every rank compares, and all-reduces of the sizes that occur in
-training, timed. Every rank calls these in the process group.
+A broadcast from rank 0 that every rank verifies, and timed all-reduces of the sizes that occur in
+training. Every rank calls these, inside the process group.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MOST, _SECONDS_EACH, _LONGEST = 20, 0.7, 2.0
 
 @dataclass(frozen=True)
 class Speed:
-    """One all-reduce."""
+    """The speed of all-reduces of one size."""
 
-    octets: int  # bytes that each rank gave
+    octets: int  # bytes on each rank
     seconds: float  # median of several, on rank 0
     world_size: int
 
@@ -35,7 +35,7 @@ class Speed:
 
     @property
     def bus(self) -> float:
-        """Bus bandwidth in GB/s: what each link carries, to be compared with the hardware's peak.
+        """Bus bandwidth in GB/s: what each link carries, comparable with the peak of the hardware.
 
         As nccl-tests define it (doc/PERFORMANCE.md there): algorithm bandwidth x 2 (n - 1) / n.
         """
@@ -43,7 +43,7 @@ class Speed:
 
 
 def broadcast() -> int:
-    """Return how many ranks hold what rank 0 sent."""
+    """Broadcast from rank 0, and return how many ranks received it intact."""
     expected = torch.arange(4096, dtype=torch.float32, device=device())
     held = expected.clone() if dist.get_rank() == 0 else torch.zeros_like(expected)
     dist.broadcast(held, src=0)
@@ -53,7 +53,7 @@ def broadcast() -> int:
 
 
 def all_reduces() -> Iterator[Speed]:
-    """Yield the speeds of growing sizes, up to one that would take too long on this network."""
+    """Time all-reduces of increasing size; stop before one that would take too long here."""
     world_size, seconds_per_octet = dist.get_world_size(), 0.0
     for megabytes in MEGABYTES:
         values = torch.ones(megabytes * 250_000, device=device())
@@ -69,7 +69,7 @@ def all_reduces() -> Iterator[Speed]:
 
 
 def device() -> torch.device:
-    """Return where this rank's tensors are: its accelerator, unless only gloo could move them."""
+    """Return the device for this rank's tensors: its accelerator, or the CPU if only gloo works."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or dist.get_default_backend_for_device(kind) == "gloo":
         return torch.device("cpu")
@@ -77,7 +77,7 @@ def device() -> torch.device:
 
 
 def _agreed_repetitions(expected_seconds: float) -> int:
-    """As rank 0 decides: several in a short time, one of a slow kind, none of a very slow one."""
+    """Let rank 0 decide: several if they are fast, one if slow, none if very slow."""
     number = min(_MOST, max(1, int(_SECONDS_EACH / max(expected_seconds, 1e-9))))
     told = torch.tensor(0 if expected_seconds > _LONGEST else number, device=device())
     dist.broadcast(told, src=0)

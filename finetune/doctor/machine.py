@@ -1,6 +1,6 @@
-"""What this machine is: devices, backends, threads, versions, caches. Facts by name, as text.
+"""Describe this machine: devices, backends, threads, versions, caches, as text by name.
 
-Nothing here prints, and nothing waits: a cache is counted for a second at most.
+Nothing here prints or blocks: measuring the size of a cache stops after a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBRARIES = (
     *("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers"),
     *("huggingface_hub", "numpy"),
 )
-# A list of names, so that no token is ever among what is shown.
+# An allowlist, so that no token is ever shown.
 VARIABLES = (
     *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME"),
     *("GLOO_DEVICE_TRANSPORT", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_P2P_DISABLE"),
@@ -39,7 +39,7 @@ _SECONDS = 1.0
 
 
 def host() -> Facts:
-    """Return its name, operating system and Python."""
+    """Return the host name, the operating system and the Python version."""
     return {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
@@ -48,7 +48,7 @@ def host() -> Facts:
 
 
 def devices() -> Facts:
-    """Return what training would run on, and which GPUs read each other's memory."""
+    """Return the devices that training would use, and which GPUs have peer access."""
     import torch
 
     kind = torch.accelerator.current_accelerator()
@@ -71,7 +71,7 @@ def devices() -> Facts:
 
 
 def peers(count: int, can: Callable[[int, int], bool]) -> str:
-    """Return which pairs of ``count`` GPUs have peer access: ``can`` says it of one way."""
+    """Return which pairs of ``count`` GPUs have peer access; ``can(a, b)`` checks one direction."""
     access = {
         f"{one}-{other}": can(one, other) and can(other, one)
         for one, other in combinations(range(count), 2)
@@ -79,12 +79,12 @@ def peers(count: int, can: Callable[[int, int], bool]) -> str:
     if len(access) > 6 and len(set(access.values())) == 1:
         return f"{'yes' if access['0-1'] else 'no'}, between all {count}"
     if len(access) > 6:
-        return f"yes, but not {', '.join(pair for pair, yes in access.items() if not yes)}"
+        return f"yes, except {', '.join(pair for pair, yes in access.items() if not yes)}"
     return ", ".join(f"{pair} {'yes' if yes else 'no'}" for pair, yes in access.items())
 
 
 def has_peer_access() -> bool:
-    """Return whether any two GPUs of this machine report that they read each other's memory."""
+    """Return whether any GPU of this machine reports peer access to another."""
     import torch
 
     pairs = permutations(range(torch.cuda.device_count()), 2)
@@ -92,20 +92,20 @@ def has_peer_access() -> bool:
 
 
 def peer_advice(value: str | None) -> str:
-    """Return what ``NCCL_P2P_DISABLE`` does as it is set."""
+    """Return the effect of the current value of ``NCCL_P2P_DISABLE``."""
     if value not in (None, "", "0"):
         return (
-            f"NCCL_P2P_DISABLE={value}: GPUs exchange through host memory even with peer "
+            f"NCCL_P2P_DISABLE={value}: GPUs communicate through host memory even with peer "
             "access, which is slower; unset it unless collectives hang without it"
         )
     return (
-        "NCCL_P2P_DISABLE is not set, and need not be: NCCL finds out itself where there is "
-        "no peer access. It helps only where access is reported and collectives hang"
+        "NCCL_P2P_DISABLE is not set, and need not be: NCCL detects missing peer access. "
+        "Set it only if access is reported and collectives still hang"
     )
 
 
 def backends() -> Facts:
-    """Return the backends of this torch, and the one that a process group here would have."""
+    """Return the backends that this torch supports, and the one a process group would use here."""
     import torch
     import torch.distributed as dist
 
@@ -122,16 +122,16 @@ def backends() -> Facts:
 
 
 def computing() -> Facts:
-    """Return the cores, and the threads that each process gets of them."""
+    """Return the CPU cores, and how many threads each process gets."""
     import torch
     from joblib import cpu_count
 
     me, value = distributed.ranks(), os.environ.get("OMP_NUM_THREADS")
-    origin = "" if value is None or threads.set_by_user() else ", as launchers set it"
+    origin = "" if value is None or threads.set_by_user() else ", the default of launchers"
     counts = sorted({1, 2, me.local_world_size, torch.accelerator.device_count() or 1})
     return {
-        "cores": f"{cpu_count(only_physical_cores=True)} physical, {cpu_count()} logical that this "
-        f"process may use; {os.cpu_count()} logical in all",
+        "cores": f"{cpu_count(only_physical_cores=True)} physical, {cpu_count()} logical available "
+        f"to this process; {os.cpu_count()} logical in total",
         "OMP_NUM_THREADS": f"{value}{origin}" if value is not None else "not set",
         "torch": f"{torch.get_num_threads()} in this process",
         "fair share": "; ".join(
@@ -142,10 +142,10 @@ def computing() -> Facts:
 
 
 def versions() -> dict[str, str]:
-    """Return those of the libraries and, where there are GPUs, of what drives them."""
+    """Return the versions of the libraries and, on GPU builds, of CUDA, HIP and NCCL."""
     import torch
 
-    # ranks are compared by all of it
+    # `doctor` compares all of these across ranks
     found = {"python": platform.python_version(), "finetune": __version__}
     for name in LIBRARIES:
         try:
@@ -160,26 +160,26 @@ def versions() -> dict[str, str]:
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return those of the fixed list that are set."""
+    """Return the variables of :data:`VARIABLES` that are set, as ``NAME=value``."""
     return [f"{name}={environment[name]}" for name in VARIABLES if name in environment]
 
 
 def reach(environment: Mapping[str, str] = os.environ) -> Facts:
-    """Return whether the Hub answers; a password in the endpoint is not shown."""
+    """Return whether the Hub is reachable; a password in the endpoint is not shown."""
     endpoint = hub.endpoint(environment)
     parts = urlsplit(endpoint)
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if hub.offline(environment):
-        return {"endpoint": shown, "reach": "not asked: HF_HUB_OFFLINE is set"}
+        return {"endpoint": shown, "reach": "not checked: HF_HUB_OFFLINE is set"}
     over = ""
     if proxy := hub.proxy(endpoint):
-        over = f" (the proxy {urlsplit(proxy).hostname}, which is all that was asked)"
+        over = f" (checked only the proxy {urlsplit(proxy).hostname})"
     answers = "accepts connections" if hub.answers(endpoint) else "no answer within a second"
     return {"endpoint": shown, "reach": f"{answers}{over}"}
 
 
 def caches(environment: Mapping[str, str] = os.environ) -> Facts:
-    """Return where the libraries keep what they fetch and tokenize, its size, and what is free."""
+    """Return the cache directories of the libraries, their sizes, and the free disk space."""
     found: Facts = {
         name: f"{place}: {size(place)}, {free(place)} free"
         for name, place in hub.caches(environment).items()
@@ -188,21 +188,21 @@ def caches(environment: Mapping[str, str] = os.environ) -> Facts:
 
 
 def size(directory: Path) -> str:
-    """Return that of the files below, without links; a lower bound after a second of counting."""
+    """Return the total size of a directory; a lower bound if counting takes more than a second."""
     if not os.path.isdir(directory):
-        return "not there yet"
+        return "does not exist yet"
     total, until = 0, time.monotonic() + _SECONDS
     for place, _, names in os.walk(directory):
         for name in names:
             if time.monotonic() > until:
-                return f"more than {_gib(total)} (not all counted)"
+                return f"more than {_gib(total)} (counting stopped after {_SECONDS:.0f} s)"
             with contextlib.suppress(OSError):  # removed while it was counted
                 total += os.lstat(os.path.join(place, name)).st_size
     return _gib(total)
 
 
 def free(place: Path) -> str:
-    """Return what the file system of a path, which need not exist yet, has left."""
+    """Return the free space of the file system of a path, which need not exist yet."""
     existing = next(path for path in (place, *place.absolute().parents) if os.path.exists(path))
     return _gib(shutil.disk_usage(existing).free)
 

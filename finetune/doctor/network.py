@@ -1,4 +1,4 @@
-"""The interface over which this machine reaches the others of a job, and what to export for it."""
+"""Find the interface that reaches the other machines of a job, and what to export for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Interfaces = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Advice:
-    """What is wrong as it is, what to type, and whether it is wrong within one machine too."""
+    """What is wrong, what to type, and whether it is wrong on a single machine too."""
 
     reason: str
     lines: tuple[str, ...]
@@ -34,9 +34,9 @@ class Network:
 
     Attributes:
         host: The name of this machine.
-        interfaces: Those there are.
-        address: The own address on the route to the other machines, None without a route.
-        interface: The name of the interface that has it.
+        interfaces: Those that are up and have an address.
+        address: The address of this machine on that route; None without a route.
+        interface: The name of the interface with that address.
         advice: What to set.
     """
 
@@ -48,7 +48,7 @@ class Network:
 
     @classmethod
     def here(cls) -> Network:
-        """Look at this machine."""
+        """Inspect this machine."""
         import torch.distributed as dist
 
         host, interfaces, address = socket.gethostname(), interfaces_here(), own_address()
@@ -56,11 +56,11 @@ class Network:
         others = [name for name, each in interfaces.items() if not loopback(each) and name != best]
         wrong = {"GLOO_SOCKET_IFNAME": ""}
         if address not in (named := resolve(host)):
-            place = ", ".join(dict.fromkeys(named)) or "nothing"
-            wrong["GLOO_SOCKET_IFNAME"] = f"gloo listens where {host} resolves to, which is {place}"
+            place = ", ".join(dict.fromkeys(named)) or "unknown"
+            wrong["GLOO_SOCKET_IFNAME"] = f"gloo listens on the address of {host}, which is {place}"
         if dist.is_available() and dist.is_nccl_available():
             infiniband = any(name.startswith("ib") for name in others)  # comes first, as it should
-            taken = "" if infiniband or not others else f"NCCL may take {', '.join(others)}"
+            taken = "" if infiniband or not others else f"NCCL may choose {', '.join(others)}"
             wrong["NCCL_SOCKET_IFNAME"] = taken
         found = [
             advise(variable, os.environ.get(variable, ""), interfaces, best, unset)
@@ -74,17 +74,17 @@ class Network:
 
     @property
     def route(self) -> str:
-        """The interface and the own address over which other machines are reached."""
+        """The interface and the address from which this machine reaches others."""
         return f"{self.interface} ({self.address})" if self.interface else "no interface"
 
     @property
     def urgent(self) -> list[Advice]:
-        """What this job needs: one that stays on one machine can do with the loopback interface."""
+        """The advice for this job: on a single machine, the loopback interface will do."""
         return [each for each in self.advice if each.everywhere or distributed.machines() > 1]
 
 
 def lines(advice: Sequence[Advice]) -> list[str]:
-    """Return what to type."""
+    """Return the commands to type."""
     return [line for each in advice for line in each.lines]
 
 
@@ -147,7 +147,7 @@ def advise(
     chosen = _named(variable, value, interfaces)
     if not chosen:
         there = ", ".join(interfaces) or "none"
-        reason = f"{variable}={value} names no interface with an address here (there are: {there})"
+        reason = f"{variable}={value} names no interface with an address here (available: {there})"
         return Advice(reason, (line,), everywhere=True)
     if best is None or not all(loopback(interfaces[name]) for name in chosen):
         return None  # the user's choice stands
@@ -170,7 +170,7 @@ def _named(variable: str, value: str, interfaces: Interfaces) -> list[str]:
 def advise_master(
     address: str, resolved: Sequence[str], own: str | None, leads: bool
 ) -> Advice | None:
-    """Return what to set where several machines are to meet on a loopback address.
+    """Return what to set if ``MASTER_ADDR`` is a loopback address in a job of several machines.
 
     Args:
         address: ``MASTER_ADDR``.
@@ -181,17 +181,17 @@ def advise_master(
     literal = address == "localhost" or loopback([address])
     if not resolved or not loopback(resolved) or (leads and not literal):
         return None
-    reason = f"MASTER_ADDR={address} means each machine itself, so that the others cannot connect"
+    reason = f"MASTER_ADDR={address} is a loopback address here: others cannot reach it"
     if own is None or not leads:
-        return Advice(f"{reason}: name the machine of rank 0 (doctor says its address there)", ())
+        return Advice(f"{reason}: use the address that doctor shows on the machine of rank 0", ())
     return Advice(
-        f"{reason}; the same on every machine, or torchrun --master_addr",
+        f"{reason}; set it on every machine, or use torchrun --master_addr",
         (f"export MASTER_ADDR={own}",),
     )
 
 
 def loopback(addresses: Sequence[str]) -> bool:
-    """Return whether all of them are addresses of the machine itself; a name is none."""
+    """Return whether all of them are loopback addresses; a host name is not."""
     try:
         return all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in addresses)
     except ValueError:

@@ -181,7 +181,7 @@ def output_mistakes(source: str, output: str | Path) -> list[str]:
     """Return a line for each reason why an output cannot be written."""
     path = Path(output).expanduser()
     wrong = {
-        f"expected a file that ends in {', '.join(SUFFIXES)}": path.suffix not in SUFFIXES,
+        f"expected a file ending in {', '.join(SUFFIXES)}": path.suffix not in SUFFIXES,
         "is a directory: name a file in it": path.is_dir(),
         "holds the test predictions of a run: name another file": path.name == PREDICTIONS
         and (path.parent / MANIFEST).exists(),

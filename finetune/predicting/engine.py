@@ -1,8 +1,8 @@
-"""Predicts rows with the model of a run: sorted by length, in batches of so many tokens.
+"""Predict rows with the model of a run, sorted by length, in batches of a fixed token budget.
 
-On a CPU every core takes batches of its own and computes them with one thread: cores that share
-each matrix product wait for each other after every one of them. A row's logits so do not depend on
-how many threads or processes there are.
+On a CPU every core computes whole batches with one thread: cores that share a matrix product have
+to wait for each other after each one. This also makes the logits of a row independent of the
+number of threads and processes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from finetune.runtime import distributed, precision, threads
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: Is told after each batch how many rows are done.
+#: Called after each batch with the number of rows done.
 Advance = Callable[[int], object]
-#: Some of the rows, prepared; where each is among all of them; the tokens of each.
+#: Some of the rows, prepared; their positions among all rows; the tokens of each.
 Part = tuple["Sequence[Mapping[str, Any]] | Dataset", np.ndarray, Sequence[int]]
 #: Tokens of a batch. On a CPU the activations of a layer then stay in its cache, or nearly.
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
@@ -42,14 +42,14 @@ class Predictor:
     """The model of a run, ready to predict.
 
     Args:
-        run: With a model.
+        run: A run that holds a model.
         precision: ``fp32`` or ``bf16``; None for :func:`default_precision`.
-        batch_tokens: Of a batch, padding included; None for what suits the device.
-        cpu_kernels: ``auto`` or ``off``; None for what the run was trained with.
+        batch_tokens: Tokens per batch, padding included; None for the default of the device.
+        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
 
     Attributes:
-        recipe: Of the run.
-        reads_text: Whether rows are text, whose tokens can be counted.
+        recipe: The recipe of the run.
+        reads_text: Whether rows are texts, whose tokens can be counted.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Predictor:
         self._collate = self.recipe.data_collator()
 
     def texts(self, texts: Sequence[str], advance: Advance = lambda done: None) -> np.ndarray:
-        """Logits of texts; what occurs several times is computed once.
+        """Return the logits of texts; a repeated text is computed once.
 
         Args:
-            texts: Truncated to the ``max_length`` of the recipe.
-            advance: Is told how many are done.
+            texts: Texts, truncated here to the ``max_length`` of the recipe.
+            advance: Called with the number of texts done.
 
         Returns:
             Array of shape ``(texts, classes)``, float32, in the order of ``texts``.
@@ -99,7 +99,7 @@ class Predictor:
         return logits[[first[text] for text in texts]]
 
     def _tokenized(self, texts: Sequence[str]) -> Iterator[Part]:
-        """Yield a part of the texts at a time, the longest first, for the model not to wait."""
+        """Yield the texts part by part, the longest first, so that the model need not wait."""
         assert isinstance(self.recipe, TextClassification)
         tokenizer = self.recipe.processing_class()
         order = np.argsort([-len(text) for text in texts], kind="stable")
@@ -112,11 +112,11 @@ class Predictor:
             yield rows, numbers, [len(tokens) for tokens in encoded["input_ids"]]
 
     def rows(self, dataset: Dataset, advance: Advance = lambda done: None) -> np.ndarray:
-        """Logits of raw rows that the recipe prepares as it does in training.
+        """Return the logits of raw rows, which the recipe prepares as in training.
 
         Args:
-            dataset: With the ``input_column`` of the recipe.
-            advance: Is told how many are done.
+            dataset: Rows with the ``input_column`` of the recipe.
+            advance: Called with the number of rows done.
 
         Returns:
             Array of shape ``(rows, classes)``, float32, in the order of ``dataset``.
@@ -139,9 +139,9 @@ class Predictor:
         return self._logits([(prepared, np.arange(count), lengths)], advance)
 
     def _logits(self, parts: Iterable[Part], advance: Advance) -> np.ndarray:
-        """Of prepared rows; the longest come first, so that memory runs out at once or never.
+        """Return the logits of prepared rows, longest first: memory runs out at once or never.
 
-        Workers compute while the next part is made ready here.
+        Workers compute while the next part is prepared here.
         """
         # a thread starts with as many threads of its own as there are cores
         starting = partial(torch.set_num_threads, 1) if self._on_cpu else None
@@ -169,7 +169,7 @@ class Predictor:
         return np.concatenate(results)[order]
 
     def _forward(self, rows: Any, numbers: np.ndarray) -> np.ndarray:
-        """Logits of some rows, shape ``(numbers, classes)``."""
+        """Return the logits of some rows, shape ``(numbers, classes)``."""
         batch = {}
         for name, value in self._collate([dict(rows[int(n)]) for n in numbers]).items():
             if name not in _LABELS:
@@ -181,20 +181,20 @@ class Predictor:
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
-    """Row numbers in batches of like length, the longest first.
+    """Group row numbers into batches of similar length, the longest first.
 
     Args:
         lengths: Tokens of each row.
-        budget: Tokens of a batch, padding included; a longer row is a batch of its own.
+        budget: Tokens per batch, padding included; a longer row is a batch of its own.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable")
     return split(order, cut(np.asarray(lengths)[order], budget))
 
 
 def default_precision(run: Run) -> str:
-    """Return ``bf16`` for classes of texts where the device is faster in it, ``fp32`` for all else.
+    """Return ``bf16`` for text classification on devices that are faster with it, else ``fp32``.
 
-    It moves probabilities by less than 0.02; a regression would be left with three digits.
+    bf16 changes probabilities by less than 0.02, but leaves a regression with three digits.
     """
     if not run.labels or not isinstance(run.recipe(), TextClassification):
         return "fp32"

@@ -1,4 +1,4 @@
-"""What is to be predicted: a file, a folder of images, the standard input or a frame."""
+"""Inputs of a prediction: a file, a folder of images, standard input or a data frame."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Input:
 
     Attributes:
         name: As the user gave it.
-        kind: The suffix of a file; ``-`` for the standard input, ``folder`` or ``frame``.
+        kind: The suffix of a file; ``-`` for standard input, ``folder`` or ``frame``.
         columns: Those of its rows; in JSON lines, those of the first chunk.
-        total: Its size: bytes of a text, rows of any other; None if it cannot be known.
-        reader: Reads what is no file.
+        total: Its size: bytes of a text format, else rows; None if unknown.
+        reader: Reads an input that is not a file.
         quoting: Of a ``.csv`` or ``.tsv``: ``minimal`` or ``none``.
-        note: What the user should know of it; may be empty.
+        note: A sentence for the user; may be empty.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Input:
 
     @classmethod
     def open(cls, name: str, csv_quoting: str = "auto") -> Input:
-        """Return what ``name`` names, with the first chunk read.
+        """Open an input and read its first chunk.
 
         Args:
             name: A file, a folder or ``-``.
             csv_quoting: Of a ``.csv`` or ``.tsv``: ``auto``, ``minimal`` or ``none``.
 
         Raises:
-            UserError: if it cannot be read, or holds no row.
+            UserError: if it cannot be read or has no rows.
         """
         if name == STANDARD_INPUT:
             return cls(name, STANDARD_INPUT, ("text",), None, _standard_input)
@@ -71,11 +71,11 @@ class Input:
         kind = "folder" if path.is_dir() else path.suffix.lower()
         if kind not in (*files.READERS, "folder"):
             raise UserError(
-                f"cannot read {name}: expected a file that ends in {', '.join(files.READERS)}, a "
-                f"folder of {', '.join(_PICTURES)}, or - for the standard input"
+                f"cannot read {name}: expected a file ending in {', '.join(files.READERS)}, a "
+                f"folder of {', '.join(_PICTURES)}, or - for standard input"
             )
         reader = _pictures if kind == "folder" else None
-        delimited = kind in SEPARATORS  # of any other, the request refuses a quoting
+        delimited = kind in SEPARATORS  # for any other, the request refuses --csv_quoting
         quoting, note = files.csv_quoting(path, csv_quoting) if delimited else ("minimal", "")
         first = next(files.chunks(path, reader, quoting), None)
         if first is None:
@@ -88,7 +88,7 @@ class Input:
 
     @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Input:
-        """Return the rows of a frame, whose missing values become None."""
+        """Return the rows of a data frame; missing values become None."""
         rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
         columns = tuple(frame.columns)
         return cls("the data", "frame", columns, len(frame), lambda _: files.sliced(rows))
@@ -97,18 +97,18 @@ class Input:
         """Read the rows in their order.
 
         Raises:
-            UserError: where the input is malformed, with the place.
+            UserError: if the input is malformed, with the position.
         """
         return files.chunks(Path(self.name), self.reader, self.quoting)
 
     def place(self, row: int) -> str:
-        """Return where a row stands, counted from 0: ``line 5`` of a text, ``row 4`` of others."""
+        """Return the position of a row, from 0: ``line 5`` in text formats, else ``row 4``."""
         path = Path(self.name) if self.kind in files.READERS else Path()
         return files.places(path, [row], self.quoting)
 
 
 def _standard_input(_: Path) -> Iterator[Read]:
-    """Its lines as they come: an answer does not wait for a whole chunk to be written."""
+    """Yield lines as they arrive, so that an answer need not wait for a whole chunk."""
     source, read, rest = sys.stdin.buffer.fileno(), 0, b""
     rows: Rows = []
     while block := os.read(source, _LONGEST_READ):

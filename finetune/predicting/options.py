@@ -1,4 +1,4 @@
-"""How to predict: the options of the command line and of :func:`finetune.predict` alike."""
+"""Options of a prediction, shared by the command line and :func:`finetune.predict`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _option(default: Any, **argument: Any) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """How to predict; the metadata of a field is what ``argparse`` takes, its help included."""
+    """Options of a prediction; the metadata of a field are its ``argparse`` arguments."""
 
     text_column: str | None = _option(
         None,
@@ -27,8 +27,8 @@ class Options:
     csv_quoting: str | None = _option(
         None,
         choices=QUOTING,
-        help="quotation marks in a .csv or .tsv: minimal, around fields; none, text (default: "
-        "auto, found by comparing rows with lines)",
+        help="quotation marks in a .csv or .tsv: minimal, around fields; none, part of the text "
+        "(default: auto, detected by comparing rows with lines)",
     )
     all_probabilities: bool = _option(
         False, action="store_true", help="add the probability of every class"
@@ -46,7 +46,7 @@ class Options:
         None,
         choices=cpu.CHOICES,
         help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
-        "(default: as in the training)",
+        "(default: as in training)",
     )
     batch_tokens: int | None = _option(
         None,
@@ -57,10 +57,10 @@ class Options:
 
 
 def mistakes(options: Mapping[str, Any]) -> list[str]:
-    """Return a line for each name that no option has, and for each value it cannot have."""
+    """Return a line for each unknown option and each invalid value."""
     known = [option.name for option in fields(Options)]
     found = [
-        f"unknown option '{name}'{suggestion(name, known)} (there are: {', '.join(known)})"
+        f"unknown option '{name}'{suggestion(name, known)} (available: {', '.join(known)})"
         for name in options
         if name not in known
     ]

@@ -1,8 +1,8 @@
-"""Rows with what was predicted of them: as CSV, TSV, JSON lines or parquet, resumable.
+"""Write rows with their predictions as CSV, TSV, JSON lines or parquet, resumably.
 
-What is done of a file is beside it, in ``OUTPUT.part/``, a file for each chunk. A part is there
-whole or not at all, so whoever goes on, in however many processes, skips those that are there. The
-output appears when all are: joined in the directory, then moved in place.
+Finished chunks are kept beside the output, in ``OUTPUT.part/``, one file per chunk. Each file is
+written atomically, so a resumed prediction, with any number of processes, skips the existing ones.
+The output appears when all are done: joined in that directory, then moved into place.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PartialOutput:
         return self.output.with_name(self.output.name + ".part")
 
     def begin(self, facts: Mapping[str, Any], resume: bool) -> None:
-        """Make the directory, or find it as it was left.
+        """Create the directory, or check the one that an interrupted prediction left.
 
         Args:
-            facts: What the predictions depend on, by the words in which a user knows it.
+            facts: Everything the predictions depend on, by names that a user knows.
             resume: Whether to continue with what is there.
 
         Raises:
@@ -78,7 +78,7 @@ class PartialOutput:
 
     @contextlib.contextmanager
     def after_a_mistake(self) -> Iterator[None]:
-        """Say where the parts are if a mistake is found in the middle, or leave no empty directory.
+        """On a mistake midway, say where the finished parts are; remove the directory if none are.
 
         Raises:
             UserError: the mistake.
@@ -95,11 +95,11 @@ class PartialOutput:
             ) from error
 
     def has(self, number: int) -> bool:
-        """Whether a chunk is done."""
+        """Return whether a chunk is done."""
         return self._path(number).exists()
 
     def write(self, columns: Sequence[str], chunk: Chunk, added: Added) -> None:
-        """Keep a chunk with what was predicted of it.
+        """Write a chunk with its predictions.
 
         Args:
             columns: Of the input.
@@ -107,7 +107,7 @@ class PartialOutput:
             added: What was predicted.
 
         Raises:
-            UserError: if the format has no place for a column, or for the types of its values.
+            UserError: if the format cannot store a column or the types of its values.
         """
         path, suffix = self._path(chunk.number), self.output.suffix
         temporary = path.with_name(path.name + ".tmp")
@@ -121,7 +121,7 @@ class PartialOutput:
         os.replace(temporary, path)
 
     def finish(self, count: int, columns: Sequence[str]) -> None:
-        """Put the output in its place, and remove the directory; a few parts are in memory.
+        """Join the parts into the output, a few in memory at a time, and remove the directory.
 
         Args:
             count: Of the chunks, all of them done.
@@ -173,7 +173,7 @@ def write_rows(
         added: What was predicted.
 
     Raises:
-        UserError: if a row has columns that the first ones did not have and there is no place for.
+        UserError: if a row has columns that the first rows lack and the format cannot store.
     """
     rows = chunk.dictionaries()
     _refuse_taken(rows, columns, added, others=suffix == ".jsonl")
@@ -232,7 +232,7 @@ def _as_text(value: Any) -> str:
     """Of a date or a decimal number; JSON has none."""
     if isinstance(value, bytes):
         raise UserError(
-            "a column holds bytes, which a text file cannot: write parquet, as with "
+            "a column holds bytes, which a text file cannot store: write parquet, e.g. "
             "--output predicted.parquet"
         )
     return str(value)
@@ -247,13 +247,13 @@ def _refuse_taken(rows: Rows, columns: Sequence[str], added: Added, others: bool
                 advice = (
                     "it is the name of an added column"
                     if name in added
-                    else "write JSON lines, as with --output predicted.jsonl"
+                    else "write JSON lines, e.g. --output predicted.jsonl"
                 )
-                raise UserError(f"a row has a column '{name}', which the first rows lack: {advice}")
+                raise UserError(f"a row has a column '{name}' that the first rows lack: {advice}")
 
 
 def _no_one_type(error: Exception) -> UserError:
     return UserError(
-        f"a column has values of several types ({error}): write JSON lines, as with "
+        f"a column has values of several types ({error}): write JSON lines, e.g. "
         "--output predicted.jsonl"
     )

@@ -1,4 +1,4 @@
-"""One prediction: a run, an input, the column that is read and the columns that are added."""
+"""A prediction request: a run, an input, the column to read and the columns to add."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Tell = Callable[[float, int], object]
 
 
 class Request:
-    """What is to be done, checked.
+    """A checked prediction request.
 
     Args:
         run: Whose model predicts.
@@ -39,16 +39,16 @@ class Request:
         options: Those of :class:`~finetune.predicting.options.Options`, by name.
 
     Raises:
-        UserError: if an option is unknown, or asks for what run or input lack.
+        UserError: if an option is unknown, or needs something that the run or the input lacks.
 
     Attributes:
-        column: Of the input, which the model sees; the files themselves if it is a folder.
+        column: The input column that the model reads; for a folder, the files themselves.
         added: Names of the added columns, none of which the input has.
-        temperature: By which logits are divided.
+        temperature: Divides the logits.
         precision: Of the computation.
         cpu_kernels: ``auto`` or ``off``, on a CPU.
-        rows: Counted as chunks pass by.
-        missing: Rows among them without a value.
+        rows: The rows so far.
+        missing: How many of them have no value in the column.
     """
 
     def __init__(self, run: Run, input: Input, options: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class Request:
             raise UserError(*found)
         self.run, self.input, self.options = run, input, Options(**options)
         found = [
-            f"--{flag}: there are no classes, {run.path} predicts a number"
+            f"--{flag}: {run.path} predicts a number, it has no classes"
             for flag in ("all_probabilities", "calibrated")
             if getattr(self.options, flag) and not run.labels
         ]
@@ -69,7 +69,7 @@ class Request:
         temperature = run.manifest.temperature if self.options.calibrated else 1.0
         if temperature is None and run.labels:
             status = run.manifest.status
-            why = "none mends its probabilities, see the report"
+            why = "none improves its probabilities; see the report"
             why = why if status == "finished" else f"its status is '{status}'"
             found.append(f"--calibrated: {run.path} has no temperature: {why}")
         if found:
@@ -84,16 +84,16 @@ class Request:
 
     @property
     def columns(self) -> list[str]:
-        """Of the output."""
+        """The columns of the output."""
         return [*self.input.columns, *self.added]
 
     @property
     def notes(self) -> list[str]:
-        """What the user is to be told when all is done."""
+        """Sentences for the user when the prediction is done."""
         found = [self.input.note] if self.input.note else []
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             named = ", ".join(f"'{name}'" for name in renamed)
-            found.append(f"columns added as {named}: the input has columns of the shorter names")
+            found.append(f"columns added as {named}: the input already uses the shorter names")
         if self.missing:
             found.append(
                 f"{counted(self.missing, 'row')} without a value in '{self.column}': their "
@@ -102,7 +102,7 @@ class Request:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """Return what the predictions depend on, by the words in which a user knows it."""
+        """Return everything that the predictions depend on, by names that a user knows."""
         name = self.input.name
         return {
             f"INPUT {name}": "" if self.input.kind == STANDARD_INPUT else _stamp(Path(name)),
@@ -125,7 +125,7 @@ class Request:
 
         Args:
             tell: Is called after each batch and each chunk.
-            wanted: Whether the chunk of this number is to be predicted; its rows are counted
+            wanted: Returns whether to predict the chunk of this number; its rows are counted
                 either way.
 
         Yields:
@@ -201,7 +201,7 @@ class Request:
 
 
 def _names(run: Run, input: Input, all_probabilities: bool) -> list[str]:
-    """Where the input has a column ``label``, the added one is ``predicted label``, and so on."""
+    """Return the names of the added columns: ``predicted label`` if the input has ``label``."""
     names = ["label", "probability"] if run.labels else ["prediction"]
     if all_probabilities:
         names += [f"probability of {label}" for label in run.labels]
@@ -216,7 +216,7 @@ def _column(run: Run, input: Input, wanted: str | None) -> str:
     recipe = run.recipe()
     if input.kind == "folder":
         if isinstance(recipe, TextClassification) or wanted:
-            raise UserError(f"{input.name} is a folder: {run.path} reads a column of text")
+            raise UserError(f"{input.name} is a folder, but {run.path} reads a text column")
         return "file"
     if isinstance(recipe, TextClassification):
         usual = recipe.text_column if recipe.text_column in input.columns else "text"
@@ -228,18 +228,18 @@ def _column(run: Run, input: Input, wanted: str | None) -> str:
         hint = separated or suggestion(column, input.columns)
         raise UserError(
             f"--text_column: no column '{column}' in {input.name}{hint} "
-            f"(there are: {', '.join(map(str, input.columns))})"
+            f"(available: {', '.join(map(str, input.columns))})"
         )
     return column
 
 
 def _short(values: np.ndarray) -> list[float]:
-    """With the digits of a float32 and no more: ``0.9812``, not ``0.9811999797821045``."""
+    """Return only the digits of a float32: ``0.9812``, not ``0.9811999797821045``."""
     return [float(str(value)) for value in values.astype(np.float32)]
 
 
 def _stamp(path: Path) -> str:
-    """Tells a file, or the files of a folder, from what they are after a change."""
+    """Return a stamp that changes when the file, or a file of the folder, changes."""
     if not path.is_dir():
         about = path.stat()
         return f"{about.st_size} bytes of {about.st_mtime_ns}"

@@ -80,7 +80,7 @@ def find(name: str) -> type[Recipe]:
             raise UserError(f"no module '{error.name}' (recipe '{name}'){hint}") from None
     known = names()
     raise UserError(
-        f"unknown recipe '{name}'{suggestion(name, known)} (there are: {', '.join(known)}; "
+        f"unknown recipe '{name}'{suggestion(name, known)} (available: {', '.join(known)}; "
         "a recipe of your own is a path that ends in .py)"
     )
 

@@ -33,7 +33,7 @@ class Scoring:
         known = [path.stem for path in namesakes.files("metrics")]
         if mistakes := [
             f"no metric '{name}' in metrics/{suggestion(name, known)} "
-            f"(there are: {', '.join(known)})"
+            f"(available: {', '.join(known)})"
             for name in arguments
             if name not in known
         ]:

@@ -1,7 +1,7 @@
-"""What the machines of one job must have in common, found out before a model is loaded.
+"""Check, before a model is loaded, that the machines of a job agree.
 
-Each machine has its own command line, its own libraries and perhaps its own disk. Where they
-differ, the library goes on: with other rows on each machine, or with half a run on one of them.
+Each machine has its own command line, its own libraries and perhaps its own disk. If they differ,
+the library carries on regardless: with different rows on each machine, or half a run on one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from finetune.runtime import distributed
 
 
 def agree(facts: Mapping[str, Any]) -> None:
-    """Refuse machines that would not do the same; every rank calls it, in the process group.
+    """Refuse machines that differ; every rank calls it, inside the process group.
 
     Raises:
-        UserError: on every rank, naming each of the ``facts`` that differs.
+        UserError: on every rank; it names every one of the ``facts`` that differs.
     """
     first, *others = distributed.gather(dict(facts))
     mistakes: dict[str, str] = {}
@@ -36,9 +36,9 @@ def agree(facts: Mapping[str, Any]) -> None:
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
-    """Refuse a directory of the run that each machine sees as its own, unless each shall write one.
+    """Refuse ``--save_on_each_node`` with a shared output directory, and its absence without one.
 
-    Every rank calls it, in the process group; the directory need not exist.
+    Every rank calls it, inside the process group; the directory need not exist.
 
     Raises:
         UserError: on every rank.
@@ -47,18 +47,18 @@ def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
     if not shared and not save_on_each_node:
         raise UserError(
             f"--output_dir {directory}: the machines do not share it, so the others could neither "
-            "load the best model nor resume; name a directory that they share, or add "
-            "--save_on_each_node, which writes the whole run on each"
+            "load the best model nor resume; use a shared directory, or add --save_on_each_node "
+            "to write the whole run on each machine"
         )
     if shared and save_on_each_node:
         raise UserError(
-            f"--save_on_each_node: the machines share {directory}, and would write into each "
+            f"--save_on_each_node: the machines share {directory} and would overwrite each "
             "other's files; leave it out"
         )
 
 
 def _seen_by_all(directory: Path) -> bool:
-    """Whether a file that rank 0 makes beside the directory is there for every rank."""
+    """Return whether every rank sees a file that rank 0 creates beside the directory."""
     place = directory.absolute()
     beside = next(path for path in (place, *place.parents) if path.is_dir())
     leads, reason = distributed.ranks().rank == 0, None

@@ -1,7 +1,7 @@
-"""The processes of a job: who is rank 0, who waits for it, and how they meet.
+"""The processes of a job: their ranks, how they wait for rank 0, and how they connect.
 
-Rank 0 prepares the data before the process group exists, whose barrier would time out under a long
-preparation. The others wait on the key-value store over which the group is made afterwards.
+Rank 0 prepares the data before the process group exists, since a barrier of the group could time
+out meanwhile. The others wait on the key-value store through which the group is created afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BETWEEN_LOOKS = 0.05  # seconds
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of a process, and how many there are, in the job and on this machine (local)."""
+    """Rank and world size of this process, in the job and on this machine (local)."""
 
     rank: int = 0
     local_rank: int = 0
@@ -37,7 +37,7 @@ class Ranks:
     local_world_size: int = 1
 
 
-#: What torchrun calls a rank, and what Open MPI calls it.
+#: The variables of torchrun, and their names under Open MPI.
 _OPEN_MPI = {
     "RANK": "OMPI_COMM_WORLD_RANK",
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
@@ -47,7 +47,7 @@ _OPEN_MPI = {
 
 
 def ranks() -> Ranks:
-    """Return the ranks as ``torchrun``, ``accelerate launch`` or an MPI set them."""
+    """Return the ranks that ``torchrun``, ``accelerate launch`` or an MPI has set."""
     told = {**os.environ, **_open_mpi()}
     world_size = int(told.get("WORLD_SIZE", 1))
     return Ranks(
@@ -61,7 +61,7 @@ def ranks() -> Ranks:
 def export_ranks() -> None:
     """Under an MPI, set the variables of ``torchrun``, which torch and accelerate read.
 
-    Called once where a job starts; :func:`ranks` sets nothing.
+    Call it once, when a job starts; :func:`ranks` sets nothing.
     """
     if told := _open_mpi():
         os.environ |= told
@@ -88,7 +88,7 @@ def under_launcher() -> bool:
 
 
 def launcher() -> list[str]:
-    """Return the words before ``-m finetune`` that start a job like this one."""
+    """Return the launch command, up to ``-m finetune``, of a job like this one."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ["python"]
     words = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
@@ -119,8 +119,8 @@ def devices_in_training(use_cpu: bool) -> int:
 def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
     """Call ``prepare`` on rank 0, then on the others, which find its results in the caches.
 
-    Another machine has caches of its own: there one process goes first too. Nobody goes on before
-    all are ready, since the process group, which is made next, has a shorter timeout.
+    Other machines have caches of their own, so one process goes first on each of them. All wait
+    until everyone is ready, since the process group, created next, has a shorter timeout.
 
     Raises:
         UserError: if the machines were started with different numbers of processes.
@@ -142,10 +142,10 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
 
 
 def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
-    """Make the process group, with a timeout that is in force on CPU too.
+    """Create the process group, with a timeout that also applies on CPU.
 
-    The library ignores ``ddp_timeout`` on CPU, but uses a group that is there. On an accelerator
-    the group has gloo besides, for what is gathered on the CPU.
+    The library ignores ``ddp_timeout`` on CPU, but uses an existing group. On an accelerator the
+    group also has gloo, for objects that are gathered on the CPU.
     """
     import torch
     import torch.distributed as dist
@@ -171,7 +171,7 @@ def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return what every process gives, by rank; several of them need the process group."""
+    """Return the ``value`` of every process, by rank; several processes need the process group."""
     import torch.distributed as dist
 
     values = [value] * ranks().world_size
@@ -181,7 +181,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def leave() -> None:
-    """Take the process group down, if there is one."""
+    """Destroy the process group, if there is one."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -190,7 +190,7 @@ def leave() -> None:
 
 
 def first_to_fail() -> bool:
-    """Return whether no other process of the job has failed before this one, if it can be told."""
+    """Return whether this process failed first; True if that is unknown."""
     from torch.distributed.rendezvous import rendezvous
 
     moment = timedelta(seconds=3)
@@ -209,7 +209,7 @@ def first_to_fail() -> bool:
 
 @functools.cache
 def store_of_job() -> Store:
-    """Return the key-value store over which the processes meet.
+    """Return the key-value store through which the processes connect.
 
     Raises:
         UserError: if the port is taken on the machine of rank 0.
@@ -234,14 +234,14 @@ def store_of_job() -> Store:
         if "EADDRINUSE" not in str(error):
             raise
         raise UserError(
-            f"port {os.environ.get('MASTER_PORT')} of this machine is in use: another job? "
-            "Set MASTER_PORT (torchrun: --master_port) to a free one"
+            f"port {os.environ.get('MASTER_PORT')} of this machine is in use, perhaps by another "
+            "job: set MASTER_PORT (torchrun: --master_port) to a free one"
         ) from error
     return store
 
 
 def _wait(store: Store, key: str, longest: timedelta) -> None:
-    """Until some process has set the key, or one has failed, which then never may."""
+    """Wait until a process has set the key; raise if one has failed, as it may never set it."""
     from torch.distributed import DistStoreError
 
     until = time.monotonic() + longest.total_seconds()
@@ -254,7 +254,7 @@ def _wait(store: Store, key: str, longest: timedelta) -> None:
 
 
 def _agree_on_world(store: Store, me: Ranks) -> None:
-    """Every rank says how many it was told that there are, and rank 0 hears them all."""
+    """Check that all ranks were started with the same world size."""
     from torch.distributed import DistStoreError
 
     store.set(f"{_WORLD}/{me.rank}", str(me.world_size))

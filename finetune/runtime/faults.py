@@ -1,8 +1,8 @@
-"""What a process reports when it cannot continue, so that a job reports its first failure once.
+"""Report a failure so that a job shows its first cause, and shows it once.
 
-A process that fails by itself reports at once. One that lost another (a closed connection) knows
-only the symptom: it waits for the launcher, which knows which process ended first and ends the
-others too.
+A process that fails on its own reports at once. One that lost its connection to another knows only
+the symptom: it waits for the launcher, which knows which process ended first and ends the others
+too.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.runtime.terminal import visible
 
-_LAUNCHER_ENDS_US_WITHIN = 3.0  # seconds; torchrun looks every tenth
+_LAUNCHER_ENDS_US_WITHIN = 3.0  # seconds; torchrun polls ten times a second
 
 
 def refuse(error: UserError) -> int:
-    """Print the user's mistakes, once in a job, and return the exit status."""
+    """Print the user's mistakes once per job, and return the exit status."""
     me = distributed.ranks()
     if me.rank != 0:
         time.sleep(_LAUNCHER_ENDS_US_WITHIN)
-    elsewhere = me.rank > 0 and me.local_rank == 0  # another machine, whose log is another
+    elsewhere = me.rank > 0 and me.local_rank == 0  # another machine has a log of its own
     if me.world_size == 1 or distributed.first_to_fail() or elsewhere:
         for mistake in error.mistakes:
             print(f"error: {visible(mistake)}", file=sys.stderr, flush=True)
@@ -31,7 +31,7 @@ def refuse(error: UserError) -> int:
 
 
 def stop(error: Exception) -> int:
-    """Print why this process of a job stops, and return the exit status."""
+    """Print why this process stops, and return the exit status."""
     from torch.distributed import DistError
 
     rank, text = distributed.ranks().rank, str(error)

@@ -1,8 +1,8 @@
-"""Other packages named ``recipes`` or ``metrics``: reported, never imported by the toolkit.
+"""Detect other packages named ``recipes`` or ``metrics``; they are reported, never imported.
 
-Another package of that name may come first on the import path, may be imported already, or may
-have been installed into the same directory, where the later one wins. The toolkit's own are those
-beside it; in a checkout that is every file there, else those in the record of its installation.
+Another package of that name may come first on the import path, may already be imported, or may
+have been installed into the same directory, where the later one wins. The toolkit's own packages
+lie beside ``finetune``: in a checkout every file there, else those in its installation record.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from finetune.errors import UserError
 from finetune.runtime.version import DISTRIBUTION, __version__
 
 HOUSE = Path(__file__).resolve().parents[2]
-#: How the files of what each package holds are found.
+#: The pattern that finds the recipes and the metrics.
 PACKAGES = {"recipes": "[!_]*.py", "metrics": "*/*.py"}
 
 
 def files(package: str, *, ours: bool = True) -> list[Path]:
-    """Return the files of recipes or metrics beside the package, sorted: ours or all others."""
+    """Return the files of ``recipes`` or ``metrics``, sorted: either ours or all others."""
     record = _recorded()
     return sorted(
         path
@@ -37,18 +37,18 @@ def files(package: str, *, ours: bool = True) -> list[Path]:
 
 @functools.cache
 def found() -> tuple[str, ...]:
-    """Return a sentence for each namesake that is not going to be imported.
+    """Return a warning for each package of the same name that will not be imported.
 
-    The path is searched once: the command line calls this before it takes the current directory
-    off the path.
+    The path is searched once: the command line calls this before it removes the current directory
+    from the path.
     """
     sentences = []
     for package in PACKAGES:
         if (place := _first_on_path(package)) not in (None, HOUSE / package):
-            by_path = f"; run a recipe in it by its path, {place}/NAME.py"
+            by_path = f"; to run a recipe from it, give its path: {place}/NAME.py"
             sentences.append(
-                f"{place} is another package named '{package}'; it comes before the toolkit's "
-                f"{HOUSE / package} on the import path and is not imported here"
+                f"{place} is another package named '{package}'; it shadows the toolkit's "
+                f"{HOUSE / package} on the import path and is not imported"
                 f"{by_path if package == 'recipes' else ''}"
             )
         if strangers := files(package, ours=False):
@@ -56,14 +56,13 @@ def found() -> tuple[str, ...]:
             sentences.append(
                 f"{HOUSE / package} also holds files that {DISTRIBUTION} did not install "
                 f"({', '.join(path.name for path in strangers)}{who and ' of '}{who}): they are "
-                f"neither listed nor imported; install {DISTRIBUTION} into an environment of its "
-                "own"
+                f"neither listed nor imported; install {DISTRIBUTION} into its own environment"
             )
     return tuple(sentences)
 
 
 def overwritten() -> list[str]:
-    """Return a sentence for each file of ours that something else wrote over or removed."""
+    """Return a message for each of our files that was overwritten or removed."""
     sentences = []
     for name, digest in (_recorded() or {}).items():
         path, installed = HOUSE / name, f"{DISTRIBUTION} {__version__} installed"
@@ -75,21 +74,21 @@ def overwritten() -> list[str]:
         else:
             continue
         sentences.append(
-            f"{what}. Install {DISTRIBUTION} into an environment of its own, or uninstall the "
-            f"other and pip install --force-reinstall --no-deps {DISTRIBUTION}"
+            f"{what}. Install {DISTRIBUTION} into its own environment, or uninstall the other "
+            f"package and run: pip install --force-reinstall --no-deps {DISTRIBUTION}"
         )
     return sentences
 
 
 def claim() -> tuple[str, ...]:
-    """Make the toolkit's ``recipes`` the one that this process imports, if it has imported none.
+    """Import the toolkit's ``recipes``, unless this process has already imported it.
 
     Returns:
-        What is to be told: a sentence for each namesake that is not imported; nothing if the
-        toolkit's package was there already.
+        A warning for each package of the same name that is not imported; none if the toolkit's
+        package was already imported.
 
     Raises:
-        UserError: if another ``recipes`` is imported already, or if files of ours were overwritten.
+        UserError: if another ``recipes`` is already imported, or if our files were overwritten.
     """
     if sentences := overwritten():
         raise UserError(*sentences)
@@ -99,9 +98,9 @@ def claim() -> tuple[str, ...]:
             return ()
         where = getattr(loaded, "__file__", None) or ", ".join(map(str, places)) or "nowhere"
         raise UserError(
-            f"another package named 'recipes' is imported already, from {where}; the toolkit's is "
-            f"{HOUSE / 'recipes'}, and a process has only one of a name. Take the other off the "
-            "path (PYTHONPATH, the current directory) or rename it, and start Python again; the "
+            f"another package named 'recipes' is already imported, from {where}; the toolkit's is "
+            f"{HOUSE / 'recipes'}, and a process can import only one. Remove the other from the "
+            "path (PYTHONPATH, the current directory) or rename it, and restart Python; the "
             "command line, python -m finetune, does not import it"
         )
     told = found()
@@ -110,7 +109,7 @@ def claim() -> tuple[str, ...]:
 
 
 def load_file(name: str, path: Path) -> ModuleType:
-    """Return the module in this file, imported under ``name`` wherever it lies."""
+    """Import a file as the module ``name``, wherever it lies, and return it."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -125,7 +124,7 @@ def load_file(name: str, path: Path) -> ModuleType:
 
 
 def _first_on_path(package: str) -> Path | None:
-    """Return the directory or file that ``import PACKAGE`` would take; None if there is none."""
+    """Return the directory or file that ``import PACKAGE`` would load; None if there is none."""
     if package in sys.modules:  # whatever it is, it is found there; `claim` judges it
         return None
     spec = importlib.util.find_spec(package)
@@ -160,6 +159,6 @@ def _installed_by(name: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    """As a record of an installation writes it."""
+    """Return the hash of a file in the format of an installation record."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

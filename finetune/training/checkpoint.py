@@ -1,4 +1,4 @@
-"""Which epochs keep a checkpoint, and which checkpoint a run goes on from."""
+"""Choose the epochs that keep a checkpoint, and the checkpoint that a run resumes from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune.errors import UserError
 
 
 class KeepEpochs(TrainerCallback):
-    """Keep a checkpoint every ``every`` epochs, of the last and of the best, if epochs are saved.
+    """Keep a checkpoint of every n-th epoch, the last and the best, if ``save_strategy`` is epoch.
 
     The best is kept too because ``load_best_model_at_end`` can only load what was saved.
     """
@@ -21,7 +21,7 @@ class KeepEpochs(TrainerCallback):
         self.every = every
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Take the best checkpoint of a resumed run from here: it may have been moved since."""
+        """Look for the best checkpoint of a resumed run here: the run may have been moved."""
         if state.best_global_step:
             here = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
             state.best_model_checkpoint = str(here) if here.is_dir() else None
@@ -29,7 +29,7 @@ class KeepEpochs(TrainerCallback):
     def on_epoch_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save this one if it is its turn or the last."""
+        """Save if this is an n-th epoch; the library saves the last one."""
         if args.save_strategy == SaveStrategy.EPOCH and state.global_step < state.max_steps:
             epoch = round(state.epoch or 0)
             control.should_save = epoch % self.every == 0
@@ -37,7 +37,7 @@ class KeepEpochs(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save the best so far after all."""
+        """Save an epoch that is the best so far."""
         if args.save_strategy != SaveStrategy.EPOCH or not args.load_best_model_at_end:
             return
         name = args.metric_for_best_model or "loss"
@@ -48,7 +48,7 @@ class KeepEpochs(TrainerCallback):
 
 
 def to_resume(resume_from_checkpoint: str | None, output_dir: str | None) -> str | None:
-    """Return the checkpoint to go on from: a path, or ``last`` for the newest in ``output_dir``.
+    """Return the checkpoint to resume from: a path, or for ``last`` the newest in ``output_dir``.
 
     Raises:
         UserError: if there is none.

@@ -1,7 +1,7 @@
-"""What training arguments must not say, alone or together.
+"""Refuse training arguments that are invalid, alone or in combination.
 
-They are checked before they are built: ``TrainingArguments`` joins the process group, and rank 0
-checks before there is one.
+The check precedes building them: ``TrainingArguments`` joins the process group, and rank 0 checks
+before there is one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from finetune.models import cpu
 from finetune.runtime import distributed, precision
 from finetune.training import packages
 
-#: What is a number of something, and of what.
+#: Arguments that count something, and its unit.
 _COUNTS = {
     "save_every": " epochs",
     "save_total_limit": " checkpoints",
@@ -43,7 +43,7 @@ _NOT_NEGATIVE = (
 _BELOW_ONE = ("label_smoothing_factor", "adam_beta1", "adam_beta2")
 _SEEDS = ("seed", "data_seed")
 _LARGEST_SEED = 2**32 - 1  # of NumPy
-#: A number of steps, or a share of all of them.
+#: A number of steps, or a fraction of all of them.
 _STEPS = ("logging_steps", "eval_steps", "save_steps")
 
 
@@ -58,8 +58,8 @@ def refuse(values: Any) -> None:
     mistakes = []
     if values.dataloader_drop_last:
         mistakes.append(
-            "--dataloader_drop_last would drop evaluation rows too; in training an incomplete "
-            "last step is always left out"
+            "--dataloader_drop_last would also drop evaluation rows; training always drops an "
+            "incomplete last batch"
         )
     if values.train_sampling_strategy == "batch_rebalance":
         mistakes.append(
@@ -68,7 +68,7 @@ def refuse(values: Any) -> None:
         )
     if values.auto_find_batch_size:
         mistakes.append(
-            "--auto_find_batch_size would change the global batch in the middle; raise "
+            "--auto_find_batch_size would change the global batch during training; raise "
             "--gradient_accumulation_steps instead"
         )
     if not values.average_tokens_across_devices:
@@ -81,7 +81,7 @@ def refuse(values: Any) -> None:
     if me.world_size > 1 and not values.use_cpu and me.local_world_size > gpus:
         mistakes.append(
             f"{me.local_world_size} processes on a machine with {counted(gpus, 'GPU')}: "
-            f"each needs one of its own; --nproc_per_node={gpus}, or --use_cpu"
+            f"each needs its own; use --nproc_per_node={gpus} or --use_cpu"
         )
     if shards(values) and values.use_cpu:
         named = "--fsdp" if values.fsdp else "FSDP in the accelerate config"
@@ -91,7 +91,7 @@ def refuse(values: Any) -> None:
         )
     if shards(values) and values.save_on_each_node:
         mistakes.append(
-            "--save_on_each_node: FSDP gathers the whole model on rank 0 only; name an "
+            "--save_on_each_node: FSDP gathers the whole model on rank 0 only; use an "
             "--output_dir that the machines share instead"
         )
     mistakes += _numbers(values)
@@ -103,12 +103,12 @@ def refuse(values: Any) -> None:
     compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
     if values.max_tokens_per_batch and compiles:
         mistakes.append(
-            "--max_tokens_per_batch with --torch_compile: every step would have another shape, "
-            "and be compiled; give a number of rows"
+            "--max_tokens_per_batch with --torch_compile: every step would have another shape "
+            "and be recompiled; use --global_batch_size instead"
         )
     if values.max_tokens_per_batch and values.train_sampling_strategy != "group_by_length":
         mistakes.append(
-            "--max_tokens_per_batch makes steps of rows of like length: it needs "
+            "--max_tokens_per_batch batches rows of similar length: it needs "
             "--train_sampling_strategy group_by_length, and rows with a length"
         )
     for name, choices in (("precision", precision.CHOICES), ("cpu_kernels", cpu.CHOICES)):
@@ -130,7 +130,7 @@ def refuse(values: Any) -> None:
 
 
 def _numbers(values: Any) -> list[str]:
-    """Return a line for each number that an argument cannot be."""
+    """Return a line for each argument whose number is out of range."""
     ranges: dict[str, tuple[Callable[[float], bool], str]] = {
         **{name: (lambda x: x >= 1, f"1 or more{unit}") for name, unit in _COUNTS.items()},
         **dict.fromkeys(_NOT_NEGATIVE, (lambda x: 0 <= x < math.inf, "0 or more")),
@@ -142,7 +142,7 @@ def _numbers(values: Any) -> list[str]:
             _STEPS,
             (
                 lambda x: 0 < x < 1 or (x >= 1 and float(x).is_integer()),
-                "a number of steps, or a share of them below 1",
+                "a number of steps, or a fraction of them below 1",
             ),
         ),
         "num_train_epochs": (lambda x: 0 < x < math.inf or values.max_steps > 0, "more than 0"),
@@ -158,7 +158,7 @@ def _numbers(values: Any) -> list[str]:
 
 
 def _early_stopping(values: Any) -> list[str]:
-    """Return a line for each thing that early stopping lacks."""
+    """Return a line for each requirement of early stopping that is not met."""
     if values.early_stopping_patience is None:
         return []
     flag = f"--early_stopping_patience {values.early_stopping_patience}"

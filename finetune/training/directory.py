@@ -1,4 +1,4 @@
-"""The directory that a run may have: its own, an empty one, or one whose run is moved aside."""
+"""Make room for a run in its output directory: an earlier run there is moved aside."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from finetune.training.manifest import status_and_process
 
 
 def clear_way(directory: Path, checkpoint: str | None = None) -> str | None:
-    """Make room for a run: another that is there is moved aside, and nothing is ever deleted.
+    """Make room for a run: move an earlier one aside; nothing is ever deleted.
 
     Returns:
-        A sentence about what was moved, or None; nothing is if it goes on from a ``checkpoint`` in
-        there.
+        A sentence about what was moved, or None. Nothing is moved if the run resumes from a
+        ``checkpoint`` in that directory.
 
     Raises:
-        UserError: if the directory holds something that is no run.
+        UserError: if the directory holds something other than a run.
     """
     if checkpoint is not None and Path(checkpoint).resolve().parent == directory.resolve():
         return None
@@ -44,7 +44,7 @@ def clear_way(directory: Path, checkpoint: str | None = None) -> str | None:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds something else than a run, or one that is still going on.
+    """Refuse a directory that holds something other than a run, or a run still in progress.
 
     Two processes that write into one directory would mix two runs.
     """
@@ -63,8 +63,8 @@ def refuse_foreign(directory: Path) -> None:
             os.kill(process.pid, 0)
             raise UserError(
                 f"--output_dir {directory}: a run is in progress there (process {process.pid}); "
-                "name another directory"
+                "use another directory"
             )
     elif known is None and not any(directory.glob("checkpoint-*")):
         # checkpoints alone are what a trainer leaves that no command started
-        raise UserError(f"--output_dir {directory} holds files but no run: name another directory")
+        raise UserError(f"--output_dir {directory} holds files but no run: use another directory")

@@ -66,6 +66,6 @@ def _trackers(report_to: str | list[str] | None) -> list[str]:
             known = ["none", "all", *INTEGRATION_TO_CALLBACK]
             mistakes.append(
                 f"--report_to {name}: no such tracker{suggestion(name, known)} "
-                f"(there are: {', '.join(known)})"
+                f"(available: {', '.join(known)})"
             )
     return mistakes
