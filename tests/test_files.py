@@ -1,6 +1,7 @@
 """One meaning of a file: training, ``evaluate --data`` and ``predict`` see the same rows in it."""
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,21 @@ def test_quoting_can_be_chosen(run: Run, tmp_path: Path) -> None:
     assert evaluate(run, path, csv_quoting="minimal").rows == 1
     with pytest.raises(UserError, match="the model does not know: ' y'"):
         evaluate(run, path, csv_quoting="none")
+
+
+def test_the_quoting_of_the_run_is_that_of_other_files(run: Run, tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", 'text,label\n"x" y,good\n"z",bad\n')
+    literal = Run(shutil.copytree(run.path, tmp_path / "run"))
+    (options := literal.manifest.options)["csv_quoting"] = "none"
+    literal.update(options=options)
+
+    for each, expected in ((run, ["x y", "z"]), (literal, ['"x" y', '"z"'])):
+        output = tmp_path / "predicted.jsonl"
+        finetune.predict_file(each, path, output)
+        (chunk,) = files.chunks(output)
+        assert [row["text"] for row in chunk.dictionaries()] == expected
+    assert "closing quotation mark" in evaluate(run, path).notes[0]
+    assert "closing quotation mark" not in str(evaluate(literal, path).notes)
 
 
 def test_quotes_that_are_text_are_told_by_all_three(

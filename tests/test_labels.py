@@ -1,6 +1,7 @@
 """Labels of every kind come to one `ClassLabel`, whose order depends on nothing but the names."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from finetune.data import labels
 from finetune.errors import UserError
+from finetune.recipe import catalog
 
 STARS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
 
@@ -126,3 +128,28 @@ def test_numbers_with_a_fraction_are_refused(splits: tuple[list[float], ...]) ->
 
     with pytest.raises(UserError, match=message):
         encoded(*splits)
+
+
+def test_infinite_labels_are_refused() -> None:
+    with pytest.raises(UserError, match="the label column holds inf: expected classes"):
+        encoded([1.0, float("inf")])
+
+
+@pytest.mark.parametrize(
+    ("names", "ordered"),
+    [
+        (["1", "2", "10"], True),
+        (["1 star", "5 stars"], True),
+        (["blue", "green", "red"], False),
+    ],
+)
+def test_only_known_classes_and_numbers_are_in_order(
+    names: list[str], ordered: bool, tmp_path: Path
+) -> None:
+    rows = [f"place {number},{names[number % len(names)]}" for number in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+
+    assert catalog.find("yelp")(dataset=str(tmp_path / "a.csv")).orders_classes is ordered
+    assert not catalog.find("sentiment")(
+        dataset=str(tmp_path / "a.csv"), text_column="text", label_column="label"
+    ).orders_classes

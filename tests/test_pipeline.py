@@ -174,8 +174,9 @@ def test_no_rows_give_a_frame_without_rows() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "said"),
     [
-        ("one text", {}, "put one text into a list"),
+        ("one text", {}, "put one text or row into a list"),
         ([1, 2], {}, "expected texts or rows as mappings, found int"),
+        ({"text": ["a", "b"]}, {}, "put one text or row into a list, columns into a frame"),
         (pd.DataFrame({"words": ["a"]}), {}, "no column 'text' in the data"),
         (pd.DataFrame(["a"]), {}, "no column 'text' in the data"),
         (["a"], {"text_colum": "a"}, "unknown option 'text_colum'; did you mean 'text_column'"),

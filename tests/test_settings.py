@@ -53,7 +53,7 @@ def test_precedence(tmp_path: Path) -> None:
     file = config(tmp_path, "max_length: 128", "learning_rate: 3e-4")
     layers: list[tuple[list[str], int, float]] = [
         ([], 512, 2e-5),
-        (["--embedded"], 256, 1e-4),
+        (["--embedded"], 384, 2e-4),
         (["--embedded", "--config", file], 128, 3e-4),
         (["--config", file, "--max_length", "64", "--learning_rate", "5e-4"], 64, 5e-4),
         (["--learning_rate", "5e-4", "--embedded", "--max_length", "64"], 64, 5e-4),
@@ -356,7 +356,6 @@ def test_a_tracker_that_there_is_not() -> None:
         ("--hub_model_id me/mine", "needs --push_to_hub"),
         ("--warmup_steps 9 --lr_scheduler_type constant", "--lr_scheduler_type constant has no"),
         ("--adam_beta1 0.8 --optim sgd", "--optim sgd does not read it"),
-        ("--metric_for_best_model f1 --save_strategy no", "needs --load_best_model_at_end true"),
         ("--save_total_limit 2 --save_strategy no", "needs checkpoints"),
         ("--run_name mine", "needs a tracker, see --report_to"),
         ("--early_stopping_patience 3", "too large to stop before the end: 4 epochs have"),
@@ -373,6 +372,7 @@ def test_a_flag_without_effect_is_told(words: str, why: str) -> None:
         "",
         "--eval_strategy steps --eval_steps 5 --save_steps 5",
         "--num_train_epochs 2",
+        "--metric_for_best_model f1 --save_strategy no",  # the verdict goes by it
         "--push_to_hub --hub_model_id me/mine",
         "--warmup_steps 0.1",
         "--adam_beta1 0.8",
@@ -534,6 +534,9 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
     [
         ("--dataloader_drop_last", "--dataloader_drop_last would also drop evaluation rows"),
         ("--auto_find_batch_size", "--auto_find_batch_size would change the global batch"),
+        ("--prediction_loss_only", "--prediction_loss_only: the metrics and the report need"),
+        ("--batch_eval_metrics", "--batch_eval_metrics: the metrics and the report need"),
+        ("--label_names mine", "--label_names: the labels of a recipe are in the column 'labels'"),
         ("--save_every 0", "--save_every 0: expected 1 or more epochs"),
         ("--global_batch_size 0", "--global_batch_size 0: expected 1 or more rows"),
         ("--per_device_eval_batch_size -1", "--per_device_eval_batch_size -1: expected 1 or more"),
@@ -668,7 +671,7 @@ def test_keywords(tmp_path: Path) -> None:
     assert settings.recipe.max_length == 128  # type: ignore[attr-defined]
     assert settings.recipe.dataset == "embedded:imdb"
     assert settings.values.max_steps == 7
-    assert settings.values.learning_rate == 1e-4
+    assert settings.values.learning_rate == 2e-4
     assert settings.command.startswith("finetune.train('yelp', ")
 
 

@@ -95,6 +95,7 @@ def test_the_cache_of_a_file_depends_on_its_quoting_and_on_columns_of_text(tmp_p
         ('text,n\n"a,1\nb,2\n', "none", "as quotes around fields they would not pair up"),
         ('"text","n"\n"a,\nb","1"\n', "minimal", "a.csv: 1 row in 2 lines, as quoted fields"),
         ('text,n\n"a",1\n"b ""c""",2\n', "minimal", ""),
+        ('text,n\na,1\n"b" or "c",2\n', "minimal", "a.csv, line 3: text follows a closing"),
     ],
 )
 def test_the_quoting_of_a_file_is_found(
@@ -212,6 +213,25 @@ def test_files_that_cannot_be_read(files: dict[str, str], message: str, tmp_path
         sources.read(str(tmp_path / next(iter(files))))
 
 
+@pytest.mark.parametrize("name", ["test.csv.gz", "test.json"])
+def test_a_split_in_another_format_is_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ROWS)
+    (tmp_path / name).write_bytes(b"data")
+
+    with pytest.raises(UserError, match=f"{name} would not be read"):
+        sources.read(str(tmp_path))
+
+
+def test_other_files_of_a_directory_are_told(tmp_path: Path) -> None:
+    notes: list[str] = []
+    for name in ("train.jsonl", "validation.jsonl", "val.csv", "unlabelled.csv"):
+        write(tmp_path / name, ROWS)
+    (tmp_path / "README.md").write_text("about test.csv")
+
+    assert set(sources.read(str(tmp_path), note=notes.append)) == {"train", "validation"}
+    assert notes == ["not read: unlabelled.csv, val.csv (expected train, validation and test)"]
+
+
 def test_a_csv_that_is_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "latin.csv"
     path.write_bytes("text,label\nfine,good\ncafé,good\n".encode("latin-1"))
@@ -225,6 +245,8 @@ def test_a_csv_that_is_not_utf_8(tmp_path: Path) -> None:
     [
         (["test.csv", "valid.csv"], r"expected a file train.*found test.csv, valid.csv"),
         ([], r"expected a file train.*found nothing"),
+        (["train.csv", "dev.csv"], r"dev.csv would not be read; expected validation.{csv,tsv,"),
+        (["train.csv", "Test.csv"], r"Test.csv would not be read; expected test.{csv,tsv,"),
         (
             ["train.csv", "train.tsv", "test.csv"],
             r"one file for 'train', found train.csv and train.tsv",

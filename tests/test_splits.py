@@ -322,6 +322,22 @@ def test_fingerprint_is_of_texts_labels_order_and_split() -> None:
     assert len(set(prints)) == 1 + len(other)
 
 
+def test_two_rows_are_too_few() -> None:
+    rows = Dataset.from_dict(
+        {"text": ["a", "b"], "label": [0, 1]},
+        features=Features({"text": Value("string"), "label": ClassLabel(names=["x", "y"])}),
+    )
+    carved = splits.three_way(
+        DatasetDict(train=rows),
+        column="text",
+        seed=42,
+        train_samples=None,
+        eval_samples=None,
+        note=lambda sentence: None,
+    )
+    assert carved.num_rows == {"train": 2, "validation": 0, "test": 0}  # refused before training
+
+
 def test_a_class_of_one_row_stays_in_training() -> None:
     """Were it carved away, the evaluation would have a label that training does not know."""
     labels = ["common"] * 60 + ["usual"] * 40 + [f"rare {number}" for number in range(12)]

@@ -45,8 +45,7 @@ def main(words: Sequence[str]) -> int:
         "--csv_quoting",
         "--csv-quoting",
         choices=QUOTING,
-        help="quotation marks in FILE: minimal, around fields; none, text (default: auto, found by "
-        "comparing rows with lines)",
+        help="quotation marks in FILE: minimal, around fields; none, text (default: the run's)",
     )
     parser.add_argument(
         "--drop_invalid",

@@ -124,9 +124,9 @@ def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     from finetune.pipeline.predict import stream
     from finetune.predicting import output
     from finetune.predicting.inputs import Input
-    from finetune.predicting.request import Request
+    from finetune.predicting.request import Request, csv_quoting
 
-    request = Request(run, Input.open(source, options["csv_quoting"] or "auto"), options)
+    request = Request(run, Input.open(source, csv_quoting(run, source, options)), options)
     suffix = output.of_screen(request.input.kind)
     descriptor = os.dup(sys.stdout.fileno())
     with open(descriptor, "w", encoding="utf-8", newline="") as screen, _bar() as bar:

@@ -46,9 +46,14 @@ def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
     with path.open("rb") as file:
         if not any(b'"' in block for block in iter(lambda: file.read(2**20), b"")):
             return "minimal", ""
-    quoted = _count(path, "minimal")
+    strictly = _count(path, "minimal", strict=True)
+    quoted = strictly if strictly.whole else _count(path, "minimal")
     if quoted.whole and quoted.rows == quoted.lines:
-        return "minimal", ""
+        first = strictly.lines + 2  # behind the header and the rows without a mistake
+        return "minimal", "" if strictly.whole else (
+            f"{path.name}, line {first}: text follows a closing quotation mark; such marks are "
+            "left out (--csv_quoting none keeps all quotation marks as text)"
+        )
     breaks = quoted.lines - quoted.rows
     spread = (
         f"{path.name}: {counted(quoted.rows, 'row')} in {quoted.lines:,} lines, as quoted fields "
@@ -58,7 +63,7 @@ def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
     if not literal.whole or any(name.startswith('"') for name in literal.header):
         return "minimal", spread if quoted.whole else ""
     alone = len(literal.header) == 1  # then any text parses, line by line
-    strict = quoted.whole and _count(path, "minimal", strict=True).whole
+    strict = strictly.whole
     if alone and (strict or separator_hint(literal.header)):
         return "minimal", spread
     if strict and breaks <= _FEW:

@@ -128,6 +128,8 @@ def _as_names(rows: Dataset) -> list[str]:
     if isinstance(feature, ClassLabel):
         return [feature.names[value] for value in values]
     distinct = {str(value): value for value in values}
+    if infinite := [value for value in distinct.values() if value in (math.inf, -math.inf)]:
+        raise UserError(f"the label column holds {infinite[0]}: expected classes")
     for name, value in distinct.items():
         if isinstance(value, (list, dict)) or (name.startswith("[") and _is_list(name)):
             raise UserError(f"the label column holds {refusal_of_lists(value)}")
@@ -149,6 +151,11 @@ def _is_list(word: str) -> bool:
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             return isinstance(parse(word), list)
     return False
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Return whether all names of classes are numbers."""
+    return not any(is_word for is_word, *_ in map(_natural, names))
 
 
 def _natural(name: str) -> tuple[int, float, str]:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,22 @@ from finetune.runtime import activity, hub
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
 _NOTE = b"finetune.note"  # in the schema of a cached file
+#: What others call the splits, and suffixes of data that is not read as it is.
+_OTHER_NAMES = {
+    "training": "train",
+    **dict.fromkeys(("val", "valid", "dev", "eval", "development", "evaluation"), "validation"),
+    "testing": "test",
+}
+_DATA = {each[1:] for each in hub.FILES} | {
+    "json",
+    "gz",
+    "zip",
+    "xz",
+    "bz2",
+    "xlsx",
+    "txt",
+    "arrow",
+}
 _CACHE_VERSION = 2  # increment when the same file should yield other rows
 
 
@@ -58,6 +74,8 @@ def read(
         raise UserError(f"--dataset_revision {revision}: {dataset} is not from the Hub")
     if is_local(dataset):
         several = _files(dataset)
+        if left := _unread(Path(dataset).expanduser(), several.values()):
+            note(f"not read: {', '.join(left)} (expected train, validation and test)")
         quoted = [path for path in several.values() if path.suffix.lower() in SEPARATORS]
         if csv_quoting != "auto" and not quoted:
             raise UserError(f"--csv_quoting {csv_quoting}: {dataset} is neither .csv nor .tsv")
@@ -138,12 +156,35 @@ def _files(dataset: str) -> dict[str, Path]:
         if len(several) > 1:
             two = " and ".join(file.name for file in several[:2])
             raise UserError(f"{path}: expected one file for '{split}', found {two}")
+    mistakes = [f"{path}: {each}" for each in _misnamed(there, found)]
     if not found["train"]:
-        raise UserError(
+        mistakes.append(
             f"{path}: expected a file train{'|'.join(hub.FILES)} (and validation, test if there "
             f"are any), found {', '.join(file.name for file in there[:10]) or 'nothing'}"
         )
+    if mistakes:
+        raise UserError(*mistakes)
     return {split: one[0] for split, one in found.items() if one}
+
+
+def _unread(path: Path, read: Collection[Path]) -> list[str]:
+    """Return the names of data files that lie in a directory beside those that are read."""
+    if not path.is_dir():
+        return []
+    there = {each.name for each in path.iterdir() if each.suffix.lower() in hub.FILES}
+    return sorted(there - {each.name for each in read})
+
+
+def _misnamed(there: Sequence[Path], found: Mapping[str, Sequence[Path]]) -> list[str]:
+    """Return a sentence for each file that was probably meant to be one of the missing splits."""
+    mistakes = []
+    for file in there:
+        stem, *suffixes = file.name.lower().split(".")
+        split = _OTHER_NAMES.get(stem, stem)
+        if found.get(split) == [] and not _DATA.isdisjoint(suffixes):
+            expected = f"{split}.{{{','.join(each[1:] for each in hub.FILES)}}}"
+            mistakes.append(f"{file.name} would not be read; expected {expected}")
+    return mistakes
 
 
 def _read_file(

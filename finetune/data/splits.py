@@ -186,6 +186,8 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
         size: At most ``rows``.
         seed: Decides which rows of a class are sampled.
     """
+    if not size:
+        return np.empty(0, dtype=int)
     generator = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)
     shares = counts * (size / len(labels))

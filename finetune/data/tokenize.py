@@ -119,9 +119,8 @@ def _head(text: str, size: int) -> str:
 def _tail(text: str, size: int) -> str:
     """At most ``size`` characters of the end of a longer text, from the first white space on."""
     starts = (text.find(character, len(text) - size) for character in _WHITE_SPACE)
-    return text[min((start for start in starts if start >= 0), default=len(text)) :].lstrip(
-        _WHITE_SPACE
-    )
+    first = min((start for start in starts if start >= 0), default=len(text))
+    return text[first:].lstrip(_WHITE_SPACE)
 
 
 def whole_lengths(

@@ -85,7 +85,7 @@ def assessment_of(
         names=recipe.labels,
         scoring=recipe.known_scoring,
         compute=recipe.compute_metrics,
-        ordered=recipe.ordered_labels,
+        ordered=recipe.orders_classes,
         budget=Budget(tell=lambda sentence: progress(Noted(sentence))),
     )
 

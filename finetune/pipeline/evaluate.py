@@ -49,7 +49,7 @@ class Evaluation:
 
 def evaluate(
     run: Run | str | Path,
-    data: str | None = None,
+    data: str | Path | None = None,
     *,
     per_device_eval_batch_size: int = 32,
     cpu_kernels: str | None = None,
@@ -77,6 +77,9 @@ def evaluate(
     run = Run.load(run)
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
+    if data is not None and not isinstance(data, (str, Path)):
+        raise UserError(f"expected the name of a file or data set, found {type(data).__name__}")
+    data = None if data is None else str(data)
     recipe = run.recipe()
     values = argument_values(
         recipe.defaults(),
@@ -146,6 +149,7 @@ def _on(
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, or all rows without one."""
     from finetune.data import findings, labels
+    from finetune.data.delimited import SEPARATORS
     from finetune.data.sources import numbered
 
     known = {each.name for each in dataclasses.fields(recipe)}
@@ -156,7 +160,7 @@ def _on(
     ]:
         raise UserError(*unknown)
     usual = {"dataset": data, "dataset_revision": None}
-    if "csv_quoting" in known:  # that of the run is that of its own file
+    if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
         usual["csv_quoting"] = "auto"
     source = replace(recipe, **{**usual, **reading})
     raw = numbered(source.load())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def predict_file(
 
     from finetune.predicting.inputs import Input
     from finetune.predicting.output import PartialOutput
-    from finetune.predicting.request import Request
+    from finetune.predicting.request import Request, csv_quoting
 
     versions.warn_once(stacklevel=2)
     if mistakes := output_mistakes(str(source), output):
@@ -121,8 +122,9 @@ def predict_file(
     me, parts = distributed.ranks(), PartialOutput(Path(output).expanduser())
 
     def prepared() -> Request:
-        opened = Input.open(str(source), options.get("csv_quoting") or "auto")
-        request = Request(Run.load(run), opened, options)
+        loaded = Run.load(run)
+        opened = Input.open(str(source), csv_quoting(loaded, source, options))
+        request = Request(loaded, opened, options)
         if me.rank == 0:
             parts.begin(request.facts(), resume)
         return request
@@ -198,10 +200,10 @@ def output_mistakes(source: str, output: str | Path) -> list[str]:
 def _framed(data: Iterable[Any]) -> pd.DataFrame:
     import pandas as pd
 
-    if isinstance(data, (str, bytes, Path)):
+    if isinstance(data, (str, bytes, Path, Mapping)):
         raise UserError(
-            f"expected texts, rows or a frame, found {data!r}: put one text into a list; for a "
-            "file there is finetune.predict_file"
+            f"expected texts, rows or a frame, found {reprlib.repr(data)}: put one text or row "
+            "into a list, columns into a frame; for a file there is finetune.predict_file"
         )
     rows = [None if isinstance(row, float) and row != row else row for row in data]
     if all(isinstance(row, str) or row is None for row in rows):

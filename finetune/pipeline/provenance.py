@@ -47,7 +47,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         embedded_overrides=settings.overrides,
         arguments=arguments.to_sanitized_dict(),
         labels=recipe.labels,
-        ordered_labels=recipe.ordered_labels,
+        ordered_labels=recipe.orders_classes,
         scoring=recipe.known_scoring,
         data=Data(
             source=sources.describe(recipe.dataset),

@@ -28,7 +28,7 @@ class Options:
         None,
         choices=QUOTING,
         help="quotation marks in a .csv or .tsv: minimal, around fields; none, part of the text "
-        "(default: auto, detected by comparing rows with lines)",
+        "(default: the run's)",
     )
     all_probabilities: bool = _option(
         False, action="store_true", help="add the probability of every class"

@@ -64,7 +64,7 @@ class Recipe:
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
         ordered_labels: Whether that order means something, as it does for stars: then how far off
-            a prediction is counts too.
+            a prediction is counts too; see :attr:`orders_classes`.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -278,6 +278,14 @@ class Recipe:
         from finetune.data.labels import class_names
 
         return class_names(self.splits["train"])
+
+    @property
+    def orders_classes(self) -> bool:
+        """Whether the order of :attr:`labels` means something; other names are sorted."""
+        from finetune.data.labels import are_numbers
+
+        known = set(self.labels) <= set(self.label_names) or are_numbers(self.labels)
+        return self.ordered_labels and known
 
     @functools.cached_property
     def scoring(self) -> Scoring:

@@ -66,6 +66,11 @@ def refuse(values: Any) -> None:
             "--train_sampling_strategy batch_rebalance: the steps would depend on the number "
             "of processes; expected random, sequential or group_by_length"
         )
+    for name in ("prediction_loss_only", "batch_eval_metrics"):
+        if getattr(values, name):
+            mistakes.append(f"--{name}: the metrics and the report need the outputs of all rows")
+    if "labels" not in (values.label_names or ["labels"]):
+        mistakes.append("--label_names: the labels of a recipe are in the column 'labels'")
     if values.auto_find_batch_size:
         mistakes.append(
             "--auto_find_batch_size would change the global batch during training; raise "

@@ -36,7 +36,6 @@ def without_effect(given: Mapping[str, Any], values: Any) -> list[str]:
         "logging_steps": (logs != "steps", "needs --logging_strategy steps"),
         "logging_first_step": (logs == "no", "--logging_strategy is no"),
         "num_train_epochs": (said["max_steps"] > 0, "--max_steps decides"),
-        "metric_for_best_model": (not best, "needs --load_best_model_at_end true"),
         "greater_is_better": (not best, "needs --load_best_model_at_end true"),
         "warmup_steps": (
             scheduler in _NO_WARMUP,
