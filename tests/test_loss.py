@@ -10,7 +10,7 @@ import transformers
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 from transformers import BertForSequenceClassification, TrainingArguments
 
-from finetune import TextClassification
+from finetune import TextClassification, UserError
 from finetune.training.loss import GlobalLoss
 
 ROWS, CLASSES = 24, 5
@@ -89,6 +89,21 @@ def test_label_smoothing_is_that_of_torch(rows: Loss, smoothing: float) -> None:
     logits, labels = batch(seed=1)
     expected = cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
     torch.testing.assert_close(GlobalLoss(rows, smoothing).of_rows(logits, labels), expected)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        cross_entropy,  # its mean
+        lambda logits, labels: logits - labels,  # broadcast to (rows, rows)
+    ],
+)
+def test_a_loss_that_is_not_that_of_each_row_is_refused(rows: Loss) -> None:
+    logits = torch.zeros(ROWS, 1 if rows is not cross_entropy else CLASSES)
+    labels = torch.zeros(ROWS, dtype=torch.int64)
+
+    with pytest.raises(UserError, match=r"expected the loss of each row, not reduced"):
+        GlobalLoss(rows)({"logits": logits}, labels, ROWS)
 
 
 def test_half_precision_logits_are_summed_in_fp32() -> None:

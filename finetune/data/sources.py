@@ -169,9 +169,7 @@ def _files(dataset: str) -> dict[str, Path]:
 
 def _unread(path: Path, read: Collection[Path]) -> list[str]:
     """Return the names of data files that lie in a directory beside those that are read."""
-    if not path.is_dir():
-        return []
-    there = {each.name for each in path.iterdir() if each.suffix.lower() in hub.FILES}
+    there = {each.name for each in path.glob("*") if each.suffix.lower() in hub.FILES}
     return sorted(there - {each.name for each in read})
 
 

@@ -32,10 +32,9 @@ Tell = Callable[[float, int], object]
 
 def csv_quoting(run: Run, source: str | Path, options: Mapping[str, Any]) -> str:
     """Return how to read the quotation marks of a file: as asked for, or as those of the run."""
-    if asked := options.get("csv_quoting"):
-        return str(asked)
     same = Path(source).suffix.lower() in SEPARATORS
-    return str(run.manifest.options.get("csv_quoting", "auto")) if same else "auto"
+    usual = run.manifest.options.get("csv_quoting", "auto") if same else "auto"
+    return str(options.get("csv_quoting") or usual)
 
 
 class Request:

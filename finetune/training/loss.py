@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from finetune.errors import UserError
+
 RowLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -25,9 +27,14 @@ class GlobalLoss:
     label_smoothing: float = 0.0  # weight of the mean over all classes (Szegedy et al., 2016)
 
     def of_rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row, smoothed: shape ``(rows,)``, in nats."""
+        """Return the loss of each row, smoothed: shape ``(rows,)``, in nats; refuse a mean."""
         logits = logits.float()
         loss = self.rows(logits, labels)
+        if loss.shape != (len(labels),):
+            raise UserError(
+                f"loss() of the recipe returned shape {tuple(loss.shape)} for {len(labels)} rows: "
+                "expected the loss of each row, not reduced (reduction='none')"
+            )
         if not self.label_smoothing:
             return loss
         classes = (torch.full_like(labels, each) for each in range(logits.shape[-1]))
