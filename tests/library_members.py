@@ -98,9 +98,10 @@ _FSDP = "accelerate.utils.dataclasses:FullyShardedDataParallelPlugin"
 _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
 _SHARD, _BUCKET = "accelerate.data_loader:DataLoaderShard", "torch.distributed:GradBucket"
 _OURS = "finetune/training/trainer.py"
+_EVALUATION, _SAVING = "finetune/training/evaluation.py", "finetune/training/saving.py"
 _ARGUMENTS = "finetune/training/arguments.py"
 _CHECKS, _RESOLUTION = "finetune/training/checks.py", "finetune/training/resolution.py"
-_CHECKPOINT, _METER = "finetune/training/checkpoint.py", "finetune/training/speed.py"
+_CHECKPOINT, _METER = "finetune/training/keep_epochs.py", "finetune/training/speed.py"
 _STOPPING, _PACKAGES = "finetune/training/early_stopping.py", "finetune/training/packages.py"
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
@@ -137,22 +138,42 @@ MEMBERS = (
             ("_get_num_items_in_batch", "counting rows is timed", "batch_samples device"),
             ("training_step", "both passes are timed", "model inputs num_items_in_batch"),
             ("get_train_dataloader", "steps are global batches", ""),
+            ("get_total_train_batch_size", "a step may be a number of tokens", "args"),
+            ("_wrap_model", "our DataParallel replaces torch's", "model training dataloader"),
+        )
+    ),
+    *(
+        Member("hook", _TRAINER, name, _EVALUATION, reason, parameters, behaviour=_CALLED)
+        for name, reason, parameters in (
             ("_get_dataloader", "rows are evaluated sorted by length",
              "dataset description batch_size sampler_fn is_training dataloader_key"),
             ("_get_eval_sampler", "predictions keep the order of the data", "eval_dataset"),
-            ("get_total_train_batch_size", "a step may be a number of tokens", "args"),
             ("evaluation_loop", "the loss is that of the gathered rows, in the order of the data",
              "dataloader description prediction_loss_only ignore_keys metric_key_prefix"),
             ("evaluate", "outputs of the model that is kept are not computed twice",
              "eval_dataset ignore_keys metric_key_prefix"),
-            ("_finalize_training", "train_loss is the mean over the processes",
-             "trial num_train_samples start_time"),
-            ("_wrap_model", "our DataParallel replaces torch's", "model training dataloader"),
+        )
+    ),
+    *(
+        Member("hook", _TRAINER, name, _SAVING, reason, parameters, behaviour=_CALLED)
+        for name, reason, parameters in (
+            ("_get_output_dir", "checkpoints are written aside, and deleted by us", "trial"),
+            ("_save_checkpoint", "a checkpoint is committed when it is whole", "model trial"),
+            ("_load_rng_state", "the loss since the last log is restored too", "checkpoint"),
+            ("_load_optimizer_and_scheduler", "a failure names the checkpoint", "checkpoint"),
+            ("_load_scaler", "a failure names the checkpoint", "checkpoint"),
             ("save_model", "FSDP gathers the whole model", "output_dir _internal_call"),
             ("_save", "each machine may write a whole run", "output_dir state_dict"),
             ("_issue_warnings_after_load", "a lack of weights is refused", "load_result"),
         )
     ),
+    Member("hook", _TRAINER, "_finalize_training", f"{_OURS} {_SAVING}",
+           "train_loss is the mean over the processes, the library deletes no checkpoint",
+           "trial num_train_samples start_time",
+           behaviour=_CALLED),
+    Member("member", _TRAINER, "_push_from_checkpoint", _SAVING,
+           "a checkpoint is pushed once it is committed", "checkpoint_folder",
+           source=f"{_TRAINER}._save_checkpoint"),
     # transformers: what else of Trainer and of its arguments is relied on
     Member("member", _TRAINER, "train", _OURS, "it is extended",
            "resume_from_checkpoint trial ignore_keys_for_eval"),
@@ -161,7 +182,13 @@ MEMBERS = (
     Member("member", _TRAINER, "loss_is_scaled_for_ga", _OURS,
            "our loss is divided by the rows of the step already, and not by micro-batches again",
            source=f"{_TRAINER}.training_step"),
-    Member("mention", _TRAINER, "_tr_loss", _OURS,
+    *(
+        Member("mention", _TRAINER, name, _SAVING, "a resumed run logs what it would have logged",
+               source=f"{_TRAINER}._maybe_log_save_evaluate",
+               behaviour="test_the_loss_since_the_last_log_is_in_a_checkpoint")
+        for name in ("_globalstep_last_logged", "_total_loss_scalar")
+    ),
+    Member("mention", _TRAINER, "_tr_loss", f"{_OURS} {_SAVING}",
            "the loss since the last log, for train_loss averaged over the processes",
            source=f"{_TRAINER}._finalize_training", behaviour="test_the_rest_of_the_loss_is_kept"),
     *(
@@ -226,7 +253,7 @@ MEMBERS = (
            "weights are saved under the names that Trainer reads them by",
            source="transformers.core_model_loading:revert_weight_conversion",
            behaviour="test_weights_keep_the_names_that_the_model_has"),
-    Member("member", _MODEL, "_keys_to_ignore_on_save", _OURS, "tied weights do not lack",
+    Member("member", _MODEL, "_keys_to_ignore_on_save", _SAVING, "tied weights do not lack",
            source=f"{_TRAINER}._issue_warnings_after_load"),
     Member("member", _MODEL, "_no_split_modules", _OURS, "the units that FSDP shards"),
     Member("member", _MODEL, "is_activation_checkpointing", "finetune/models/cpu/kernels.py",
@@ -249,23 +276,21 @@ MEMBERS = (
            "a mask that is true where a token is seen, or None", "attention_mask",
            behaviour="test_a_mask_is_true_where_a_token_is_seen"),
     # transformers: files and small functions
-    Member("member", _UTILS, "PREFIX_CHECKPOINT_DIR", f"{_CHECKPOINT} finetune/pipeline/train.py",
+    Member("member", _UTILS, "PREFIX_CHECKPOINT_DIR", f"{_SAVING} finetune/training/checkpoint.py",
            "checkpoints are called checkpoint-N", behaviour=_NAMED),
     Member("member", "transformers.trainer", "TRAINER_STATE_NAME",
-           f"{_CHECKPOINT} finetune/pipeline/provenance.py",
-           "the file by which a checkpoint is known", behaviour=_NAMED),
-    Member("member", _UTILS, "get_last_checkpoint", _CHECKPOINT,
-           "what --resume_from_checkpoint last means", "folder", behaviour=_NAMED),
+           "finetune/training/checkpoint.py finetune/pipeline/provenance.py",
+           "the file that has the steps of a checkpoint", behaviour=_NAMED),
     *(
         Member("member", _UTILS, name, users, reason)
         for name, users, reason in (
             ("SaveStrategy", _CHECKPOINT, "whether epochs are saved"),
-            ("EvalLoopOutput", _OURS, "rows are put back into their order"),
-            ("TrainOutput", _OURS, "its type"),
-            ("PredictionOutput", f"{_OURS} finetune/pipeline/assess.py", "its type"),
+            ("EvalLoopOutput", _EVALUATION, "rows are put back into their order"),
+            ("TrainOutput", f"{_OURS} {_SAVING}", "its type"),
+            ("PredictionOutput", f"{_EVALUATION} finetune/pipeline/assess.py", "its type"),
         )
     ),
-    Member("member", "transformers.utils", "SAFE_WEIGHTS_NAME", _OURS, "the file of the weights"),
+    Member("member", "transformers.utils", "SAFE_WEIGHTS_NAME", _SAVING, "the file of the weights"),
     Member("member", "transformers.integrations.integration_utils",
            "get_available_reporting_integrations", _PACKAGES, "--report_to is refused early",
            behaviour=_ANSWERS),
@@ -306,7 +331,7 @@ MEMBERS = (
     Member("mention", _FSDP, "transformer_cls_names_to_wrap", _OURS,
            "the module around the embeddings is no unit, or accelerate fails",
            source=_FSDP, behaviour=_SHARDS),
-    Member("member", _FSDP, "set_state_dict_type", _OURS, "the whole model is saved",
+    Member("member", _FSDP, "set_state_dict_type", _SAVING, "the whole model is saved",
            "state_dict_type", behaviour=_SHARDS),
     Member("mention", "accelerate.state", "ACCELERATE_MIXED_PRECISION",
            "finetune/runtime/precision.py finetune/runtime/distributed.py",
@@ -365,7 +390,7 @@ MEMBERS = (
     Member("member", "torch.autograd.profiler_util", "FunctionEvent", _PROFILE, "its type"),
     Member("mention", "torch.profiler:profile", "step_num", _PROFILE, "how far the profile is",
            source="torch.profiler:profile.step"),
-    Member("member", "torch.utils._pytree", "tree_map", _OURS,
+    Member("member", "torch.utils._pytree", "tree_map", _EVALUATION,
            "outputs may be tuples of arrays", "func tree", behaviour=_ANSWERS),
     Member("member", "torch.distributed.rendezvous", "rendezvous", _JOB,
            "the ranks meet where torchrun's agent keeps the store", "url"),

@@ -1,5 +1,6 @@
 """The library calls each hook that we override, in a training of four steps."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import torch
 import transformers
 from transformers import TrainerCallback
 
+from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.early_stopping import EarlyStopping
 from finetune.training.loss import GlobalLoss
@@ -78,25 +80,33 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     data = datasets.Dataset.from_dict(
         {"x": [[0.1 * row, 1.0] for row in range(ROWS)], "labels": [0, 1] * (ROWS // 2)}
     ).with_format("torch")
-    trainer = recording(Trainer, set(hooks_of(TRAINER)), calls)(
-        model=Net(),
-        args=arguments,
-        train_dataset=data,
-        eval_dataset=data,
-        compute_loss_func=GlobalLoss(Yelp().loss),
-        callbacks=[recording(TrainerCallback, set(hooks_of(EVENTS)), calls)],
-    )
+
+    def trainer_that_records(calls: dict[str, list[Any]]) -> Any:
+        return recording(Trainer, set(hooks_of(TRAINER)), calls)(
+            model=Net(),
+            args=arguments,
+            train_dataset=data,
+            eval_dataset=data,
+            compute_loss_func=GlobalLoss(Yelp().loss),
+            callbacks=[recording(TrainerCallback, set(hooks_of(EVENTS)), calls)],
+        )
+
+    trainer = trainer_that_records(calls)
     output = trainer.train()
     trainer.evaluate()
     trainer.predict(data)
     trainer.save_model()
+    resumed: dict[str, list[Any]] = {}
+    trainer_that_records(resumed).train(str(Path(arguments.output_dir or "", "checkpoint-2")))
+    calls |= {name: resumed[name] for name in resumed.keys() - calls.keys()}
     return SimpleNamespace(calls=calls, trainer=trainer, output=output)
 
 
 def test_the_hooks_are_those_that_are_overridden() -> None:
     hooks = hooks_of(TRAINER)
     assert len(hooks) >= 16
-    assert all(name in vars(Trainer) for name in hooks)
+    ours = [each for each in Trainer.__mro__ if each.__module__.startswith("finetune.")]
+    assert all(any(name in vars(each) for each in ours) for name in hooks)
     assert len(hooks_of(EVENTS)) >= 6
 
 
@@ -166,5 +176,18 @@ def test_checkpoints_have_their_names(trained: SimpleNamespace) -> None:
     assert prefix == "checkpoint"
     assert sorted(path.name for path in directory.glob(f"{prefix}-*/{state}")) == [state] * 2
     assert state == "trainer_state.json"
-    last = resolve("transformers.trainer_utils:get_last_checkpoint")(str(directory))
-    assert last == str(directory / "checkpoint-4")
+    assert [path.name for path in checkpoint.committed(directory)] == [
+        "checkpoint-4",
+        "checkpoint-2",
+    ]
+    assert [checkpoint.problem(path) for path in checkpoint.committed(directory)] == [None, None]
+
+
+def test_the_loss_since_the_last_log_is_in_a_checkpoint(trained: SimpleNamespace) -> None:
+    """Logged at step 3, saved at 2 and 4."""
+    directory = Path(trained.trainer.args.output_dir)
+    losses = [loss.item() for loss in trained.calls["training_step"]]
+    for step, since, logged in ((2, losses[:2], 0), (4, losses[3:], 3)):
+        file = directory / f"checkpoint-{step}" / "loss_since_log.json"
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert found == {"step": logged, "loss_by_rank": [pytest.approx(sum(since))]}

@@ -1,73 +1,218 @@
-"""Choose the epochs that keep a checkpoint, and the checkpoint that a run resumes from."""
+"""Checkpoints that are there whole or not at all: ``checkpoint-N/``, each with a manifest.
+
+A checkpoint is written below ``.uncommitted/``, which neither the library's rotation nor a resume
+looks into. When every process has written its part, :func:`commit` adds ``checkpoint.json`` (files,
+sizes, checksums), forces all of it to the disk and renames the directory, in one step, to the name
+under which it is found. What has another name or no manifest was never committed.
+
+A checksum tells damage, not malice: whoever can write the files can write the manifest too.
+Importing this imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState
-from transformers.trainer_utils import SaveStrategy, get_last_checkpoint
+import xxhash
 
 from finetune.errors import UserError
+from finetune.training.manifest import File
+
+UNCOMMITTED = ".uncommitted"
+STATE = "trainer_state.json"  # of the library: steps, history, best metric
+_NAME = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
+_READ_AT_ONCE = 1 << 22  # bytes
 
 
-class KeepEpochs(TrainerCallback):
-    """Keep a checkpoint of every n-th epoch, the last and the best, if ``save_strategy`` is epoch.
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(File):
+    """``checkpoint.json``."""
 
-    The best is kept too because ``load_best_model_at_end`` can only load what was saved.
+    NAME = "checkpoint.json"
+    RECORDS = {}
+
+    step: int
+    world_size: int  # of the training that saved it
+    #: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
+    files: dict[str, dict[str, Any]]
+    #: What a training that goes on from here has to share; see ``pipeline.resumption``.
+    configuration: dict[str, Any]
+    configuration_hash: str
+    schema: int = 1
+
+
+def commit(staged: Path, final: Path, world_size: int, configuration: Mapping[str, Any]) -> None:
+    """Describe a checkpoint that all processes have written, force it to disk and rename it.
+
+    Args:
+        staged: Where it was written: below :data:`UNCOMMITTED`, on the file system of ``final``.
+        final: ``.../checkpoint-N``. One that is there is replaced.
+        world_size: The processes that wrote it.
+        configuration: See :class:`Checkpoint`.
     """
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Look for the best checkpoint of a resumed run here: the run may have been moved."""
-        if state.best_global_step:
-            here = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
-            state.best_model_checkpoint = str(here) if here.is_dir() else None
-
-    def on_epoch_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Save if this is an n-th epoch; the library saves the last one."""
-        if args.save_strategy == SaveStrategy.EPOCH and state.global_step < state.max_steps:
-            epoch = round(state.epoch or 0)
-            control.should_save = epoch % self.every == 0
-
-    def on_evaluate(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Save an epoch that is the best so far."""
-        if args.save_strategy != SaveStrategy.EPOCH or not args.load_best_model_at_end:
-            return
-        name = args.metric_for_best_model or "loss"
-        value = kwargs["metrics"].get(name if name.startswith("eval_") else f"eval_{name}")
-        best, sign = state.best_metric, 1 if args.greater_is_better else -1
-        if value is not None and (best is None or sign * value > sign * best):
-            control.should_save = True
+    step = number(final)
+    assert step is not None
+    Checkpoint(
+        step=step,
+        world_size=world_size,
+        files={name: _described(staged / name) for name in sorted(_files(staged))},
+        configuration=dict(configuration),
+        configuration_hash=configuration_hash(configuration),
+    ).write(staged)
+    for directory, _, names in os.walk(staged):
+        for name in [*names, "."]:
+            _force_to_disk(Path(directory, name))
+    replaced = staged.with_name(f"{final.name}.replaced")
+    if final.exists():  # see `clear`, where this is interrupted
+        final.rename(replaced)
+    staged.rename(final)
+    _force_to_disk(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
-def to_resume(resume_from_checkpoint: str | None, output_dir: str | None) -> str | None:
-    """Return the checkpoint to resume from: a path, or for ``last`` the newest in ``output_dir``.
+def clear(directory: Path) -> None:
+    """Remove what a killed training left below :data:`UNCOMMITTED`."""
+    uncommitted = directory / UNCOMMITTED
+    if uncommitted.is_symlink():
+        uncommitted.unlink()
+    for replaced in uncommitted.glob("*.replaced") if uncommitted.is_dir() else ():
+        if not (final := directory / replaced.stem).exists():
+            replaced.rename(final)
+    shutil.rmtree(uncommitted, ignore_errors=True)
 
-    Raises:
-        UserError: if there is none.
+
+def committed(directory: Path) -> list[Path]:
+    """Return the checkpoints of a run by their names, those of most steps first."""
+    if not directory.is_dir():
+        return []
+    found = [path for path in directory.iterdir() if number(path) is not None and path.is_dir()]
+    return sorted(found, key=lambda path: -(number(path) or 0))
+
+
+def number(path: Path) -> int | None:
+    """Return the steps in the name of a checkpoint; None if it is no such name."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def problem(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint, or None; every byte of it is read.
+
+    Returns:
+        A clause that names the file: ``optimizer.pt is missing``.
     """
-    if resume_from_checkpoint is None:
-        return None
-    if resume_from_checkpoint in ("last", "true", "True"):
-        found = None
-        if Path(output_dir or "").is_dir():
-            found = get_last_checkpoint(output_dir)  # type: ignore[no-untyped-call]
-        if found is None:
-            raise UserError(
-                f"--resume_from_checkpoint last: no checkpoint in {output_dir}; "
-                "leave the flag out to start from the beginning"
+    try:
+        manifest = Checkpoint.read(path)
+        if manifest.step != number(path):
+            return f"{Checkpoint.NAME} is of step {manifest.step:,}"
+        if configuration_hash(manifest.configuration) != manifest.configuration_hash:
+            return f"{Checkpoint.NAME} was changed"
+        present = _files(path) - {Checkpoint.NAME}
+        for name in sorted(present | manifest.files.keys()):
+            if name not in present:
+                return f"{name} is missing"
+            if name not in manifest.files:
+                return f"{name} was not there when it was saved"
+            expected, size = manifest.files[name], (path / name).stat().st_size
+            if size != expected["bytes"]:
+                return f"{name} has {size:,} bytes, expected {expected['bytes']:,}"
+            if _described(path / name) != expected:
+                return f"{name} is damaged: its checksum is another"
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        if state["global_step"] != manifest.step:
+            return f"{STATE} is of step {state['global_step']:,}"
+    except UserError as error:
+        return str(error).removeprefix(f"{path}/")
+    except FileNotFoundError as error:
+        missing = Path(str(error.filename)).name
+        if missing == Checkpoint.NAME:
+            return (
+                f"it has no {missing}: it was never completed, or is of another trainer or of a "
+                "release before checksums"
             )
-        return str(found)
-    if not (Path(resume_from_checkpoint) / "trainer_state.json").exists():
+        return f"{missing} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it cannot be read: {error!r}"
+    return None
+
+
+def set_aside(path: Path, reason: str) -> str:
+    """Rename a damaged checkpoint, so that nothing takes it for a whole one.
+
+    Returns:
+        A sentence that says so.
+    """
+    aside, count = path.with_name(f"damaged-{path.name}"), 1
+    while aside.exists():
+        aside, count = path.with_name(f"damaged-{path.name}.{count}"), count + 1
+    try:
+        path.rename(aside)
+    except OSError as error:
         raise UserError(
-            f"--resume_from_checkpoint {resume_from_checkpoint}: expected 'last' or a directory "
-            "that holds a trainer_state.json"
-        )
-    return resume_from_checkpoint
+            f"{path} is damaged ({reason}) and cannot be renamed: {error.strerror}"
+        ) from error
+    return f"{path} is damaged ({reason}): renamed to {aside.name}"
+
+
+def rotate(directory: Path, limit: int | None, keep: Path | None) -> None:
+    """Delete the oldest checkpoints beyond ``limit``, but neither the newest nor ``keep``."""
+    known = committed(directory)
+    if not limit or not known:
+        return
+    kept = {path.resolve() for path in (known[0], keep) if path is not None}
+    surplus = max(0, len(known) - max(limit, len(kept)))
+    for path in [path for path in reversed(known) if path.resolve() not in kept][:surplus]:
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint, which loses its name before its first file."""
+    uncommitted = path.parent / UNCOMMITTED
+    uncommitted.mkdir(exist_ok=True)
+    nameless = Path(tempfile.mkdtemp(dir=uncommitted))
+    path.rename(nameless / path.name)
+    shutil.rmtree(nameless, ignore_errors=True)
+
+
+def configuration_hash(configuration: Mapping[str, Any]) -> str:
+    """Return a hash of a configuration, whatever the order of its names."""
+    text = json.dumps(configuration, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _files(directory: Path) -> set[str]:
+    return {
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
+
+
+def _described(path: Path) -> dict[str, Any]:
+    checksum = xxhash.xxh3_128()
+    for part in _parts(path):
+        checksum.update(part)
+    return {"bytes": path.stat().st_size, "xxh3_128": checksum.hexdigest()}
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while part := file.read(_READ_AT_ONCE):
+            yield part
+
+
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -5,49 +5,43 @@ A handful of methods is replaced: everything said about ``transformers.Trainer``
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
-import transformers
 from accelerate import DistributedDataParallelKwargs
 from accelerate.data_loader import prepare_data_loader
-from safetensors.torch import save_model
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Sampler, SequentialSampler
-from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
-from transformers.utils import SAFE_WEIGHTS_NAME
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PrinterCallback, set_seed
+from transformers.trainer_utils import TrainOutput
 
 from finetune.data import batches
-from finetune.errors import UserError
 from finetune.models.cpu import exchange, unpadded
 from finetune.runtime import precision
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.checkpoint import KeepEpochs
 from finetune.training.directory import clear_way
 from finetune.training.early_stopping import EarlyStopping
+from finetune.training.evaluation import ExactEvaluation, quiet_workers
+from finetune.training.keep_epochs import KeepEpochs
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
 from finetune.training.parallel import DataParallel
 from finetune.training.profile import Profile
 from finetune.training.sampler import GlobalBatchSampler
+from finetune.training.saving import Saving
 from finetune.training.speed import Meter, Progress
 
 _PADDED_LENGTHS = 4  # that torch.compile sees
 
 
-class Trainer(transformers.Trainer):
+class Trainer(ExactEvaluation, Saving):
     """``transformers.Trainer`` whose training depends on the global batch only.
 
     Args:
@@ -82,8 +76,6 @@ class Trainer(transformers.Trainer):
         self.meter = Meter(self.args.device, dtype, computed)
         self.add_callback(self.meter)
         self.add_callback(Progress())
-        self._keeps_outputs = False
-        self._evaluated: dict[int | None, EvalLoopOutput] = {}  # by step: the best and the newest
         self.early_stopping: EarlyStopping | None = None
         if self.args.early_stopping_patience is not None:
             self.early_stopping = EarlyStopping(self.args.early_stopping_patience)
@@ -150,21 +142,8 @@ class Trainer(transformers.Trainer):
         if is_new and self.args.should_save and (directory / MANIFEST).exists():
             logging.getLogger("finetune").warning(clear_way(directory))
         self._evaluated = {}
-        with self._quiet_workers():
+        with quiet_workers(self.args):
             return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    @contextlib.contextmanager
-    def _quiet_workers(self) -> Iterator[None]:
-        """Keep each forked worker from saying that tokenizers do not go parallel in it."""
-        name = "TOKENIZERS_PARALLELISM"
-        if not self.args.dataloader_num_workers or name in os.environ:
-            yield
-            return
-        os.environ[name] = "false"
-        try:
-            yield
-        finally:
-            os.environ.pop(name, None)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -222,99 +201,12 @@ class Trainer(transformers.Trainer):
         )
         return prepared
 
-    def _get_dataloader(self, dataset: datasets.Dataset, *args: Any, **kwargs: Any) -> Any:
-        """Sort the rows of an evaluation by length, to pad little; `evaluation_loop` undoes it."""
-        order = None
-        together = self.args.eval_do_concat_batches and not self.args.batch_eval_metrics
-        if together and isinstance(dataset, datasets.Dataset):
-            lengths = batches.lengths_of(dataset, self.args.length_column_name)
-            if lengths is not None:
-                order = np.argsort(-lengths, kind="stable")
-                dataset = dataset.select(order)
-        loader = super()._get_dataloader(dataset, *args, **kwargs)
-        loader.order = order
-        return loader
-
     def get_total_train_batch_size(self, args: Any) -> int:
         """Return the rows of a step; on average, where a step is a number of tokens."""
         if self.args.max_tokens_per_batch is None:
             return int(super().get_total_train_batch_size(args))
         steps = len(GlobalBatchSampler.of(self.args, self.train_dataset).sizes)
         return round(len(self.train_dataset) / steps)
-
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader[Any],
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Evaluate as the library does, with the loss of the gathered rows, in the data's order.
-
-        The library averages the means of padded batches, of which the last may be repeated; the
-        loss would depend on the batch size and on the number of processes.
-        """
-        order, compute = getattr(dataloader, "order", None), self.compute_metrics
-        places = None if order is None else np.argsort(order)
-
-        def restored(arrays: Any) -> Any:  # may be None, or a tuple of arrays
-            return tree_map(lambda each: None if each is None else each[places], arrays)
-
-        if places is not None and compute is not None:
-            self.compute_metrics = lambda found: compute(
-                EvalPrediction(
-                    restored(found.predictions),
-                    restored(found.label_ids),
-                    restored(found.inputs),
-                    found.losses,
-                )
-            )
-        try:
-            with self._quiet_workers():
-                output = super().evaluation_loop(
-                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-                )
-        finally:
-            self.compute_metrics = compute
-        if places is not None:
-            output = output._replace(
-                predictions=restored(output.predictions), label_ids=restored(output.label_ids)
-            )
-        if output.predictions is not None and output.label_ids is not None:
-            loss = self.compute_loss_func.of_rows(
-                torch.as_tensor(output.predictions), torch.as_tensor(output.label_ids)
-            )
-            assert output.metrics is not None
-            output.metrics[f"{metric_key_prefix}_loss"] = loss.double().mean().item()
-        if self._keeps_outputs:
-            best = {self.state.best_global_step} & self._evaluated.keys()
-            self._evaluated = {step: self._evaluated[step] for step in best}
-            self._evaluated[self.state.global_step] = output
-        return output
-
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as the library does; see :meth:`predict_evaluated`."""
-        self._keeps_outputs = self.is_in_train and eval_dataset is None
-        try:
-            return super().evaluate(eval_dataset, *args, **kwargs)
-        finally:
-            self._keeps_outputs = False
-
-    def predict_evaluated(self) -> PredictionOutput:
-        """Predict the evaluation rows with the model as ``train()`` left it.
-
-        Where ``train()`` evaluated that very model, as it does at the end of an epoch, the outputs
-        of then are returned, and nothing is computed twice.
-        """
-        step: int | None = self.state.global_step
-        best = self.state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None and Path(best).is_dir():
-            step = self.state.best_global_step
-        output = self._evaluated.get(step)
-        if output is None or output.predictions is None:
-            return self.predict(self.eval_dataset, metric_key_prefix="eval")
-        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
     def _finalize_training(self, *args: Any) -> TrainOutput:
         """Average what was not logged yet over the processes, for ``train_loss``."""
@@ -346,37 +238,6 @@ class Trainer(transformers.Trainer):
             if any(each is embeddings for each in module.modules())
         }
         plugin.transformer_cls_names_to_wrap = sorted(set(named) - around)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the whole model, also one that FSDP has sharded; checkpoints stay sharded."""
-        if self.is_fsdp_enabled and not _internal_call:
-            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-        super().save_model(output_dir, _internal_call)
-
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
-        """Save on the first process of another machine too, with ``save_on_each_node``."""
-        super()._save(output_dir, state_dict)
-        if not (self.args.save_on_each_node and self.args.should_save and self.args.process_index):
-            return
-        if isinstance(self.model, PreTrainedModel):  # whose `save_pretrained` leaves it to rank 0
-            directory = Path(output_dir or self.args.output_dir or "")
-            self.model.config.save_pretrained(directory)
-            save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse a checkpoint that lacks weights: the library says so in a warning and goes on."""
-        left_out = set(getattr(self.model, "_keys_to_ignore_on_save", None) or ())
-        if missing := sorted(set(load_result.missing_keys) - left_out):
-            raise UserError(
-                f"the checkpoint lacks {len(missing)} weights of the model, the first of them "
-                f"'{missing[0]}': it cannot be loaded"
-            )
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
-        """Keep the order of the data: the library's, by length, would permute predictions."""
-        return SequentialSampler(eval_dataset)
 
 
 def build_trainer(
