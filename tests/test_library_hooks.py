@@ -190,4 +190,5 @@ def test_the_loss_since_the_last_log_is_in_a_checkpoint(trained: SimpleNamespace
     for step, since, logged in ((2, losses[:2], 0), (4, losses[3:], 3)):
         file = directory / f"checkpoint-{step}" / "loss_since_log.json"
         found = json.loads(file.read_text(encoding="utf-8"))
-        assert found == {"step": logged, "loss_by_rank": [pytest.approx(sum(since))]}
+        loss = [pytest.approx(sum(since))]
+        assert found == {"step": logged, "loss_by_rank": loss, "epoch_ended": True}

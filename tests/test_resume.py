@@ -208,17 +208,17 @@ def test_patience_is_not_forgotten_when_a_run_is_resumed(
     assert Run.load(run).manifest.steps == (3 if patience_before else 4) * EPOCH
 
 
-def test_a_run_that_stopped_early_is_not_resumed_for_nothing(
+def test_a_run_that_stopped_early_goes_on_with_more_patience_only(
     finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert finetune(tmp_path / "run", *STOPS) == 0
     capfd.readouterr()
-    assert finetune(tmp_path / "run", *STOPS, *RESUME) == 2
-    said = capfd.readouterr().err
-    assert f"the training stopped early at step {3 * EPOCH}, after 2 evaluations without" in said
-    assert "give a larger one" in said
-    larger = (*STOPS[:-1], "3", "--dry_run")
-    assert finetune(tmp_path / "run", *larger, *RESUME) == 0
+    before = content(tmp_path / "run")
+    assert finetune(tmp_path / "run", *STOPS, *RESUME, stop_at=3 * EPOCH) == 0
+    assert "test set" in capfd.readouterr().out
+    assert content(tmp_path / "run") == before
+    assert finetune(tmp_path / "run", *STOPS[:-1], "3", *RESUME) == 0
+    assert Run.load(tmp_path / "run").manifest.steps == 4 * EPOCH
 
 
 # ---- what is said, and what is kept --------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
         _ = Run.load(run).metrics
     (said,) = re.findall(r"^interrupted; to resume: (.*)$", capfd.readouterr().out, re.MULTILINE)
     _, *typed = shlex.split(said)
-    assert typed == ["-m", "finetune", *words, "--output_dir", str(run), *RESUME]
+    assert typed == ["-m", "finetune", *words, "--output_dir", str(run), "--resume"]
 
 
 def test_before_the_first_checkpoint_there_is_no_way_on(
@@ -279,7 +279,7 @@ def test_in_a_notebook_the_way_on_is_python(
     call = ast.parse(said, mode="eval").body
     assert isinstance(call, ast.Call)
     given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-    assert given == {**options, "resume_from_checkpoint": "last"}
+    assert given == {**options, "resume": True}
 
 
 def test_a_second_run_moves_an_interrupted_one_aside_whole(
@@ -320,7 +320,7 @@ def test_a_second_run_says_how_to_resume_the_one_it_moved_aside_and_that_works(
             added += shlex.split(quoted)
         else:
             subprocess.run(quoted, shell=True, check=True)
-    assert "--resume_from_checkpoint" in added
+    assert "--resume" in added
     assert finetune(run, *FLAT, *added) == 0
     manifests = {path.parent: Run.load(path.parent).manifest for path in Path().rglob("run.json")}
     seeds = {path: manifest["arguments"]["seed"] for path, manifest in manifests.items()}

@@ -106,7 +106,7 @@ def from_command_line(
     given = {**_read_config(cls, typed.get("config"), wrong), **typed}
     words = [*distributed.launcher(), "-m", "finetune", recipe, *flags]
     command = shlex.join(_without_secrets(words))
-    settled = _settle(cls, given, command, f"{command} --resume_from_checkpoint last", wrong)
+    settled = _settle(cls, given, command, _resuming(words), wrong)
     wrong.hand_to(mistakes)
     return settled
 
@@ -140,9 +140,12 @@ def from_keywords(
     options = _known(options, cls, wrong)
     given = {**_read_config(cls, options.get("config"), wrong), **set_here, **options}
     shown = {name: "***" if name == "hub_token" else value for name, value in given.items()}
-    words = ", ".join([repr(catalog.origin(cls)), *(f"{name}={shown[name]!r}" for name in shown)])
-    resuming = f"finetune.train({words}, resume_from_checkpoint='last')"
-    settled = _settle(cls, given, f"finetune.train({words})", resuming, wrong)
+    again = {name: value for name, value in shown.items() if name != "resume_from_checkpoint"}
+    command, resuming = (
+        f"finetune.train({', '.join([repr(catalog.origin(cls)), *words])})"
+        for words in (_keywords(shown), _keywords({**again, "resume": True}))
+    )
+    settled = _settle(cls, given, command, resuming, wrong)
     wrong.hand_to(mistakes)
     return settled
 
@@ -288,6 +291,17 @@ def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) ->
         else:
             mistakes.add(f"unknown option '{name}'{suggestion(name, known)}")
     return kept
+
+
+def _keywords(options: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value!r}" for name, value in options.items()]
+
+
+def _resuming(words: Sequence[str]) -> str:
+    """Return the command that goes on with what a command began."""
+    flag = r"\0--resume([_-]from[_-]checkpoint)?([=\0](?!--)[^\0]*)?(?=\0|$)"
+    again = re.sub(flag, "", "\0".join(_without_secrets(words))).split("\0")
+    return shlex.join([*again, "--resume"])
 
 
 def _without_secrets(words: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ def launch(
     if num_processes == 1:
         return work(chosen, progress, mistakes)
     port = _free_port(port)
-    prepare(chosen, progress, mistakes)
+    prepare(chosen, progress, mistakes, rehearsal=True)
     chosen = dataclasses.replace(chosen)  # the workers divide the batch anew, among themselves
     screen = sys.stdout
     screen.flush()

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.config.settings import Settings
 from finetune.errors import Mistakes, UserError, counted, suggestion
-from finetune.pipeline.events import Progress, ignore, telling
+from finetune.pipeline import resumption
+from finetune.pipeline.events import Noted, Progress, ignore, telling
+from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe
 from finetune.runtime import distributed, hub
 
@@ -22,17 +24,35 @@ _FEWEST_STEPS = 50
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings that can be trained (checked, their data loaded and tokenized), the checkpoint to
-    go on from, if any, and the optimizer steps of the training.
+    """Settings that can be trained: checked, their data loaded and tokenized.
+
+    Attributes:
+        settings: The settings.
+        resumption: What to go on from; None for a new run.
+        configuration: What a training that goes on from this one has to share.
+        steps: The optimizer steps of the training.
+        is_done: Whether the run is finished already, and is only to be shown.
     """
 
     settings: Settings
-    checkpoint: str | None
+    resumption: Resumption | None
+    configuration: dict[str, Any]
     steps: int
+    is_done: bool = False
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The checkpoint to go on from, if any."""
+        path = self.resumption.path if self.resumption is not None else None
+        return None if path is None else str(path)
 
 
 def prepare(
-    chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | None = None
+    chosen: Settings,
+    progress: Progress = ignore,
+    mistakes: Mistakes | None = None,
+    *,
+    rehearsal: bool = False,
 ) -> Prepared:
     """Refuse everything that can be refused, and tokenize, before any model is loaded.
 
@@ -40,35 +60,43 @@ def prepare(
         chosen: The settings.
         progress: Is told how far reading and tokenizing are.
         mistakes: What is wrong with the settings, to be told with what is wrong with the data.
+        rehearsal: Leave the output directory to another process, which trains.
 
     Raises:
         UserError: what is wrong with the options, the data, the directory or the Hub.
     """
     from finetune.pipeline import provenance
-    from finetune.training.checkpoint import to_resume
-    from finetune.training.directory import refuse_foreign
-    from finetune.training.early_stopping import refuse_stopped
+    from finetune.training.directory import occupy, refuse_foreign
     from finetune.training.profile import BEFORE
 
     wrong, recipe = mistakes or Mistakes(), chosen.recipe
     values: ArgumentValues | None = None
-    checkpoint: str | None = None
+    found: Resumption | None = None
     with wrong:
         values = chosen.values
+    touch = not (rehearsal or chosen.dry_run) and leads(values)
     with wrong:
         refuse_foreign(chosen.output_dir)
+        if values is not None and (wish := resumption.wanted(values)):
+            if touch and chosen.output_dir.is_dir():
+                occupy(chosen.output_dir)  # or a living run might be writing what is verified
+            found = resumption.find(wish, chosen.output_dir, touch=touch)
     if values is not None:
-        with wrong:
-            checkpoint = to_resume(values.resume_from_checkpoint, values.output_dir)
-            refuse_stopped(checkpoint, values.early_stopping_patience)
         _refuse_unknown_metric(values, recipe, wrong)
-    with telling(progress):
+    with telling(progress) as tell:
         _look_at_sources(recipe, values, wrong)
         wrong.refuse()
         assert values is not None
+        configuration = resumption.configuration(chosen, values)
+        if found is not None:
+            for sentence in found.notes:
+                tell(Noted(sentence))
+            resumption.refuse_changes(found, configuration, values.allow_changed)
+            if resumption.nothing_left(found, configuration, values.early_stopping_patience):
+                return Prepared(chosen, found, configuration, found.step, is_done=True)
         rows = recipe.prepared["train"]
     steps = provenance.steps(values, rows)
-    if values.profile and checkpoint is None and steps < values.profile + BEFORE:
+    if values.profile and found is None and steps < values.profile + BEFORE:
         raise UserError(
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
@@ -76,7 +104,13 @@ def prepare(
     note = too_few_steps(recipe, values, steps)
     if note and note not in recipe.notes:  # a recipe may be prepared twice
         recipe.note(note)
-    return Prepared(chosen, checkpoint, steps)
+    return Prepared(chosen, found, configuration, steps)
+
+
+def leads(values: ArgumentValues | None) -> bool:
+    """Return whether this process writes: rank 0, or one of each machine that shares no disk."""
+    me = distributed.ranks()
+    return (me.local_rank if values is not None and values.save_on_each_node else me.rank) == 0
 
 
 def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
@@ -145,7 +179,7 @@ def refuse_different_machines(prepared: Prepared) -> None:
     chosen, checkpoint = prepared.settings, prepared.checkpoint
     own = {each.name: getattr(chosen.recipe, each.name) for each in fields(chosen.recipe)}
     given = {**own, **chosen.training}
-    for own_to_each in ("output_dir", "resume_from_checkpoint", "num_threads"):
+    for own_to_each in ("output_dir", "resume_from_checkpoint", "resume", "num_threads"):
         given.pop(own_to_each, None)
     for place in ("dataset", "model"):  # a path may be another on each machine
         if Path(str(given.get(place) or "-")).expanduser().exists():

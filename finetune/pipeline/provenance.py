@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import platform
@@ -66,7 +65,11 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         ),
         versions=versions(),
         git_revision=git_revision(),
-        process=Process(host=platform.node(), pid=os.getpid()),
+        process=Process(
+            host=platform.node(),
+            pid=os.getpid(),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+        ),
         model_revision=recipe.base_revision(),
     )
 
@@ -86,14 +89,6 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     path = Path(recipe.dataset).expanduser()
     named = recipe.dataset and path.exists()
     return options | ({"dataset": str(path.resolve())} if named else {})
-
-
-def steps_before(checkpoint: str | None) -> int:
-    """Return the steps that a run had done when it was resumed."""
-    if checkpoint is None:
-        return 0
-    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-    return int(state["global_step"])
 
 
 def outcome(

@@ -6,6 +6,7 @@ themselves: settings, :func:`prepare` on rank 0 first, and :func:`fit` on every 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from finetune.pipeline.events import (
     ignore,
     telling,
 )
-from finetune.pipeline.preparation import Prepared, prepare, refuse_different_machines
+from finetune.pipeline.preparation import Prepared, leads, prepare, refuse_different_machines
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, versions
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers.trainer_utils import PredictionOutput
 
+    from finetune.training.manifest import Manifest
     from finetune.training.trainer import Trainer
 
 
@@ -102,29 +104,28 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
 
 def _fit(prepared: Prepared, progress: Progress) -> Run:
     from finetune.pipeline import provenance
-    from finetune.training.directory import clear_way
     from finetune.training.trainer import build_trainer
 
-    chosen = prepared.settings
-    recipe, values, me = chosen.recipe, chosen.values, distributed.ranks()
-    # on each machine one, where they share no directory; the others leave everything to it
-    leads = (me.local_rank if values.save_on_each_node else me.rank) == 0
+    chosen, found = prepared.settings, prepared.resumption
+    recipe = chosen.recipe
+    if prepared.is_done:
+        run, page = Run(chosen.output_dir), chosen.output_dir / "report.html"
+        progress(Noted("the run is finished, nothing is left to train; its results:"))
+        progress(Finished(run, profiled=False, page=page if page.exists() else None))
+        return run
     _join(prepared)
     run = None
     try:
         arguments = chosen.arguments
         trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
+        trainer.configuration = prepared.configuration
+        trainer.reschedules = found is not None and found.differs(prepared.configuration)
         _report_to(trainer, progress)
         distributed.gather(None)  # every rank has read its model, which may lie in the directory
-        if leads:
+        if leads(chosen.values):
             progress(Started(chosen, arguments, prepared.steps, trainer.model))
-            manifest = provenance.manifest(chosen, arguments)
-            # only now: until here a mistake could still be found, or the model be read from there
-            if moved := clear_way(chosen.output_dir, prepared.checkpoint):
-                progress(MovedAside(moved))
-            run = Run(chosen.output_dir)
-            manifest.write(run.path)
-        before = provenance.steps_before(prepared.checkpoint)  # which may be rotated away
+            run = _begin(prepared, provenance.manifest(chosen, arguments), progress)
+        before = found.step if found is not None else 0
         started = time.perf_counter()
         trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
         seconds = time.perf_counter() - started
@@ -165,6 +166,32 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if arguments.profile and not profiled:
             untraced = "too few steps were left, none was profiled"
             progress(Noted(f"--profile {arguments.profile}: {untraced}"))
+    return Run(chosen.output_dir)
+
+
+def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
+    """Write ``run.json`` of a run that begins or goes on, in a directory that is now its own."""
+    from finetune.pipeline import resumption
+    from finetune.training import checkpoint
+    from finetune.training.directory import clear_way, occupy
+
+    chosen, found = prepared.settings, prepared.resumption
+    manifest = dataclasses.replace(manifest, configuration=prepared.configuration)
+    # only now: until here a mistake could still be found, or the model be read from there
+    if found is not None and found.in_place:
+        occupy(chosen.output_dir)
+    elif moved := clear_way(chosen.output_dir):
+        progress(MovedAside(moved))
+    if found is not None:
+        arguments = chosen.arguments
+        now = prepared.configuration
+        for sentence in resumption.differences(found, now, arguments, manifest.versions):
+            progress(Noted(sentence))
+        earlier = found.manifest.resumed if found.manifest is not None else []
+        this = resumption.record(found, now, arguments)
+        manifest = dataclasses.replace(manifest, resumed=[*earlier, this])
+    checkpoint.clear(chosen.output_dir)
+    manifest.write(chosen.output_dir)
     return Run(chosen.output_dir)
 
 

@@ -56,6 +56,15 @@ class FinetuneArguments(TrainingArguments):
     save_every: int = _option(
         1, "keep a checkpoint every N epochs; the last and the best are always kept"
     )
+    resume: bool = _option(
+        False,
+        "go on from the newest checkpoint of the run in --output_dir that is whole, or start where "
+        "it has none; a finished run shows its results",
+    )
+    allow_changed: str | None = _option(
+        None,
+        "settings, separated by commas, that may differ from those of the run that is resumed",
+    )
     early_stopping_patience: int | None = _option(
         None,
         "stop after N evaluations in a row without a better metric_for_best_model; the learning-"

@@ -76,7 +76,7 @@ def commit(staged: Path, final: Path, world_size: int, configuration: Mapping[st
         final.rename(replaced)
     staged.rename(final)
     _force_to_disk(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    shutil.rmtree(staged.parent, ignore_errors=True)  # with what was replaced
 
 
 def clear(directory: Path) -> None:
@@ -178,9 +178,8 @@ def remove(path: Path) -> None:
     """Delete a checkpoint, which loses its name before its first file."""
     uncommitted = path.parent / UNCOMMITTED
     uncommitted.mkdir(exist_ok=True)
-    nameless = Path(tempfile.mkdtemp(dir=uncommitted))
-    path.rename(nameless / path.name)
-    shutil.rmtree(nameless, ignore_errors=True)
+    path.rename(Path(tempfile.mkdtemp(dir=uncommitted), path.name))
+    shutil.rmtree(uncommitted, ignore_errors=True)
 
 
 def configuration_hash(configuration: Mapping[str, Any]) -> str:

@@ -1,32 +1,60 @@
-"""Make room for a run in its output directory: an earlier run there is moved aside."""
+"""Make room for a run in its output directory, which one run at a time has for itself."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from pathlib import Path
 
 from finetune.errors import UserError
+from finetune.runtime import lock
 from finetune.training.manifest import status_and_process
 
 
-def clear_way(directory: Path, checkpoint: str | None = None) -> str | None:
-    """Make room for a run: move an earlier one aside; nothing is ever deleted.
-
-    Returns:
-        A sentence about what was moved, or None. Nothing is moved if the run resumes from a
-        ``checkpoint`` in that directory.
+def occupy(directory: Path) -> None:
+    """Take a directory, made if it is not there, for this process until it ends.
 
     Raises:
-        UserError: if the directory holds something other than a run.
+        UserError: if a run is in progress there, on this machine or another.
     """
-    if checkpoint is not None and Path(checkpoint).resolve().parent == directory.resolve():
-        return None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock.hold(directory)
+    except BlockingIOError as error:
+        raise UserError(in_progress(directory)) from error
+    except OSError as error:
+        raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
+    known = status_and_process(directory)
+    if known is not None and known[0] == "running" and known[1] is not None:
+        elsewhere = known[1].host != platform.node()  # where the lock may not be seen
+        if elsewhere and not lock.wait_for_silence(directory):
+            lock.release()
+            raise UserError(in_progress(directory))
+
+
+def in_progress(directory: Path) -> str:
+    """Return the sentence about a run that is in progress in a directory."""
+    known = status_and_process(directory)
+    process = known[1] if known is not None else None
+    who = "" if process is None else f" (process {process.pid} on {process.host}"
+    who += "" if process is None else f", started {process.started})" if process.started else ")"
+    return f"--output_dir {directory}: a run is in progress there{who}; use another directory"
+
+
+def clear_way(directory: Path) -> str | None:
+    """Make room for a new run: move an earlier one aside; nothing is ever deleted.
+
+    Returns:
+        A sentence about what was moved, or None.
+
+    Raises:
+        UserError: if the directory holds something other than a run, or one that is in progress.
+    """
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
         directory = directory.resolve()
     refuse_foreign(directory)
-    if not directory.exists() or not any(directory.iterdir()):
+    occupy(directory)
+    if not _content(directory):
         return None
     number = 1
     while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
@@ -34,12 +62,11 @@ def clear_way(directory: Path, checkpoint: str | None = None) -> str | None:
     known = status_and_process(directory)
     finished = known is not None and known[0] == "finished"
     directory.rename(aside)
+    lock.moved(directory, aside)
+    occupy(directory)
     sentence = f"moved the run in {directory} to {aside}"
     if not finished and any(aside.glob("checkpoint-*")):
-        sentence += (
-            "; it had not finished: to resume it, add "
-            f"`--output_dir {aside} --resume_from_checkpoint last`"
-        )
+        sentence += f"; it had not finished: to resume it, add `--output_dir {aside} --resume`"
     return sentence
 
 
@@ -52,19 +79,16 @@ def refuse_foreign(directory: Path) -> None:
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         reason = "cannot be written to" if existing.is_dir() else "is a file"
         raise UserError(f"--output_dir {directory}: {existing} {reason}")
-    if not directory.exists() or not any(directory.iterdir()):
+    if directory.is_symlink() and not directory.exists():
+        raise UserError(f"--output_dir {directory} is a link to nothing: {os.readlink(directory)}")
+    if not directory.exists() or not _content(directory):
         return
-    known = status_and_process(directory)
-    if known is not None and known[0] == "running":
-        process = known[1]
-        if process is None or process.host != platform.node() or process.pid == os.getpid():
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, 0)
-            raise UserError(
-                f"--output_dir {directory}: a run is in progress there (process {process.pid}); "
-                "use another directory"
-            )
-    elif known is None and not any(directory.glob("checkpoint-*")):
-        # checkpoints alone are what a trainer leaves that no command started
+    if lock.held(directory) and not lock.mine(directory):
+        raise UserError(in_progress(directory))
+    # checkpoints alone are what a trainer leaves that no command started
+    if status_and_process(directory) is None and not any(directory.glob("checkpoint-*")):
         raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
+
+
+def _content(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.name != lock.NAME]

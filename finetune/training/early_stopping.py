@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerControl, TrainerState
 
-from finetune.errors import UserError, counted
+from finetune.errors import counted
 
 _COUNTER = "early_stopping_patience_counter"
 
@@ -51,21 +51,10 @@ class EarlyStopping(EarlyStoppingCallback):
             )
 
 
-def refuse_stopped(checkpoint: str | None, patience: int | None) -> None:
-    """Refuse to go on from a checkpoint at which a training stopped early with this patience.
-
-    Raises:
-        UserError: if it would stop at once.
-    """
-    if checkpoint is None or patience is None:
-        return
-    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-    if (count := _count(state.get("stateful_callbacks") or {})) >= patience:
-        raise UserError(
-            f"--resume_from_checkpoint: the training stopped early at step "
-            f"{state['global_step']:,}, after {counted(count, 'evaluation')} without improvement; "
-            f"nothing is left to do with --early_stopping_patience {patience}: give a larger one"
-        )
+def stopped_early(checkpoint: Path, patience: int | None) -> bool:
+    """Return whether a training with this patience has stopped at a checkpoint."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    return patience is not None and _count(state.get("stateful_callbacks") or {}) >= patience
 
 
 def _count(stateful_callbacks: dict[str, Any]) -> int:

@@ -98,6 +98,7 @@ class Process(Record):
 
     host: str
     pid: int
+    started: str | None = None  # ISO 8601, UTC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +130,10 @@ class Manifest(File):
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
     finished: str | None = None  # the end of training: ISO 8601, UTC
+    #: What a training that resumes this one has to share; see ``pipeline.resumption``.
+    configuration: dict[str, Any] = field(default_factory=dict)
+    #: Of each time that it was resumed: the step, what was changed, the processes.
+    resumed: list[dict[str, Any]] = field(default_factory=list)
     speed: dict[str, Any] = field(default_factory=dict)  # see ``Meter.summary``
     best_step: int | None = None  # whose checkpoint was kept as the best
     history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step

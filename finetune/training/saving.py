@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_model
-from transformers import PreTrainedModel, set_seed
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel, TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -20,6 +21,7 @@ from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
+from finetune.training.checkpoint import Checkpoint
 
 #: In a checkpoint: the loss since the last log, which the library forgets.
 _LOSS = "loss_since_log.json"
@@ -31,6 +33,8 @@ class Saving(transformers.Trainer):
     Attributes:
         configuration: What a checkpoint has to share with the training that resumes from it; see
             :class:`~finetune.training.checkpoint.Checkpoint`.
+        reschedules: Whether optimizer and schedule take their settings from the arguments when they
+            are restored; else from the checkpoint, where they are the same.
     """
 
     args: FinetuneArguments
@@ -38,7 +42,10 @@ class Saving(transformers.Trainer):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self.configuration: Mapping[str, Any] = {}
+        self.reschedules = False
         self._staging: Path | None = None
+        self._epoch_end = _EpochEnd()
+        self.add_callback(self._epoch_end)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return where the library writes checkpoints, and looks for old ones to delete."""
@@ -64,7 +71,11 @@ class Saving(transformers.Trainer):
         if self.args.should_save:
             staged = staging / final.name
             state.save_to_json(str(staged / checkpoint.STATE))  # with the path of the best
-            since = {"step": self._globalstep_last_logged, "loss_by_rank": losses}
+            since = {
+                "step": self._globalstep_last_logged,
+                "loss_by_rank": losses,
+                "epoch_ended": self._epoch_end.passed,
+            }
             (staged / _LOSS).write_text(json.dumps(since) + "\n", encoding="utf-8")
             checkpoint.commit(staged, final, self.args.world_size, self.configuration)
             best = state.best_model_checkpoint
@@ -75,7 +86,7 @@ class Saving(transformers.Trainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._staging is None:  # else it is pushed once it is committed
-            super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[no-untyped-call]
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _finalize_training(self, *args: Any) -> TrainOutput:
         directory = Path(self._get_output_dir(None))
@@ -91,29 +102,82 @@ class Saving(transformers.Trainer):
                     checkpoint.remove(path)
         return output
 
+    def verified(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        """Return the path of a checkpoint, for ``True`` of the newest, that is whole.
+
+        Raises:
+            UserError: if it is damaged, or there is none.
+        """
+        if not resume_from_checkpoint:
+            return None
+        if resume_from_checkpoint is True or resume_from_checkpoint in ("last", "true", "True"):
+            directory = Path(self.args.output_dir or "")
+            for path in checkpoint.committed(directory):
+                if checkpoint.problem(path) is None:
+                    return str(path)
+            raise UserError(f"no whole checkpoint in {directory}")
+        if (reason := checkpoint.problem(Path(resume_from_checkpoint))) is not None:
+            raise UserError(f"{resume_from_checkpoint} is damaged: {reason}")
+        return str(resume_from_checkpoint)
+
+    def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
+        """Run an epoch as the library does; of the one that was resumed, what is left of it."""
+        if facts["epoch"] == facts["epochs_trained"] and facts["resume_from_checkpoint"]:
+            ended = self._carry_loss(Path(facts["resume_from_checkpoint"]))
+            done = self.state.global_step >= self.state.max_steps
+            if not ended and (done or not facts["steps_trained_in_current_epoch"]):
+                self._end_epoch(facts)  # it was saved by its last step, before it was evaluated
+            if done:  # the library would train one step more
+                self.control.should_training_stop = True
+                return
+        super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
+
+    def _end_epoch(self, facts: dict[str, Any]) -> None:
+        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
+        self._maybe_log_save_evaluate(self._tr_loss, None, **{name: facts[name] for name in names})
+
+    def _carry_loss(self, path: Path) -> bool:
+        """Take over the loss since the last log; return whether the epoch had ended."""
+        since = json.loads((path / _LOSS).read_text(encoding="utf-8"))
+        losses, mean = (
+            since["loss_by_rank"],
+            sum(since["loss_by_rank"]) / len(since["loss_by_rank"]),
+        )
+        same = len(losses) == self.args.world_size
+        self._tr_loss += losses[self.args.process_index] if same else mean
+        self._total_loss_scalar -= mean  # train_loss is of the steps from here
+        self._globalstep_last_logged = since["step"]
+        return bool(since["epoch_ended"])
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        groups, scheduler = self.optimizer.param_groups, self.lr_scheduler
+        settings = [{**group, "params": None} for group in groups]
         with _named(checkpoint, "optimizer or scheduler state"):
             super()._load_optimizer_and_scheduler(checkpoint)
+        if self.reschedules and isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = [group["initial_lr"] for group in settings]
+            rates = scheduler.get_lr()
+            for group, wanted, rate in zip(
+                self.optimizer.param_groups, settings, rates, strict=True
+            ):
+                group |= {**wanted, "params": group["params"], "lr": rate}
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         with _named(checkpoint, "loss scaler"):
             super()._load_scaler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restore random states, and the loss since the last log, before the first step."""
+        """Restore random states; of another number of processes, take fresh ones."""
         if checkpoint is None:
             return
-        since = json.loads(Path(checkpoint, _LOSS).read_text(encoding="utf-8"))
-        losses, rank = since["loss_by_rank"], self.args.process_index
-        if same := len(losses) == self.args.world_size:
+        saved_by = Checkpoint.read(Path(checkpoint)).world_size
+        if saved_by == self.args.world_size:
             with _named(checkpoint, "random state"):
                 super()._load_rng_state(checkpoint)
         else:  # masks that were not drawn before
-            set_seed(self.args.seed + self.state.global_step * self.args.world_size + rank)
-        carried = losses[rank] if same else sum(losses) / len(losses)
-        self._tr_loss += carried
-        self._total_loss_scalar -= sum(losses) / len(losses)  # train_loss is of the steps from here
-        self._globalstep_last_logged = since["step"]
+            drawn = self.state.global_step * self.args.world_size
+            set_seed(self.args.seed + drawn + self.args.process_index)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the whole model, also one that FSDP has sharded; checkpoints stay sharded."""
@@ -141,6 +205,18 @@ class Saving(transformers.Trainer):
                 f"the checkpoint lacks {len(missing)} weights of the model, the first of them "
                 f"'{missing[0]}': it cannot be loaded"
             )
+
+
+class _EpochEnd(TrainerCallback):
+    """Knows whether the epoch of the last step has ended."""
+
+    passed = False
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.passed = False
+
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.passed = True
 
 
 @contextlib.contextmanager

@@ -24,9 +24,10 @@ from transformers.trainer_utils import TrainOutput
 
 from finetune.data import batches
 from finetune.models.cpu import exchange, unpadded
-from finetune.runtime import precision
+from finetune.runtime import lock, precision
+from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.directory import clear_way
+from finetune.training.directory import clear_way, occupy
 from finetune.training.early_stopping import EarlyStopping
 from finetune.training.evaluation import ExactEvaluation, quiet_workers
 from finetune.training.keep_epochs import KeepEpochs
@@ -136,14 +137,28 @@ class Trainer(ExactEvaluation, Saving):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> TrainOutput:
-        """Train as the library does; see :attr:`moves_runs_aside`."""
-        directory, resumes = Path(self.args.output_dir or ""), self.args.resume_from_checkpoint
-        is_new = self.moves_runs_aside and not (resume_from_checkpoint or resumes)
-        if is_new and self.args.should_save and (directory / MANIFEST).exists():
-            logging.getLogger("finetune").warning(clear_way(directory))
+        """Train as the library does; see :attr:`moves_runs_aside`.
+
+        Raises:
+            UserError: if the checkpoint to resume from is damaged, or there is none.
+        """
+        resumes = self.verified(resume_from_checkpoint or self.args.resume_from_checkpoint)
+        if alone := self.moves_runs_aside and self.args.should_save:
+            self._take_directory(is_new=resumes is None)
         self._evaluated = {}
-        with quiet_workers(self.args):
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            with quiet_workers(self.args):
+                return super().train(resumes, *args, **kwargs)
+        finally:
+            if alone:
+                lock.release()
+
+    def _take_directory(self, *, is_new: bool) -> None:
+        directory = Path(self.args.output_dir or "")
+        if is_new and (directory / MANIFEST).exists():
+            logging.getLogger("finetune").warning(clear_way(directory))
+        occupy(directory)
+        checkpoint.clear(directory)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -211,7 +226,7 @@ class Trainer(ExactEvaluation, Saving):
     def _finalize_training(self, *args: Any) -> TrainOutput:
         """Average what was not logged yet over the processes, for ``train_loss``."""
         self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
-        output: TrainOutput = super()._finalize_training(*args)  # type: ignore[no-untyped-call]
+        output: TrainOutput = super()._finalize_training(*args)
         return output
 
     def _wrap_model(

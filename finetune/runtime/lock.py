@@ -1,0 +1,106 @@
+"""One process at a time in a directory: a lock that the system releases when the process ends.
+
+However it ends: a status in a file would be left behind, and the number of a process is used again.
+Machines that share a disk may not see each other's locks; for them the process that holds one
+touches the file every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+NAME = ".lock"
+_BEAT = 10.0  # seconds
+_GONE_AFTER = 3 * _BEAT
+_HELD: dict[Path, tuple[FileLock, threading.Event]] = {}
+
+
+def hold(directory: Path) -> None:
+    """Take the lock of a directory, which must exist, until :func:`release` or the process's end.
+
+    Raises:
+        BlockingIOError: if another process has it.
+        OSError: if the file cannot be made or the file system has no locks.
+    """
+    place = directory.resolve()
+    if place in _HELD:
+        return
+    lock = FileLock(place / NAME, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise BlockingIOError(f"{place / NAME} is held by another process") from error
+    except NotImplementedError as error:
+        raise OSError(str(error)) from error
+    ended = threading.Event()
+    _HELD[place] = lock, ended
+    threading.Thread(target=_beat, args=(place / NAME, ended), daemon=True).start()
+
+
+def moved(directory: Path, to: Path) -> None:
+    """Tell that a directory was renamed, whose lock this process may have."""
+    if (place := directory.resolve()) in _HELD:
+        _HELD[to.resolve()] = _HELD.pop(place)
+
+
+def release() -> None:
+    """Release every lock of this process."""
+    while _HELD:
+        _, (lock, ended) = _HELD.popitem()
+        ended.set()
+        lock.release()
+
+
+def held(directory: Path) -> bool:
+    """Return whether a process, perhaps this one, has the lock of a directory."""
+    path = directory.resolve() / NAME
+    if mine(directory):
+        return True
+    if not path.exists():
+        return False
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError):
+        return False
+    lock.release()
+    return False
+
+
+def mine(directory: Path) -> bool:
+    """Return whether this process has the lock of a directory."""
+    return directory.resolve() in _HELD
+
+
+def wait_for_silence(directory: Path) -> bool:
+    """Wait until the holder of a lock on another machine must be gone, half a minute at most.
+
+    Returns:
+        Whether it is gone: the file was not touched for so long.
+    """
+    path = directory / NAME
+    with contextlib.suppress(FileNotFoundError):
+        touched = path.stat().st_mtime
+        with tempfile.TemporaryFile(dir=directory) as now:  # by the clock of the file system
+            silent = os.fstat(now.fileno()).st_mtime - touched
+        until = time.monotonic() + max(0.0, _GONE_AFTER - silent)
+        while time.monotonic() < until:
+            if path.stat().st_mtime != touched:
+                return False
+            time.sleep(0.2)
+    return True
+
+
+def _beat(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(_BEAT):
+        with contextlib.suppress(OSError):  # the directory may be renamed, or the disk full
+            os.utime(path)
