@@ -314,7 +314,8 @@ def differences(
             "follows the schedule of the longer training, so the result is not that of a longer "
             "training from the start"
         )
-    elif changed := ", ".join(_changed(found, now)):
+    further = _LENGTH if goes_further(found, now) else ()
+    if changed := ", ".join(name for name in _changed(found, now) if name not in further):
         sentences.append(
             f"goes on from step {found.step:,} with other settings than before: {changed}"
         )
@@ -323,8 +324,8 @@ def differences(
     accumulation = old.get("gradient_accumulation_steps", arguments.gradient_accumulation_steps)
     if before is not None and before != processes:
         sentences.append(
-            f"resumed with {counted(processes, 'process')} instead of {before}: the rows of each step "
-            "are the same, dropout masks differ"
+            f"resumed with {counted(processes, 'process')} instead of {before}: the rows of each "
+            "step are the same, dropout masks differ"
         )
     elif accumulation != arguments.gradient_accumulation_steps:
         sentences.append(

@@ -109,10 +109,10 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
     chosen, found = prepared.settings, prepared.resumption
     recipe = chosen.recipe
     if prepared.is_done:
-        run, page = Run(chosen.output_dir), chosen.output_dir / "report.html"
+        page = chosen.output_dir / "report.html"
         progress(Noted("the run is finished, nothing is left to train; its results:"))
-        progress(Finished(run, profiled=False, page=page if page.exists() else None))
-        return run
+        progress(Finished(Run(chosen.output_dir), False, page if page.exists() else None))
+        return Run(chosen.output_dir)
     _join(prepared)
     run = None
     try:

@@ -13,7 +13,13 @@ import torch
 import transformers
 from safetensors.torch import save_model
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, TrainerCallback, set_seed
+from transformers import (
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    set_seed,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -151,17 +157,16 @@ class Saving(transformers.Trainer):
         return bool(since["epoch_ended"])
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        groups, scheduler = self.optimizer.param_groups, self.lr_scheduler
-        settings = [{**group, "params": None} for group in groups]
+        optimizer, scheduler = self.optimizer, self.lr_scheduler
+        assert optimizer is not None
+        settings = [{**group, "params": None} for group in optimizer.param_groups]
         with _named(checkpoint, "optimizer or scheduler state"):
             super()._load_optimizer_and_scheduler(checkpoint)
         if self.reschedules and isinstance(scheduler, LambdaLR):
             scheduler.base_lrs = [group["initial_lr"] for group in settings]
             rates = scheduler.get_lr()
-            for group, wanted, rate in zip(
-                self.optimizer.param_groups, settings, rates, strict=True
-            ):
-                group |= {**wanted, "params": group["params"], "lr": rate}
+            for group, new, rate in zip(optimizer.param_groups, settings, rates, strict=True):
+                group |= {**new, "params": group["params"], "lr": rate}
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         with _named(checkpoint, "loss scaler"):
@@ -208,14 +213,22 @@ class Saving(transformers.Trainer):
 
 
 class _EpochEnd(TrainerCallback):
-    """Knows whether the epoch of the last step has ended."""
+    """Knows whether the epoch of the last step has ended; takes intervals from the arguments."""
 
     passed = False
 
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log, evaluate and save as often as is asked now; a checkpoint has what was asked then."""
+        state.compute_steps(args, state.max_steps)
+
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Begin to count anew."""
         self.passed = False
 
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Keep that it has ended; it is saved after this."""
         self.passed = True
 
 
