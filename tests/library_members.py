@@ -226,12 +226,12 @@ MEMBERS = (
     *(
         Member("hook", _EVENTS, name, users, reason, "args state control kwargs", behaviour=_CALLED)
         for name, users, reason in (
-            ("on_train_begin", f"{_CHECKPOINT} {_METER} {_PROFILE} {_STOPPING}",
+            ("on_train_begin", f"{_CHECKPOINT} {_METER} {_PROFILE} {_STOPPING} {_SAVING}",
              "counts begin at zero"),
-            ("on_step_end", f"{_METER} {_PROFILE}", "steps are timed and profiled"),
+            ("on_step_end", f"{_METER} {_PROFILE} {_SAVING}", "steps are timed and profiled"),
             ("on_log", _METER, "each logged loss has its throughput"),
             ("on_prediction_step", _METER, "the batches of an evaluation are told"),
-            ("on_epoch_end", _CHECKPOINT, "not every epoch is saved"),
+            ("on_epoch_end", f"{_CHECKPOINT} {_SAVING}", "not every epoch is saved"),
             ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING}",
              "the best epoch is saved after all, evaluations without improvement are counted"),
             ("on_train_end", _PROFILE, "a profile that began is written"),
@@ -282,6 +282,10 @@ MEMBERS = (
            "a mask that is true where a token is seen, or None", "attention_mask",
            behaviour="test_a_mask_is_true_where_a_token_is_seen"),
     # transformers: files and small functions
+    Member("member", "torch.optim.lr_scheduler", "LambdaLR", _SAVING,
+           "a schedule that was changed is taken from the arguments"),
+    Member("member", "transformers:TrainerState", "compute_steps", _SAVING,
+           "intervals that were changed are in force", "args max_steps"),
     Member("member", _UTILS, "PREFIX_CHECKPOINT_DIR", f"{_SAVING} finetune/training/checkpoint.py",
            "checkpoints are called checkpoint-N", behaviour=_NAMED),
     Member("member", "transformers.trainer", "TRAINER_STATE_NAME",

@@ -221,7 +221,7 @@ class _EpochEnd(TrainerCallback):
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Log, evaluate and save as often as is asked now; a checkpoint has what was asked then."""
-        state.compute_steps(args, state.max_steps)
+        state.compute_steps(args, state.max_steps)  # type: ignore[no-untyped-call]
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Begin to count anew."""
