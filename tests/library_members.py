@@ -289,7 +289,7 @@ MEMBERS = (
     Member("member", _UTILS, "PREFIX_CHECKPOINT_DIR", f"{_SAVING} finetune/training/checkpoint.py",
            "checkpoints are called checkpoint-N", behaviour=_NAMED),
     Member("member", "transformers.trainer", "TRAINER_STATE_NAME",
-           "finetune/training/checkpoint.py finetune/pipeline/provenance.py",
+           "finetune/training/checkpoint.py",
            "the file that has the steps of a checkpoint", behaviour=_NAMED),
     *(
         Member("member", _UTILS, name, users, reason)
