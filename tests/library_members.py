@@ -102,6 +102,7 @@ _EVALUATION, _SAVING = "finetune/training/evaluation.py", "finetune/training/sav
 _ARGUMENTS = "finetune/training/arguments.py"
 _CHECKS, _RESOLUTION = "finetune/training/checks.py", "finetune/training/resolution.py"
 _CHECKPOINT, _METER = "finetune/training/keep_epochs.py", "finetune/training/speed.py"
+_STOPS = "finetune/training/stopping.py"
 _STOPPING, _PACKAGES = "finetune/training/early_stopping.py", "finetune/training/packages.py"
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
@@ -171,6 +172,11 @@ MEMBERS = (
            "train_loss is the mean over the processes, the library deletes no checkpoint",
            "trial num_train_samples start_time",
            behaviour=_CALLED),
+    Member("hook", _TRAINER, "_evaluate", _SAVING,
+           "an evaluation that a signal stopped is noted in a checkpoint",
+           "trial ignore_keys_for_eval skip_scheduler", behaviour=_CALLED),
+    Member("mention", _TRAINER, "_initial_global_step", _SAVING,
+           "what was resumed is saved already", source=f"{_TRAINER}._inner_training_loop"),
     Member("hook", _TRAINER, "_run_epoch", _SAVING,
            "no step is trained, and no evaluation lost, at the end of an epoch that is resumed",
            behaviour=_CALLED),
@@ -230,9 +236,10 @@ MEMBERS = (
              "counts begin at zero"),
             ("on_step_end", f"{_METER} {_PROFILE} {_SAVING}", "steps are timed and profiled"),
             ("on_log", _METER, "each logged loss has its throughput"),
-            ("on_prediction_step", _METER, "the batches of an evaluation are told"),
+            ("on_prediction_step", f"{_METER} {_STOPS}",
+             "the batches of an evaluation are told, and it is stopped between them"),
             ("on_epoch_end", f"{_CHECKPOINT} {_SAVING}", "not every epoch is saved"),
-            ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING}",
+            ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS}",
              "the best epoch is saved after all, evaluations without improvement are counted"),
             ("on_train_end", _PROFILE, "a profile that began is written"),
         )
@@ -250,7 +257,7 @@ MEMBERS = (
            "what callbacks keep in a checkpoint, by class; one without a place there fails to save",
            source=f"{_TRAINER}._save_checkpoint",
            behaviour="test_early_stopping_is_kept_in_a_checkpoint"),
-    Member("hook", _EVENTS, "on_predict", _METER, "batches are counted anew",
+    Member("hook", _EVENTS, "on_predict", f"{_METER} {_STOPS}", "batches are counted anew",
            "args state control metrics kwargs", behaviour=_CALLED),
     Member("member", "transformers.trainer_callback:ProgressCallback", "on_log", _METER,
            "a bar without the dictionaries above it", "args state control logs kwargs"),

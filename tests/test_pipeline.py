@@ -327,21 +327,21 @@ def test_a_training_whose_evaluation_comes_back_in_another_order_fails(
 
 
 def test_arguments_are_built_once(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from finetune.training import checkpoint
+    from finetune.pipeline import resumption
     from finetune.training.arguments import FinetuneArguments
 
     built: list[str] = []
-    initialise, look = FinetuneArguments.__post_init__, checkpoint.to_resume
+    initialise, look = FinetuneArguments.__post_init__, resumption.wanted
 
     def counted(self: FinetuneArguments) -> None:
         built.append("arguments")
         initialise(self)
 
-    def looked(*words: Any) -> Any:
+    def looked(*words: Any, **options: Any) -> Any:
         built.append("checkpoint")
-        return look(*words)
+        return look(*words, **options)
 
     monkeypatch.setattr(FinetuneArguments, "__post_init__", counted)
-    monkeypatch.setattr(checkpoint, "to_resume", looked)
+    monkeypatch.setattr(resumption, "wanted", looked)
     finetune.train("sentiment", **options)
     assert sorted(built) == ["arguments", "checkpoint"]

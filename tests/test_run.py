@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, log_loss
@@ -18,8 +20,9 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 import finetune
 from finetune import Run, TextClassification, UserError, cli
 from finetune.runs import predictions
+from finetune.runtime import lock
 from finetune.statistics import baseline
-from finetune.training.directory import clear_way, refuse_foreign
+from finetune.training.directory import clear_way, occupy, refuse_foreign
 from finetune.training.manifest import Launch, Process
 from tests.runs import trained
 
@@ -92,7 +95,7 @@ def test_the_files_of_a_run(run: Run) -> None:
         *("run.json", "metrics.json", "predictions.parquet"),
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("training_args.bin", "checkpoint-18", "checkpoint-27", "checkpoint-36"),
-        *("report.html", "plots", "README.md"),
+        *("report.html", "plots", "README.md", ".lock"),
     }
 
 
@@ -476,11 +479,12 @@ def test_a_run_is_moved_to_the_first_free_number(tmp_path: Path) -> None:
         make_run(directory, steps=number)
         said = clear_way(directory)
         assert said == f"moved the run in {directory} to {directory}.{number}"
-        assert not directory.exists()
+        assert [path.name for path in directory.iterdir()] == [".lock"]
     (tmp_path / "yelp.2").rename(tmp_path / "kept")
     make_run(directory, steps=4)
     clear_way(directory)
-    numbers = {path.name: Run.load(path).manifest.steps for path in tmp_path.iterdir()}
+    moved = [path for path in tmp_path.iterdir() if path != directory]
+    numbers = {path.name: Run.load(path).manifest.steps for path in moved}
     assert numbers == {"yelp.1": 1, "kept": 2, "yelp.3": 3, "yelp.2": 4}
 
 
@@ -489,7 +493,7 @@ def test_an_interrupted_run_can_be_continued_and_that_is_said(tmp_path: Path) ->
     said = clear_way(tmp_path / "yelp")
     assert said is not None
     assert "had not finished" in said
-    assert "--resume_from_checkpoint" in said
+    assert said.endswith(f"add `--output_dir {tmp_path / 'yelp.1'} --resume`")
     make_run(tmp_path / "mnist", status="interrupted")
     (tmp_path / "mnist" / "checkpoint-3").rmdir()  # nothing to go on from
     moved = clear_way(tmp_path / "mnist")
@@ -524,15 +528,20 @@ def test_a_directory_of_something_else_is_refused_and_left_alone(
 
 
 def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
-    alive, mine, dead = os.getppid(), os.getpid(), 2**22 + 1  # above the largest process number
-    for pid, refused in ((alive, True), (mine, False), (dead, False)):
-        process = Process(host=platform.node(), pid=pid)
-        dataclasses.replace(trained().manifest, status="running", process=process).write(tmp_path)
-        if refused:
-            with pytest.raises(UserError, match=f"a run is in progress there \\(process {pid}\\)"):
-                refuse_foreign(tmp_path)
-        else:
-            refuse_foreign(tmp_path)
+    """By its lock: what the manifest says of a process may be of one that is long gone."""
+    process = Process(host=platform.node(), pid=os.getppid(), started="2026-01-02T03:04:05+00:00")
+    dataclasses.replace(trained().manifest, status="running", process=process).write(tmp_path)
+    refuse_foreign(tmp_path)  # the process is there, and not the one that wrote it
+    said = (
+        f"a run is in progress there (process {process.pid} on {process.host}, started "
+        "2026-01-02T03:04:05+00:00); use another directory"
+    )
+    with FileLock(tmp_path / ".lock"):
+        for refuses in (refuse_foreign, occupy, clear_way):
+            with pytest.raises(UserError, match=re.escape(said)):
+                refuses(tmp_path)
+    occupy(tmp_path)
+    lock.release()
 
 
 def test_a_model_in_the_directory_of_the_next_run_is_trained_further(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from finetune.errors import UserError, suggestion
 from finetune.recipe import catalog
-from finetune.runtime import distributed, faults, namesakes, versions
+from finetune.runtime import distributed, faults, namesakes, signals, versions
 from finetune.runtime.terminal import visible
 from finetune.runtime.version import __version__
 
@@ -35,7 +35,8 @@ def main(words: Sequence[str] | None = None) -> int:
         words: The arguments; those of the process if None.
 
     Returns:
-        The exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C.
+        The exit status: 0, 2 for a mistake of the user, 75 for a training that a signal stopped,
+        130 for Ctrl-C elsewhere.
     """
     words = sys.argv[1:] if words is None else words
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
@@ -46,6 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return _run(list(words))
     except UserError as error:
         return faults.refuse(error)
+    except signals.Stopped:
+        return faults.stopped()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `| head` has read enough of a help text

@@ -12,7 +12,7 @@ from finetune.config.flags import Flags
 from finetune.config.settings import from_command_line, may_have_mistakes, peek
 from finetune.errors import Mistakes, UserError
 from finetune.recipe import catalog
-from finetune.runtime import distributed, hub
+from finetune.runtime import distributed, hub, signals
 
 
 def main(words: Sequence[str]) -> int:
@@ -55,7 +55,14 @@ def main(words: Sequence[str]) -> int:
         mistakes = Mistakes()
         return preparation.prepare(from_command_line(recipe, flags, mistakes), show, mistakes)
 
-    prepared = distributed.rank_zero_first(prepare)
-    run = train.preview if prepared.settings.dry_run else train.fit
-    run(prepared, show)
+    with signals.handled():
+        if distributed.under_launcher():
+            signals.leave_with_parent()
+        try:
+            prepared = distributed.rank_zero_first(prepare)
+        except signals.Stopped as wish:
+            console.tell(f"interrupted by {wish} before the training began: start it again")
+            raise
+        run = train.preview if prepared.settings.dry_run else train.fit
+        run(prepared, show)
     return 0

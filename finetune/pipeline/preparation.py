@@ -13,7 +13,7 @@ from finetune.pipeline import resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe
-from finetune.runtime import distributed, hub
+from finetune.runtime import distributed, hub, lock
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
@@ -65,11 +65,19 @@ def prepare(
     Raises:
         UserError: what is wrong with the options, the data, the directory or the Hub.
     """
+    try:
+        return _prepare(chosen, progress, mistakes or Mistakes(), rehearsal)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: bool) -> Prepared:
     from finetune.pipeline import provenance
     from finetune.training.directory import occupy, refuse_foreign
     from finetune.training.profile import BEFORE
 
-    wrong, recipe = mistakes or Mistakes(), chosen.recipe
+    recipe = chosen.recipe
     values: ArgumentValues | None = None
     found: Resumption | None = None
     with wrong:

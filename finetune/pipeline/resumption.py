@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 #: runs, not what it computes. Every other one is compared.
 _FREE = {
     *("output_dir", "resume", "resume_from_checkpoint", "allow_changed", "early_stopping_patience"),
+    "grace_seconds",
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_threads", "use_cpu", "profile", "baseline", "debug", "skip_memory_metrics", "precision"),
     *("log_level", "log_level_replica", "log_on_each_node", "disable_tqdm", "report_to"),

@@ -6,8 +6,11 @@ themselves: settings, :func:`prepare` on rank 0 first, and :func:`fit` on every 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import gc
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +32,13 @@ from finetune.pipeline.events import (
 from finetune.pipeline.preparation import Prepared, leads, prepare, refuse_different_machines
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, versions
+from finetune.runtime import distributed, lock, signals, versions
+from finetune.runtime.signals import Stopped
 
 if TYPE_CHECKING:
     import numpy as np
     from datasets import Dataset
-    from transformers.trainer_utils import PredictionOutput
+    from transformers.trainer_utils import PredictionOutput, TrainOutput
 
     from finetune.training.manifest import Manifest
     from finetune.training.trainer import Trainer
@@ -98,8 +102,11 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
 
     Every rank calls it with the result of :func:`prepare` there; ``progress`` is called on rank 0.
     """
-    with telling(progress) as tell:
-        return _fit(prepared, tell)
+    try:
+        with telling(progress) as tell:
+            return _fit(prepared, tell)
+    finally:
+        lock.release()
 
 
 def _fit(prepared: Prepared, progress: Progress) -> Run:
@@ -125,22 +132,20 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if leads(chosen.values):
             progress(Started(chosen, arguments, prepared.steps, trainer.model))
             run = _begin(prepared, provenance.manifest(chosen, arguments), progress)
-        before = found.step if found is not None else 0
-        started = time.perf_counter()
-        trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
-        seconds = time.perf_counter() - started
+        give_up = functools.partial(_give_up, run)
+        with signals.deferred(arguments.grace_seconds, give_up):
+            trained, seconds, validated, tested = _trained(trainer, prepared)
         stopped = trainer.early_stopping.reason if trainer.early_stopping is not None else ""
         if stopped:
             progress(Noted(stopped))
-        trainer.save_model()
-        validated = trainer.predict_evaluated()
-        tested = trainer.predict(recipe.prepared["test"])
         state, speed = trainer.state, trainer.speed()
         profiled = trainer.profile is not None and trainer.profile.written
         del trainer
         gc.collect()
         distributed.leave()  # the other ranks are done
         if run is not None:
+            signals.heed()
+            before = found.step if found is not None else 0
             outcome = provenance.outcome(trained, state, seconds, before, speed)
             outcome["stopped_early"] = stopped or None
             _write_results(
@@ -152,14 +157,16 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
                 baseline=arguments.baseline,
                 progress=progress,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as wish:
         if run is not None:
-            run.update(status="interrupted")
-            progress(Interrupted(f"interrupted; {how_to_go_on(chosen)}"))
+            by = f" by {wish}" if isinstance(wish, Stopped) else ""
+            run.update(status="interrupted", stopped_by=str(wish) or None)
+            progress(Interrupted(f"interrupted{by}; {how_to_go_on(chosen)}"))
         raise
     except BaseException:  # the process group is left as it is: leaving it waits for the others
         if run is not None:
-            run.update(status="failed")
+            with contextlib.suppress(OSError):  # the failure itself is what counts
+                run.update(status="failed")
         raise
     if run is not None:
         _tell_finished(run, progress, profiled=profiled)
@@ -167,6 +174,37 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             untraced = "too few steps were left, none was profiled"
             progress(Noted(f"--profile {arguments.profile}: {untraced}"))
     return Run(chosen.output_dir)
+
+
+def _trained(
+    trainer: Trainer, prepared: Prepared
+) -> tuple[TrainOutput, float, PredictionOutput, PredictionOutput]:
+    """Train, save the model, and predict the validation and the test rows; say how long it took.
+
+    Raises:
+        Stopped: on every rank, if a signal asked for it; what is trained is in a checkpoint.
+    """
+    started = time.perf_counter()
+    trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
+    seconds = time.perf_counter() - started
+    try:
+        trainer.save_model()
+        validated = trainer.predict_evaluated()
+        tested = trainer.predict(prepared.settings.recipe.prepared["test"])
+    except Stopped as wish:
+        if not trainer.args.load_best_model_at_end:  # or the best has taken the place of the last
+            trainer.stop(str(wish))
+        raise
+    return trained, seconds, validated, tested
+
+
+def _give_up(run: Run | None, name: str) -> None:
+    """Say that there was no time to save; the process ends after this."""
+    if run is not None:
+        run.update(status="interrupted", stopped_by=f"{name}, not saved within --grace_seconds")
+    os.write(
+        2, f"error: {name}: could not save within --grace_seconds, the process ends\n".encode()
+    )
 
 
 def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
@@ -209,9 +247,12 @@ def _tell_finished(run: Run, progress: Progress, *, profiled: bool) -> None:
 
 def how_to_go_on(chosen: Settings) -> str:
     """Return what to do after an interruption."""
-    if not any(chosen.output_dir.glob("checkpoint-*")):
+    from finetune.training.checkpoint import committed, number
+
+    saved = committed(chosen.output_dir)
+    if not saved:
         return "no checkpoint was saved yet: start again"
-    return f"to resume: {chosen.resuming}"
+    return f"to resume at step {number(saved[0]):,}: {chosen.resuming}"
 
 
 def _join(prepared: Prepared) -> None:

@@ -12,7 +12,7 @@ import time
 import traceback
 
 from finetune.errors import UserError
-from finetune.runtime import distributed
+from finetune.runtime import distributed, signals
 from finetune.runtime.terminal import visible
 
 _LAUNCHER_ENDS_US_WITHIN = 3.0  # seconds; torchrun polls ten times a second
@@ -28,6 +28,13 @@ def refuse(error: UserError) -> int:
         for mistake in error.mistakes:
             print(f"error: {visible(mistake)}", file=sys.stderr, flush=True)
     return 2
+
+
+def stopped() -> int:
+    """Leave rank 0 the time to say how to go on, and return the exit status of a stopped job."""
+    if distributed.ranks().rank != 0:
+        time.sleep(_LAUNCHER_ENDS_US_WITHIN)
+    return signals.STATUS
 
 
 def stop(error: Exception) -> int:

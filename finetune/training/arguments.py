@@ -65,6 +65,11 @@ class FinetuneArguments(TrainingArguments):
         None,
         "settings, separated by commas, that may differ from those of the run that is resumed",
     )
+    grace_seconds: float = _option(
+        20.0,
+        "seconds after SIGTERM, SIGINT or SIGUSR1 in which a step is finished and saved; then the "
+        "process ends",
+    )
     early_stopping_patience: int | None = _option(
         None,
         "stop after N evaluations in a row without a better metric_for_best_model; the learning-"

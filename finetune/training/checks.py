@@ -38,6 +38,7 @@ _COUNTS = {
 }
 _NOT_NEGATIVE = (
     *("learning_rate", "weight_decay", "max_grad_norm", "adam_epsilon", "warmup_steps"),
+    "grace_seconds",
     *("eval_delay", "dataloader_num_workers", "neftune_noise_alpha"),
 )
 _BELOW_ONE = ("label_smoothing_factor", "adam_beta1", "adam_beta2")
@@ -60,6 +61,11 @@ def refuse(values: Any) -> None:
         mistakes.append(
             "--dataloader_drop_last would also drop evaluation rows; training always drops an "
             "incomplete last batch"
+        )
+    if values.grace_seconds > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
+        mistakes.append(
+            f"--grace_seconds {values.grace_seconds:g}: torchrun ends its processes after 30 "
+            "seconds; expected 25 or less"
         )
     if values.train_sampling_strategy == "batch_rebalance":
         mistakes.append(

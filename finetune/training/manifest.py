@@ -127,6 +127,7 @@ class Manifest(File):
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed
     stopped_early: str | None = None  # why, if it was before the last step
+    stopped_by: str | None = None  # the signal that interrupted it
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
     finished: str | None = None  # the end of training: ISO 8601, UTC

@@ -7,7 +7,7 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
@@ -24,10 +24,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import UserError
-from finetune.runtime import distributed
+from finetune.runtime import distributed, signals
+from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.checkpoint import Checkpoint
+from finetune.training.stopping import Stopping
 
 #: In a checkpoint: the loss since the last log, which the library forgets.
 _LOSS = "loss_since_log.json"
@@ -52,6 +54,10 @@ class Saving(transformers.Trainer):
         self._staging: Path | None = None
         self._epoch_end = _EpochEnd()
         self.add_callback(self._epoch_end)
+        self.stopping = Stopping()
+        self.add_callback(self.stopping)
+        self._saved_step = 0
+        self._stopped_evaluation = False
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return where the library writes checkpoints, and looks for old ones to delete."""
@@ -81,6 +87,8 @@ class Saving(transformers.Trainer):
                 "step": self._globalstep_last_logged,
                 "loss_by_rank": losses,
                 "epoch_ended": self._epoch_end.passed,
+                "to_evaluate": self._stopped_evaluation,
+                "to_save": self._stopped_evaluation and self.control.should_save,
             }
             (staged / _LOSS).write_text(json.dumps(since) + "\n", encoding="utf-8")
             checkpoint.commit(staged, final, self.args.world_size, self.configuration)
@@ -89,6 +97,27 @@ class Saving(transformers.Trainer):
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
         distributed.gather(None)  # no process looks for it before it is there
+        self._saved_step = state.global_step
+
+    def stop(self, name: str = "") -> NoReturn:
+        """Save what is trained, unless it is, and stop; every rank calls it at the same step.
+
+        Raises:
+            Stopped: always.
+        """
+        step = self.state.global_step
+        if step > max(self._saved_step, self._initial_global_step):
+            assert self.model is not None
+            self._save_checkpoint(self.model, None)
+        raise Stopped(name or signals.requested() or "a signal to another rank")
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        try:
+            metrics: dict[str, float] = super()._evaluate(*args, **kwargs)
+        except Stopped as wish:
+            self._stopped_evaluation = True  # which a resumed run does first
+            self.stop(str(wish))
+        return metrics
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._staging is None:  # else it is pushed once it is committed
@@ -129,23 +158,29 @@ class Saving(transformers.Trainer):
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
         """Run an epoch as the library does; of the one that was resumed, what is left of it."""
         if facts["epoch"] == facts["epochs_trained"] and facts["resume_from_checkpoint"]:
-            ended = self._carry_loss(Path(facts["resume_from_checkpoint"]))
+            since = self._carry_loss(Path(facts["resume_from_checkpoint"]))
             done = self.state.global_step >= self.state.max_steps
-            if not ended and (done or not facts["steps_trained_in_current_epoch"]):
-                self._end_epoch(facts)  # it was saved by its last step, before it was evaluated
+            if since["to_evaluate"]:  # it was saved by a signal while it was evaluated
+                self.control.should_evaluate, self.control.should_save = True, since["to_save"]
+                self._finish_step(facts)
+            if not since["epoch_ended"] and (done or not facts["steps_trained_in_current_epoch"]):
+                # it was saved by the last step of an epoch, before the end of that was evaluated
+                args, state = self.args, self.state
+                self.control = self.callback_handler.on_epoch_end(args, state, self.control)
+                self._finish_step(facts)
             if done:  # the library would train one step more
                 self.control.should_training_stop = True
                 return
         super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
 
-    def _end_epoch(self, facts: dict[str, Any]) -> None:
-        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+    def _finish_step(self, facts: dict[str, Any]) -> None:
+        """Log, evaluate and save as the control asks."""
         names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
-        self._maybe_log_save_evaluate(self._tr_loss, None, **{name: facts[name] for name in names})
+        self._maybe_log_save_evaluate(self._tr_loss, None, **{each: facts[each] for each in names})
 
-    def _carry_loss(self, path: Path) -> bool:
-        """Take over the loss since the last log; return whether the epoch had ended."""
-        since = json.loads((path / _LOSS).read_text(encoding="utf-8"))
+    def _carry_loss(self, path: Path) -> dict[str, Any]:
+        """Take over the loss since the last log; return what else was noted beside it."""
+        since: dict[str, Any] = json.loads((path / _LOSS).read_text(encoding="utf-8"))
         losses, mean = (
             since["loss_by_rank"],
             sum(since["loss_by_rank"]) / len(since["loss_by_rank"]),
@@ -154,7 +189,7 @@ class Saving(transformers.Trainer):
         self._tr_loss += losses[self.args.process_index] if same else mean
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
         self._globalstep_last_logged = since["step"]
-        return bool(since["epoch_ended"])
+        return since
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         optimizer, scheduler = self.optimizer, self.lr_scheduler
