@@ -84,7 +84,8 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
         values = chosen.values
     touch = not (rehearsal or chosen.dry_run) and leads(values)
     with wrong:
-        refuse_foreign(chosen.output_dir)
+        if leads(values):  # who has locked it for the others
+            refuse_foreign(chosen.output_dir)
         if values is not None and (wish := resumption.wanted(values)):
             if touch and chosen.output_dir.is_dir():
                 occupy(chosen.output_dir)  # or a living run might be writing what is verified

@@ -199,7 +199,7 @@ def first_to_fail() -> bool:
             store = store_of_job()
             store.set_timeout(moment)
         elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            store = next(rendezvous("env://", timeout=moment))[0]
+            store = _of_this_attempt(next(rendezvous("env://", timeout=moment))[0])
         else:
             return True
         return bool(store.add(_FAILED, 1) == 1)
@@ -220,7 +220,7 @@ def store_of_job() -> Store:
     store: Store
     try:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            store = next(rendezvous("env://"))[0]
+            store = _of_this_attempt(next(rendezvous("env://"))[0])
         else:  # `rendezvous` would wait until as many have come as rank 0 was told
             store = TCPStore(
                 os.environ["MASTER_ADDR"],
@@ -238,6 +238,16 @@ def store_of_job() -> Store:
             "job: set MASTER_PORT (torchrun: --master_port) to a free one"
         ) from error
     return store
+
+
+def _of_this_attempt(store: Store) -> Store:
+    """Return a view of the agent's store, in which the keys of a job that failed are left behind.
+
+    With ``--max-restarts`` torchrun starts the workers again with the store that they had.
+    """
+    from torch.distributed import PrefixStore
+
+    return PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def _wait(store: Store, key: str, longest: timedelta) -> None:

@@ -20,7 +20,7 @@ STATUS = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 #: Launchers pass on what a terminal sent to all: within so many seconds it is the same wish.
 _SAME_WISH = 2.0
-_LOOKS_AT_PARENT = 2.0  # seconds
+_LOOKS_AT_PARENT, _WITHOUT_PARENT = 1.0, 7.0  # seconds
 
 
 class Stopped(KeyboardInterrupt):
@@ -99,13 +99,18 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
 
 
 def leave_with_parent() -> None:
-    """End this process within seconds of its launcher, which may be killed without a word."""
+    """End this process soon after its launcher, which may be killed without a word.
+
+    It is asked to stop as by SIGTERM, and has less time to save than from a scheduler.
+    """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOKS_AT_PARENT)
-        os.write(2, b"error: the launcher is gone: this process ends\n")
+        os.write(2, b"error: the launcher is gone: this process stops\n")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_WITHOUT_PARENT)
         os._exit(STATUS)
 
     threading.Thread(target=watch, daemon=True).start()
