@@ -291,6 +291,9 @@ MEMBERS = (
     # transformers: files and small functions
     Member("member", "torch.optim.lr_scheduler", "LambdaLR", _SAVING,
            "a schedule that was changed is taken from the arguments"),
+    Member("mention", "torch.optim.lr_scheduler:LRScheduler", "_last_lr", _SAVING,
+           "the log has the rate of such a schedule",
+           source="torch.optim.lr_scheduler:LRScheduler.get_last_lr"),
     Member("member", "transformers:TrainerState", "compute_steps", _SAVING,
            "intervals that were changed are in force", "args max_steps"),
     Member("member", _UTILS, "PREFIX_CHECKPOINT_DIR", f"{_SAVING} finetune/training/checkpoint.py",

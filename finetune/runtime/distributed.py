@@ -245,7 +245,7 @@ def _of_this_attempt(store: Store) -> Store:
 
     With ``--max-restarts`` torchrun starts the workers again with the store that they had.
     """
-    from torch.distributed import PrefixStore
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     return PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 

@@ -58,6 +58,7 @@ class Saving(transformers.Trainer):
         self.add_callback(self.stopping)
         self._saved_step = 0
         self._stopped_evaluation = False
+        self._resumed: Path | None = None
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return where the library writes checkpoints, and looks for old ones to delete."""
@@ -112,10 +113,12 @@ class Saving(transformers.Trainer):
         raise Stopped(name or signals.requested() or "a signal to another rank")
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        random_state = torch.get_rng_state()
         try:
             metrics: dict[str, float] = super()._evaluate(*args, **kwargs)
         except Stopped as wish:
-            self._stopped_evaluation = True  # which a resumed run does first
+            self._stopped_evaluation = True  # which a resumed run does first, from the same state
+            torch.set_rng_state(random_state)
             self.stop(str(wish))
         return metrics
 
@@ -124,6 +127,9 @@ class Saving(transformers.Trainer):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _finalize_training(self, *args: Any) -> TrainOutput:
+        trial, _, start_time = args
+        facts = {"trial": trial, "start_time": start_time, "epoch": self.state.epoch}
+        self._finish_step(True, model=self.model_wrapped, ignore_keys_for_eval=None, **facts)
         directory = Path(self._get_output_dir(None))
         with self._staged(directory):  # where there is nothing that the library could delete
             output: TrainOutput = super()._finalize_training(*args)  # type: ignore[no-untyped-call]
@@ -157,39 +163,39 @@ class Saving(transformers.Trainer):
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
         """Run an epoch as the library does; of the one that was resumed, what is left of it."""
-        if facts["epoch"] == facts["epochs_trained"] and facts["resume_from_checkpoint"]:
-            since = self._carry_loss(Path(facts["resume_from_checkpoint"]))
-            done = self.state.global_step >= self.state.max_steps
-            if since["to_evaluate"]:  # it was saved by a signal while it was evaluated
-                self.control.should_evaluate, self.control.should_save = True, since["to_save"]
-                self._finish_step(facts)
-            if not since["epoch_ended"] and (done or not facts["steps_trained_in_current_epoch"]):
-                # it was saved by the last step of an epoch, before the end of that was evaluated
-                args, state = self.args, self.state
-                self.control = self.callback_handler.on_epoch_end(args, state, self.control)
-                self._finish_step(facts)
-            if done:  # the library would train one step more
-                self.control.should_training_stop = True
-                return
-        super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
-
-    def _finish_step(self, facts: dict[str, Any]) -> None:
-        """Log, evaluate and save as the control asks."""
         names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
-        self._maybe_log_save_evaluate(self._tr_loss, None, **{each: facts[each] for each in names})
+        boundary = not facts["steps_trained_in_current_epoch"]
+        self._finish_step(boundary, **{name: facts[name] for name in names})
+        if self.state.global_step >= self.state.max_steps:  # the library would train one step more
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
 
-    def _carry_loss(self, path: Path) -> dict[str, Any]:
-        """Take over the loss since the last log; return what else was noted beside it."""
-        since: dict[str, Any] = json.loads((path / _LOSS).read_text(encoding="utf-8"))
-        losses, mean = (
-            since["loss_by_rank"],
-            sum(since["loss_by_rank"]) / len(since["loss_by_rank"]),
-        )
+    def _finish_step(self, boundary: bool, **facts: Any) -> None:
+        """Once after resuming, do what the step of the checkpoint still had to do.
+
+        A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
+        may be older than the end of the epoch.
+        """
+        if self._resumed is None:
+            return
+        path, self._resumed = self._resumed, None
+        since = json.loads((path / _LOSS).read_text(encoding="utf-8"))
+        losses = since["loss_by_rank"]
+        mean = sum(losses) / len(losses)
         same = len(losses) == self.args.world_size
         self._tr_loss += losses[self.args.process_index] if same else mean
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
         self._globalstep_last_logged = since["step"]
-        return since
+        self._load_rng_state(str(path))
+        if since["to_evaluate"]:
+            self.control.should_evaluate, self.control.should_save = True, since["to_save"]
+            self._maybe_log_save_evaluate(self._tr_loss, None, **facts)
+        done = self.state.global_step >= self.state.max_steps
+        if not since["epoch_ended"] and (boundary or done):
+            args, state = self.args, self.state
+            self.control = self.callback_handler.on_epoch_end(args, state, self.control)
+            self._maybe_log_save_evaluate(self._tr_loss, None, **facts)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         optimizer, scheduler = self.optimizer, self.lr_scheduler
@@ -199,7 +205,7 @@ class Saving(transformers.Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
         if self.reschedules and isinstance(scheduler, LambdaLR):
             scheduler.base_lrs = [group["initial_lr"] for group in settings]
-            rates = scheduler.get_lr()
+            rates = scheduler._last_lr = scheduler.get_lr()
             for group, new, rate in zip(optimizer.param_groups, settings, rates, strict=True):
                 group |= {**new, "params": group["params"], "lr": rate}
 

@@ -145,7 +145,7 @@ class Trainer(ExactEvaluation, Saving):
         resumes = self.verified(resume_from_checkpoint or self.args.resume_from_checkpoint)
         if alone := self.moves_runs_aside and self.args.should_save:
             self._take_directory(is_new=resumes is None)
-        self._evaluated = {}
+        self._evaluated, self._resumed = {}, None if resumes is None else Path(resumes)
         try:
             with quiet_workers(self.args):
                 return super().train(resumes, *args, **kwargs)

@@ -1,0 +1,198 @@
+"""What makes the result may not change when a run is resumed; where it runs may."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from finetune import Run, cli
+from tests.faults.conftest import STEPS, Faulty, history
+
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
+OTHERS = {
+    "seed": "7",
+    "data_seed": "7",
+    "split_seed": "7",
+    "learning_rate": "1e-3",
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": "4",
+    "weight_decay": "0.1",
+    "adam_beta2": "0.9",
+    "optim": "sgd",
+    "max_grad_norm": "0.5",
+    "label_smoothing_factor": "0.1",
+    "global_batch_size": "8",
+    "num_train_epochs": "3",
+    "max_steps": "30",
+    "max_length": "8",
+    "hidden_dropout": "0.3",
+    "train_samples": "100",
+    "train_sampling_strategy": "group_by_length",
+    "metric_for_best_model": "accuracy",
+    "precision": "bf16",
+    "truncation": "tail",
+}
+
+
+@pytest.fixture(scope="module")
+def interrupted(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("interrupted") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAULT", "step 3,SIGTERM")
+        assert cli.main([*words, "--output_dir", str(run)]) == 75
+    return run
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_setting_is_refused_by_name(
+    faulty: Faulty, interrupted: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = (interrupted / "run.json").read_bytes()
+    assert faulty(interrupted, "--resume", "--dry_run", f"--{name}", OTHERS[name]) == 2
+    said = capfd.readouterr().err.splitlines()
+    compared = {"precision": "bf16"}.get(name, name)  # what it is resolved to
+    assert any(f"was trained with {compared} " in line for line in said)
+    assert said[-1].startswith("error: to resume, leave these as they were")
+    assert compared in said[-1].partition("--allow_changed ")[2].split(",")
+    assert (interrupted / "run.json").read_bytes() == before
+
+
+def test_other_data_and_another_model_are_refused(
+    interrupted: Path,
+    words: list[str],
+    tmp_path: Path,
+    tiny_model: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    other = tmp_path / "other.csv"
+    lines = Path(words[2]).read_text(encoding="utf-8").splitlines()
+    lines[5] = lines[5].replace("food", "wine")
+    other.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    typed = [words[0], "--dataset", str(other), "--model", str(model), "--dry_run", "--resume"]
+    assert cli.main([*typed, "--output_dir", str(interrupted)]) == 2
+    said = capfd.readouterr().err
+    assert "was trained with data '" in said
+    assert "was trained with model '" in said
+
+
+def test_the_same_data_in_another_place_are_the_same(
+    interrupted: Path, words: list[str], tmp_path: Path
+) -> None:
+    moved = str(shutil.copy(words[2], tmp_path / "moved.csv"))
+    typed = [moved if word == words[2] else word for word in words]
+    assert cli.main([*typed, "--output_dir", str(interrupted), "--resume", "--dry_run"]) == 0
+
+
+def test_a_change_that_is_allowed_is_in_force_and_recorded(
+    faulty: Faulty, interrupted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(interrupted, tmp_path / "run")
+    changed = ("--learning_rate", "1e-4", "--weight_decay", "0.2")
+    assert faulty(run, "--resume", *changed, "--allow_changed", "learning_rate") == 2
+    assert "weight_decay" in capfd.readouterr().err
+    allowed = "learning_rate,weight_decay"
+    assert (
+        faulty(run, "--resume", *changed, "--allow_changed", allowed, "--logging_steps", "1") == 0
+    )
+    assert "with other settings than before: learning_rate, weight_decay" in capfd.readouterr().out
+    rates = {entry["step"]: entry["learning_rate"] for entry in history(run) if "loss" in entry}
+    assert rates[5] == pytest.approx(1e-4 * (1 - 4 / STEPS))
+    (resumed,) = Run.load(run).manifest.resumed
+    assert resumed["step"] == 4
+    assert resumed["allowed"] == {"learning_rate": [3e-3, 1e-4], "weight_decay": [0.01, 0.2]}
+    assert resumed["changed"]["logging_steps"] == [4, 1]
+    groups = torch.load(run / f"checkpoint-{STEPS}" / "optimizer.pt")["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.2}
+
+
+def test_an_unknown_name_is_not_allowed(
+    faulty: Faulty, interrupted: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert faulty(interrupted, "--resume", "--dry_run", "--allow_changed", "learning_rat") == 2
+    assert "unknown name 'learning_rat'; did you mean 'learning_rate'?" in capfd.readouterr().err
+
+
+def test_accumulation_may_change_and_that_is_said(
+    faulty: Faulty, interrupted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(interrupted, tmp_path / "run")
+    assert faulty(run, "--resume", "--gradient_accumulation_steps", "2") == 0
+    assert "resumed with 2 accumulation steps instead of 1" in capfd.readouterr().out
+    (resumed,) = Run.load(run).manifest.resumed
+    assert resumed["changed"]["gradient_accumulation_steps"] == [1, 2]
+
+
+# ---- a finished run ------------------------------------------------------------------------------
+
+
+def test_a_finished_run_shows_its_results_and_changes_nothing(
+    faulty: Faulty, whole: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = whole()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    capfd.readouterr()
+    assert faulty(run, "--resume", fault=f"step {STEPS},SIGKILL") == 0
+    said = capfd.readouterr().out
+    assert "the run is finished, nothing is left to train; its results:" in said
+    assert "test set" in said
+    after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    assert {path for path in after if after[path] != before.get(path)} <= {run / ".lock"}
+
+
+def test_a_finished_run_that_kept_only_its_best_checkpoint_is_shown_too(
+    faulty: Faulty, whole: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = whole("--save_total_limit", "1")
+    assert faulty(run, "--save_total_limit", "1", "--resume") == 0
+    assert "nothing is left to train" in capfd.readouterr().out
+
+
+def test_a_finished_run_goes_on_to_more_epochs_at_a_rate_above_zero(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(whole(), tmp_path / "run")
+    assert faulty(run, "--num_train_epochs", "4", "--logging_steps", "1", "--resume") == 0
+    assert f"goes on from step {STEPS} of a finished run: from there the learning rate" in (
+        capfd.readouterr().out
+    )
+    rates = {entry["step"]: entry["learning_rate"] for entry in history(run) if "loss" in entry}
+    assert rates[STEPS + 1] == pytest.approx(3e-3 / 2)
+    assert Run.load(run).manifest.steps == 2 * STEPS
+    assert faulty(run, "--num_train_epochs", "3", "--resume") == 2
+    assert "was trained with num_train_epochs 4" in capfd.readouterr().err
+
+
+# ---- where there is nothing to go on from --------------------------------------------------------
+
+
+def test_resume_starts_in_the_same_directory_where_there_is_no_checkpoint(
+    faulty: Faulty, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert faulty(run, "--resume", "--max_steps", "2", "--save_strategy", "no") == 0
+    assert faulty(tmp_path / "killed", fault="start,SIGTERM") == 75
+    assert "no checkpoint was saved yet: start again" in capfd.readouterr().out
+    assert faulty(tmp_path / "killed", "--resume", "--max_steps", "2") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "run"]
+    assert Run.load(tmp_path / "killed").manifest.steps == 2
+
+
+def test_the_two_flags_do_not_go_together(
+    faulty: Faulty, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert faulty(tmp_path / "run", "--resume", "--resume_from_checkpoint", "last") == 2
+    assert "--resume and --resume_from_checkpoint are mutually exclusive" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
+def test_a_job_that_is_started_again_resumes_by_itself(
+    faulty: Faulty, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert faulty(run, "--max_steps", "6", fault="step 3,SIGTERM") == 75
+    monkeypatch.setenv(name, "1")
+    assert faulty(run, "--max_steps", "6") == 0
+    assert Run.load(run).manifest.steps_before == 4

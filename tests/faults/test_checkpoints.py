@@ -1,0 +1,232 @@
+"""A checkpoint that is damaged is named and passed over; a whole one goes on to the bit."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from finetune import Run, UserError
+from finetune.pipeline import resumption
+from finetune.training import checkpoint
+from tests.faults.conftest import STEPS, Faulty, assert_same
+
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
+PARTS = (
+    *("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"),
+    *("config.json", "loss_since_log.json", "checkpoint.json"),
+)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: os.truncate(path, 0),
+    "one bit flipped": flip,
+}
+
+
+@pytest.fixture(scope="module")
+def killed(whole: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run as it is after step 9, with the checkpoints of steps 3, 6 and 9."""
+    run = shutil.copytree(whole(), tmp_path_factory.mktemp("killed") / "run")
+    for path in checkpoint.committed(run)[:3]:
+        shutil.rmtree(path)
+    for name in ("model.safetensors", "metrics.json", "predictions.parquet"):
+        (run / name).unlink()
+    Run.load(run).update(status="running")
+    return run
+
+
+@pytest.fixture
+def run(killed: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(killed, tmp_path / "run")
+
+
+def test_a_whole_checkpoint_has_no_problem(killed: Path) -> None:
+    known = checkpoint.committed(killed)
+    assert [path.name for path in known] == ["checkpoint-9", "checkpoint-6", "checkpoint-3"]
+    assert [checkpoint.problem(path) for path in known] == [None] * 3
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("part", PARTS)
+def test_damage_is_named_and_the_one_before_is_taken(run: Path, part: str, damage: str) -> None:
+    DAMAGES[damage](run / "checkpoint-9" / part)
+    found = resumption.find("last", run, touch=True)
+    assert found is not None
+    assert found.path == run / "checkpoint-6"
+    (note,) = found.notes
+    assert note.startswith(f"{run / 'checkpoint-9'} is damaged (")
+    assert note.endswith("): renamed to damaged-checkpoint-9")
+    assert part in note
+    assert (run / "damaged-checkpoint-9").is_dir()
+
+
+def added(directory: Path) -> str:
+    (directory / "scaler.pt").write_bytes(b"\0")
+    return "scaler.pt was not there when it was saved"
+
+
+def renumbered(directory: Path) -> str:
+    path = directory / "trainer_state.json"
+    path.write_text(path.read_text().replace('"global_step": 9', '"global_step": 8'))
+    return "trainer_state.json is damaged"
+
+
+def renamed(directory: Path) -> str:
+    shutil.rmtree(directory)
+    shutil.copytree(directory.with_name("checkpoint-6"), directory)
+    return "checkpoint.json is of step 6"
+
+
+def emptied(directory: Path) -> str:
+    shutil.rmtree(directory)
+    directory.mkdir()
+    return "it has no checkpoint.json"
+
+
+def reconfigured(directory: Path) -> str:
+    path = directory / "checkpoint.json"
+    path.write_text(path.read_text().replace('"seed": 42', '"seed": 43'))
+    return "checkpoint.json was changed"
+
+
+@pytest.mark.parametrize("change", [added, renumbered, renamed, emptied, reconfigured])
+def test_a_change_is_named(run: Path, change: Callable[[Path], str]) -> None:
+    said = change(run / "checkpoint-9")
+    found = resumption.find("last", run, touch=True)
+    assert found is not None
+    assert found.path == run / "checkpoint-6"
+    assert said in found.notes[0]
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
+    faulty: Faulty, run: Path, whole: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    flip(run / "checkpoint-9" / "optimizer.pt")
+    assert faulty(run, "--resume") == 0
+    said = capfd.readouterr().out
+    assert (
+        "optimizer.pt is damaged: its checksum is another): renamed to damaged-checkpoint-9" in said
+    )
+    assert Run.load(run).manifest.steps_before == 6
+    assert_same(run, whole())
+
+
+def test_where_no_checkpoint_is_whole_that_is_said_and_nothing_else_changes(
+    faulty: Faulty, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    manifest = (run / "run.json").read_bytes()
+    for path in checkpoint.committed(run):
+        flip(path / "rng_state.pth")
+    for flags in (("--resume",), ("--resume_from_checkpoint", "last")):
+        assert faulty(run, *flags) == 2
+        said = capfd.readouterr().err
+        assert said.startswith(f"error: {' '.join(flags)}: no ")
+        assert len(said.splitlines()) == 1
+        if flags == ("--resume",):
+            assert said.count("rng_state.pth is damaged") == 3
+            break
+    assert (run / "run.json").read_bytes() == manifest
+
+
+def test_a_path_to_a_damaged_checkpoint_is_refused_and_a_whole_one_named(
+    faulty: Faulty, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run / "checkpoint-9" / "scheduler.pt").unlink()
+    assert faulty(run, "--resume_from_checkpoint", str(run / "checkpoint-9")) == 2
+    assert capfd.readouterr().err == (
+        f"error: --resume_from_checkpoint {run / 'checkpoint-9'} is damaged (scheduler.pt is "
+        f"missing); {run / 'checkpoint-6'} is whole\n"
+    )
+
+
+def test_a_dry_run_renames_nothing(faulty: Faulty, run: Path) -> None:
+    flip(run / "checkpoint-9" / "optimizer.pt")
+    assert faulty(run, "--resume", "--dry_run") == 0
+    assert (run / "checkpoint-9").is_dir()
+
+
+def test_what_was_never_committed_is_no_checkpoint(
+    faulty: Faulty, run: Path, whole: Callable[..., Path]
+) -> None:
+    """As a kill in the middle of a save leaves it, between any two of its files."""
+    half = shutil.copytree(whole() / "checkpoint-12", run / ".uncommitted" / "checkpoint-12")
+    (half / "checkpoint.json").unlink()
+    (half / "rng_state.pth").unlink()
+    assert faulty(run, "--resume") == 0
+    assert Run.load(run).manifest.steps_before == 9
+    assert not (run / ".uncommitted").exists()
+    assert_same(run, whole())
+
+
+def test_a_checkpoint_that_was_being_replaced_is_put_back(run: Path) -> None:
+    (run / ".uncommitted").mkdir()
+    (run / "checkpoint-9").rename(run / ".uncommitted" / "checkpoint-9.replaced")
+    checkpoint.clear(run)
+    assert checkpoint.problem(run / "checkpoint-9") is None
+
+
+def test_a_model_alone_cannot_be_resumed(
+    faulty: Faulty, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert faulty(run, "--save_only_model", "true", fault="step 4,SIGTERM") == 75
+    capfd.readouterr()
+    assert faulty(run, "--save_only_model", "true", "--resume") == 2
+    assert "was saved with --save_only_model: it has no optimizer state" in capfd.readouterr().err
+
+
+def test_a_best_checkpoint_that_is_gone_is_told_before_training(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--learning_rate", "1e-5", "--metric_for_best_model", "accuracy")
+    run = shutil.copytree(whole(*flags), tmp_path / "run")
+    best = Run.load(run).manifest.best_step
+    assert best == 3
+    Run.load(run).update(status="running")
+    shutil.rmtree(run / "checkpoint-3")
+    assert faulty(run, *flags, "--resume", "--dry_run") == 0
+    assert "the best checkpoint so far, checkpoint-3, cannot be loaded (it is gone)" in (
+        capfd.readouterr().out
+    )
+
+
+def test_the_newest_the_best_and_no_half_one_are_kept(
+    faulty: Faulty, whole: Callable[..., Path]
+) -> None:
+    flags = ("--learning_rate", "1e-5", "--metric_for_best_model", "accuracy")
+    for limit, kept in (("1", {3}), ("2", {3, STEPS}), ("3", {3, 15, STEPS})):
+        run = whole(*flags, "--save_total_limit", limit)
+        assert {checkpoint.number(path) for path in checkpoint.committed(run)} == kept
+        assert not (run / ".uncommitted").exists()
+
+
+def test_rotation_counts_in_steps_and_never_below_two(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-7-mine").mkdir()
+    checkpoint.rotate(tmp_path, 1, tmp_path / "checkpoint-9")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "checkpoint-9", "checkpoint-100", "checkpoint-7-mine"
+    }  # fmt: skip
+
+
+def test_a_trainer_of_a_notebook_verifies_too(run: Path, words: list[str]) -> None:
+    flip(run / "checkpoint-9" / "optimizer.pt")
+    from finetune.recipe import catalog
+
+    trainer = catalog.find(words[0])(dataset=words[2], model=words[4]).trainer(output_dir=str(run))
+    with pytest.raises(UserError, match=re.escape("checkpoint-9 is damaged: optimizer.pt")):
+        trainer.train(resume_from_checkpoint=str(run / "checkpoint-9"))
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == STEPS
