@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -113,13 +114,15 @@ class Saving(transformers.Trainer):
         raise Stopped(name or signals.requested() or "a signal to another rank")
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        random_state = torch.get_rng_state()
+        python_state, random_state = random.getstate(), torch.get_rng_state()
         try:
             metrics: dict[str, float] = super()._evaluate(*args, **kwargs)
         except Stopped as wish:
             self._stopped_evaluation = True  # which a resumed run does first, from the same state
             torch.set_rng_state(random_state)
             self.stop(str(wish))
+        finally:  # a library that the first evaluation imports may draw, as rich does
+            random.setstate(python_state)
         return metrics
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
