@@ -503,7 +503,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--resume"], "--resume: needs --output"),
         (["-", "--resume", "--output", "a.csv"], "--resume: the standard input cannot be read"),
         (["in.csv", "--batch_tokens", "0"], "--batch_tokens 0: expected 1 or more"),
-        (["in.csv", "--outptu", "a.csv"], "predict: unrecognized arguments: --outptu"),
+        (["in.csv", "--outptu", "a.csv"], "unknown option --outptu; did you mean '--output'?"),
         (["ragged.csv"], "ragged.csv, line 3: expected 2 fields as in the first line, found 1"),
         (["latin.csv"], "latin.csv is not UTF-8"),
         (["twice.csv"], "two columns are called 'text'"),
@@ -567,7 +567,9 @@ def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path)
     dataclasses.replace(trained().manifest, status="interrupted").write(run.path)
 
-    assert "holds no model: the status of the run is 'interrupted'" in refusal(run, "--text", "a")
+    assert "has no model (status 'interrupted'): expected a finished run; to " in refusal(
+        run, "--text", "a"
+    )
 
 
 # ---- processes -----------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def main(words: Sequence[str]) -> int:
     )
     given = parser.parse_args(words)
     run = Run.load(given.run)
+    run.require_model()
     reading = {name: value for name in _READING if (value := getattr(given, name)) is not None}
     if reading and given.data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from finetune.errors import UserError
+from finetune.errors import UserError, option_suggestion
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,5 +21,10 @@ class Parser(argparse.ArgumentParser):
         self.verb = verb
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ``UserError``."""
-        raise UserError(f"{self.verb}: {message}")
+        """Raise a ``UserError``, for unknown flags with the nearest known ones."""
+        _, _, left = message.partition("unrecognized arguments: ")
+        known = [flag for action in self._actions for flag in action.option_strings]
+        flags = [word.partition("=")[0] for word in left.split() if word.startswith("--")]
+        unknown = [f"unknown option {flag}{option_suggestion(flag, known)}" for flag in flags]
+        found = unknown or [f"unexpected words: {left}" if left else message]
+        raise UserError(*(f"{self.verb}: {each}" for each in found))

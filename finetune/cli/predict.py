@@ -151,10 +151,11 @@ def _to_file(
             found = predict_file(
                 run, given.input, given.output, resume=given.resume, progress=bar, **options
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         again = [*words, *([] if given.resume else ["--resume"])]
         command = [*distributed.launcher(), "-m", "finetune", "predict", *again]
-        console.say(f"\ninterrupted; to resume: {shlex.join(command)}")
+        interruption.args = (f"interrupted; to resume: {shlex.join(command)}",)
+        console.say(f"\n{interruption}")
         raise
     before = found.rows_before
     console.say(

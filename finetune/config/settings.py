@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.config.flags import CHOICES, Flags, refuse_clashes
-from finetune.errors import Mistakes, UserError, suggestion
+from finetune.config.flags import CHOICES, Flags, add_unknown, refuse_clashes
+from finetune.errors import Mistakes, UserError
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
-from finetune.training.retired import successor
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -198,7 +197,7 @@ def _settle(
     from finetune.training.defaults import keep_secret
 
     if given.get("embedded") and not cls.embedded:
-        mistakes.add(f"--embedded: the recipe '{catalog.origin(cls)}' has no embedded data")
+        mistakes.add(f"--embedded: the recipe '{catalog.shown(cls)}' has no embedded data")
     own = {each.name for each in dataclasses.fields(cls)}
     embedded = cls.embedded if given.get("embedded") else {}
     overrides = {name: value for name, value in embedded.items() if name not in given}
@@ -283,10 +282,8 @@ def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) ->
             mistakes.add(f"{name}: expected True or False, found {value!r}")
         elif name in known:
             kept[name] = value
-        elif instead := successor(name):
-            mistakes.add(f"'{name}'{instead}")
         else:
-            mistakes.add(f"unknown option '{name}'{suggestion(name, known)}")
+            add_unknown(f"'{name}'", cls, known, mistakes)
     return kept
 
 

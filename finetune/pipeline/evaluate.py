@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,6 +76,7 @@ def evaluate(
 
     versions.warn_once(stacklevel=2)
     run = Run.load(run)
+    run.require_model()
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     if data is not None and not isinstance(data, (str, Path)):
@@ -163,15 +165,26 @@ def _on(
     if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
         usual["csv_quoting"] = "auto"
     source = replace(recipe, **{**usual, **reading})
-    raw = numbered(source.load())
-    notes += source.notes
-    findings.refuse_unlabelled(raw, recipe.input_column)
+    try:
+        raw = numbered(source.load())
+        findings.refuse_unlabelled(raw, recipe.input_column)
+    except UserError as error:
+        raise UserError(*(_without_split(each, data) for each in error.mistakes)) from error
     rows = raw["test"] if "test" in raw else raw["train"]
+    notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
     if names:
         rows = labels.renumbered(rows, names)
     return recipe.over(rows)
+
+
+def _without_split(sentence: str, data: str) -> str:
+    """Return a sentence about the training split as one about ``data``, which was read as that."""
+    if Path(data).is_dir():  # with a split of each name
+        return sentence
+    named = re.sub(r"\bthe train(ing)? data\b", data.replace("\\", r"\\"), sentence)
+    return re.sub(r" train(ing)? (rows?)\b", r" \2", named)
 
 
 def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
@@ -192,7 +205,7 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
     if count:
         notes.append(
             f"the model was trained on {count:,} of these {counted(len(rows), 'row')}: the scores "
-            "are too good; leave them out"
+            "are too good; remove these rows from the file, or use other data"
         )
     return count
 

@@ -12,6 +12,7 @@ from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe
 from finetune.runtime import distributed, hub
+from finetune.training.effects import NO_WARMUP
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
@@ -73,9 +74,9 @@ def prepare(
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
         )
-    note = too_few_steps(recipe, values, steps)
-    if note and note not in recipe.notes:  # a recipe may be prepared twice
-        recipe.note(note)
+    for note in (too_few_steps(recipe, values, steps), _endless_warmup(values, steps)):
+        if note and note not in recipe.notes:  # a recipe may be prepared twice
+            recipe.note(note)
     return Prepared(chosen, checkpoint, steps)
 
 
@@ -83,7 +84,9 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     from finetune.training.sampler import refuse_too_few
 
-    if unreachable := hub.unreachable(hub.missing(vars(recipe))):
+    # an unknown option may be meant to say where data and model are
+    missing = [] if mistakes.has_unknown_option else hub.missing(vars(recipe))
+    if unreachable := hub.unreachable(missing):
         mistakes.add(*unreachable.mistakes)
     if not (mistakes.found and hub.missing({**vars(recipe), "dataset": None})):
         with mistakes:
@@ -117,6 +120,16 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
     return (
         f"{steps:,} optimizer step{'s' * (steps != 1)}: with fewer than {_FEWEST_STEPS} a "
         f"pretrained model learns little or nothing; try {instead}"
+    )
+
+
+def _endless_warmup(values: ArgumentValues, steps: int) -> str | None:
+    """Return a sentence if the learning rate only rises; below 1 it is a share of the steps."""
+    if values.warmup_steps < max(1, steps) or values.lr_scheduler_type in NO_WARMUP:
+        return None
+    return (
+        f"--warmup_steps {values.warmup_steps:g}: the run has {counted(steps, 'step')}, so the "
+        "learning rate never reaches its maximum; try --warmup_steps 0.1, a share of the steps"
     )
 
 

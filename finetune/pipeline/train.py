@@ -151,10 +151,11 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
                 baseline=arguments.baseline,
                 progress=progress,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         if run is not None:
             run.update(status="interrupted")
-            progress(Interrupted(f"interrupted; {how_to_go_on(chosen)}"))
+            interruption.args = (f"interrupted; {how_to_go_on(chosen)}",)
+            progress(Interrupted(*interruption.args))
         raise
     except BaseException:  # the process group is left as it is: leaving it waits for the others
         if run is not None:

@@ -59,9 +59,7 @@ class Request:
     """
 
     def __init__(self, run: Run, input: Input, options: Mapping[str, Any]) -> None:
-        if not any(run.path.glob("*.safetensors")):
-            status = run.manifest.status
-            raise UserError(f"{run.path} holds no model: the status of the run is '{status}'")
+        run.require_model()
         if found := mistakes(options):
             raise UserError(*found)
         self.run, self.input, self.options = run, input, Options(**options)

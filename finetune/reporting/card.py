@@ -116,7 +116,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
     lines = [
         f"# {Path(manifest.recipe).stem}",
         "",
-        wording.verdict(statistics, headline),
+        wording.verdict(statistics, headline, wording.directions(manifest)),
         "",
         f"On {statistics.rows:,} test rows (95% confidence intervals in parentheses):",
         "",
