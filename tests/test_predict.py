@@ -272,7 +272,10 @@ def test_a_labelled_file_keeps_its_labels(
     assert list(found) == ["text", "label", "predicted label", "probability"]
     assert list(found["label"]) == list(given["label"])
     assert (found["label"] == found["predicted label"]).mean() > 0.9
-    assert "added as 'predicted label': the input already uses" in capfd.readouterr().out
+    assert (
+        "the input already has 'label': the predictions are in 'predicted label'"
+        in capfd.readouterr().out
+    )
 
 
 def test_calibrated_divides_the_logits(

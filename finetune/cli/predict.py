@@ -8,7 +8,7 @@
 
 INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, a folder of images, or - for the lines of the
 standard input. Its columns and its order are kept; the columns label and probability are added (in
-a regression, prediction), or "predicted label" and so on where INPUT has columns of these names.
+a regression, prediction). Where INPUT has a label already, the added one is "predicted label".
 Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added
 fields are empty. An empty text in JSON lines or parquet, and a blank line, are predicted.
 """

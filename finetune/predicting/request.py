@@ -97,8 +97,9 @@ class Request:
         """Sentences for the user when the prediction is done."""
         found = [self.input.note] if self.input.note else []
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
+            taken = ", ".join(f"'{name.removeprefix('predicted ')}'" for name in renamed)
             named = ", ".join(f"'{name}'" for name in renamed)
-            found.append(f"columns added as {named}: the input already uses the shorter names")
+            found.append(f"the input already has {taken}: the predictions are in {named}")
         if self.missing:
             found.append(
                 f"{counted(self.missing, 'row')} without a value in '{self.column}': their "
