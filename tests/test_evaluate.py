@@ -99,8 +99,8 @@ def test_rows_that_the_model_was_trained_on_are_told(
     old = evaluate(run, str(uneven_reviews))
     assert old.rows_trained_on == run.manifest.data.rows["train"] == 144
     assert old.notes == [
-        "the model was trained on 144 of these 200 rows: the scores are too good; remove these "
-        "rows from the file, or use other data"
+        "the model was trained on 144 of 200 rows evaluated: the scores are too good; remove "
+        "these rows from the file, or use other data"
     ]
     assert cli.main(["evaluate", str(run.path), "--data", str(uneven_reviews)]) == 0
     assert capsys.readouterr().out.rstrip().endswith(old.notes[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import NoReturn
 
 from finetune.errors import UserError, option_suggestion
@@ -23,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a ``UserError``, for unknown flags with the nearest known ones."""
         _, _, left = message.partition("unrecognized arguments: ")
-        known = [flag for action in self._actions for flag in action.option_strings]
+        known = ["--help", *re.findall(r"--\w+", self.format_usage())]
         flags = [word.partition("=")[0] for word in left.split() if word.startswith("--")]
         unknown = [f"unknown option {flag}{option_suggestion(flag, known)}" for flag in flags]
         found = unknown or [f"unexpected words: {left}" if left else message]

@@ -204,8 +204,8 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
     count = sum(each in trained for each in digests(rows, recipe.input_column))
     if count:
         notes.append(
-            f"the model was trained on {count:,} of these {counted(len(rows), 'row')}: the scores "
-            "are too good; remove these rows from the file, or use other data"
+            f"the model was trained on {count:,} of {counted(len(rows), 'row')} evaluated: the "
+            "scores are too good; remove these rows from the file, or use other data"
         )
     return count
 
