@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -147,9 +148,30 @@ def test_values_that_are_no_text(tmp_path: Path) -> None:
     (mistake,) = mistakes(path)
 
     assert mistake == (
-        "--text_column: the column 'text' of the train data holds int64, such as 0: expected "
-        "text; is it the right column?"
+        "--text_column: the column 'text' of the train data holds numbers only, such as '0': "
+        "expected text; is it the right column?"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(7, "int64, such as 7"), ({"body": "x"}, "objects, such as"), (["x"], "lists, such as")],
+)
+def test_texts_of_another_type_are_called_what_they_are(
+    text: Any, said: str, tmp_path: Path
+) -> None:
+    rows = [{"text": text, "label": "ab"[n % 2]} for n in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    (mistake,) = mistakes(tmp_path / "a.jsonl")
+
+    assert f"the column 'text' of the train data holds {said}" in mistake
+
+
+def test_numbers_among_texts_are_texts(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", *(f"{n},{n % 2}" for n in range(2000)), "ten,1")
+
+    assert len(Reviews(dataset=path).load()["train"]) == 2001
 
 
 def test_some_values_that_are_no_text(tmp_path: Path) -> None:
@@ -242,6 +264,63 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
         "3 classes with a single row: '7', 'BAD', 'good '; one row cannot serve both training and "
         "evaluation: add rows, or remove such classes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("caf\u00e9", "cafe\u0301", "'cafe\\u0301' and 'caf\u00e9'"),
+        ("good", "good\u200b", "'good' and 'good\\u200b'"),
+        ("good", "g\uff4fod", "'good' and 'g\uff4fod'"),
+    ],
+)
+def test_labels_that_look_the_same_are_told_apart(
+    first: str, second: str, told: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.csv", *lines(20, first), *lines(20, second, start=20))
+    recipe = Reviews(dataset=path)
+
+    assert len(recipe.labels) == 2
+    assert recipe.notes == [
+        f"similar labels kept as separate classes: {told}; to merge them, make them identical in "
+        "the data"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "said"),
+    [
+        ([True, False], ["False", "True"], "labels are booleans: the classes are called 'False'"),
+        ([0.0, 1.0], ["0", "1"], "labels are floating-point numbers: the class of 1.0 is called"),
+        ([1, "x"], ["1", "x"], "labels are of several types: true is called 'True', 1 is"),
+    ],
+)
+def test_labels_that_are_not_the_names_of_their_classes_are_told(
+    values: list[Any], names: list[str], said: str, tmp_path: Path
+) -> None:
+    rows = [{"text": f"text {n}", "label": values[n % 2]} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = Reviews(dataset=str(tmp_path / "a.jsonl"))
+
+    assert recipe.labels == names
+    assert [note.startswith(said) for note in recipe.notes] == [True]
+
+
+def test_labels_that_would_merge_are_refused(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": (1, "1", 2)[n % 3]} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    assert mistakes(tmp_path / "a.jsonl") == (
+        "the label column holds both 1 and '1': expected one type; write one class in one way",
+    )
+
+
+def test_labels_of_bytes_are_refused(tmp_path: Path) -> None:
+    pd.DataFrame({"text": ["a", "b"], "label": [b"neg", b"pos"]}).to_parquet(tmp_path / "a.parquet")
+
+    (mistake,) = mistakes(tmp_path / "a.parquet")
+
+    assert "the column 'label' of the train data holds bytes, such as b'neg'" in mistake
 
 
 def test_one_word_among_numbers_is_told(tmp_path: Path) -> None:

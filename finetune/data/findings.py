@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import datasets
 import numpy as np
-from datasets import ClassLabel, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.data.delimited import separator_hint
 from finetune.data.labels import class_names, listed, refusal_of_lists
@@ -50,17 +51,42 @@ def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
     for split, rows in dataset.items():
         feature, where = rows.features[column], f"{flag}: the column '{column}' of the {split} data"
         nested = isinstance(feature, (dict, datasets.Sequence, datasets.LargeList))
-        kind = "lists" if nested else getattr(feature, "dtype", "string")
+        kind = str(getattr(feature, "dtype", "string"))
         some = [value for value in rows[:_AT_ONCE][column] if value not in (None, [])]
-        if not some or (flag == "--label_column" and not nested):
+        if not some:
             continue
         if flag == "--label_column":
-            return [f"{where} holds {refusal_of_lists(some[0])}"]
-        if kind not in ("string", "large_string"):
-            return [
-                f"{where} holds {kind}, such as {some[0]!r}: expected text; is it the right column?"
-            ]
+            if nested:
+                return [f"{where} holds {refusal_of_lists(some[0])}"]
+            if "binary" in kind:
+                return [
+                    f"{where} holds bytes, such as {some[0]!r}: expected text or whole numbers; "
+                    "decode them"
+                ]
+            continue
+        if nested:
+            kind = "objects" if isinstance(some[0], dict) else "lists"
+        elif kind in ("string", "large_string"):
+            if not _are_numbers(rows, column):
+                continue
+            kind = "numbers only"
+        return [
+            f"{where} holds {kind}, such as {some[0]!r}: expected text; is it the right column?"
+        ]
     return []
+
+
+def _are_numbers(rows: Dataset, column: str) -> bool:
+    """Return whether all texts of a column are numbers; looks no further than the first other."""
+    batches = rows.select_columns(column).iter(_AT_ONCE)
+    return all(_is_number(text) for batch in batches for text in batch[column] if text is not None)
+
+
+def _is_number(text: Any) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except (TypeError, ValueError):
+        return False
 
 
 def without_clashes(
