@@ -96,7 +96,7 @@ def test_one_class_and_an_empty_split_at_once(tmp_path: Path) -> None:
 
     first, second = mistakes(tmp_path, drop_invalid=True)
 
-    assert first == "the test data has no rows"
+    assert first.startswith("the test data has no rows (dropped 1 of 1 test rows without a label")
     assert "one class only ('good')" in second
 
 
@@ -386,7 +386,9 @@ def test_a_missing_number_does_not_turn_labels_into_fractions(tmp_path: Path) ->
 def test_nothing_left_after_dropping(tmp_path: Path) -> None:
     path = write(tmp_path / "reviews.csv", ",bad", ",good")
 
-    assert mistakes(path, drop_invalid=True) == ("the train data has no rows",)
+    assert mistakes(path, drop_invalid=True) == (
+        "the train data has no rows (dropped 2 of 2 train rows without a text: lines 2, 3)",
+    )
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -413,6 +415,27 @@ def test_too_few_rows_for_a_validation_set(tmp_path: Path) -> None:
     path = write(tmp_path / "reviews.csv", *lines(4))
 
     assert "no rows are left for validation: the data is too small" in mistakes(path)
+
+
+def test_what_emptied_a_split_is_told(tmp_path: Path) -> None:
+    """By duplicates, by a leak, and by labels that are missing."""
+    train = [f"text {n % 4},{'ab'[n % 2]}" for n in range(100)]
+    path = write(tmp_path / "a.csv", *train)
+    assert mistakes(path) == (
+        "no rows are left for validation: the data is too small (dropped 96 exact duplicates)",
+    )
+
+    for name in ("train", "validation", "test"):
+        write(tmp_path / f"{name}.csv", *lines(40, start=40 * (name == "train")))
+    assert mistakes(tmp_path) == (
+        "no rows are left for validation: the data is too small (not read: a.csv (expected train, "
+        "validation and test); dropped 40 validation rows also found in the test set)",
+    )
+
+    write(tmp_path / "test.csv", "x,")
+    assert mistakes(tmp_path, drop_invalid=True)[0].endswith(
+        "dropped 1 of 1 test rows without a label: line 2)"
+    )
 
 
 def test_numbers_with_a_fraction_are_no_classes(tmp_path: Path) -> None:

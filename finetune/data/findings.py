@@ -181,9 +181,12 @@ def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
             )
 
 
-def refuse_unusable(dataset: DatasetDict) -> None:
-    """Refuse raw data with an empty split or a single class."""
-    mistakes = [f"the {split} data has no rows" for split, rows in dataset.items() if not len(rows)]
+def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
+    """Refuse raw data with an empty split or a single class; ``notes`` may say why it is empty."""
+    why = _because(notes)
+    mistakes = [
+        f"the {split} data has no rows{why}" for split, rows in dataset.items() if not len(rows)
+    ]
     if len(dataset["train"]):
         names = class_names(dataset["train"])
         seen = sorted(set(dataset["train"]["label"][:]))
@@ -194,14 +197,22 @@ def refuse_unusable(dataset: DatasetDict) -> None:
         raise UserError(*mistakes)
 
 
-def refuse_untrainable(dataset: DatasetDict) -> None:
-    """Refuse splits without rows, and those with classes that training does not have."""
+def refuse_untrainable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
+    """Refuse splits without rows, and those with classes that training does not have.
+
+    Args:
+        dataset: The three splits.
+        notes: What the user was to be told so far: it says which rows were left out.
+
+    Raises:
+        UserError: one line for each mistake.
+    """
     names = class_names(dataset["train"])
     trained = set(dataset["train"]["label"][:])
     mistakes = []
     for split in ("validation", "test"):
         if not len(dataset[split]):
-            mistakes.append(f"no rows are left for {split}: the data is too small")
+            mistakes.append(f"no rows are left for {split}: the data is too small{_because(notes)}")
         unknown = sorted(set(dataset[split]["label"][:]) - trained)
         if names and unknown:
             mistakes.append(
@@ -211,6 +222,10 @@ def refuse_untrainable(dataset: DatasetDict) -> None:
             )
     if mistakes:
         raise UserError(*mistakes)
+
+
+def _because(notes: Sequence[str]) -> str:
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _is_text(value: Any) -> bool:

@@ -187,8 +187,8 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
     except (UserError, OSError) as error:
         notes.append(unknown + str(error).partition("\n")[0])
         return None
-    trained = set(digests(recipe.splits["train"], recipe.input_column))
-    count = sum(each in trained for each in digests(rows, recipe.input_column))
+    trained = set(digests(recipe.splits["train"], recipe.input_column)[:, 1])
+    count = sum(each in trained for each in digests(rows, recipe.input_column)[:, 1])
     if count:
         notes.append(
             f"the model was trained on {count:,} of these {counted(len(rows), 'row')}: the scores "
