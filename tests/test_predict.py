@@ -261,6 +261,25 @@ def test_a_missing_text_gets_no_label_and_is_told(run: Run, tmp_path: Path, capf
     assert "2 rows without a value in 'text': their predictions are empty" in captured.err
 
 
+def test_a_file_that_is_replaced_is_told_before(run: Run, tmp_path: Path, capfd: Any) -> None:
+    source, output = write(tmp_path / "in.csv", numbered(3)), tmp_path / "out.csv"
+    for before in (False, True):
+        said(run, source, "--output", output)
+        told = f"--output {output} exists: replaced when all rows are done"
+        assert (told in capfd.readouterr().err) is before
+
+
+def test_blank_lines_of_a_single_column_are_rows_without_a_text(run: Run, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text('text\ngreat\n\n"two\nlines"\n\r\nawful\n')
+
+    said(run, source, "--output", output)
+
+    found = read(output)
+    assert [row["text"] for row in found] == ["great", "", "two\nlines", "", "awful"]
+    assert [row["label"] == "" for row in found] == [False, True, False, True, False]
+
+
 def test_a_labelled_file_keeps_its_labels(
     run: Run, tmp_path: Path, uneven_reviews: Path, capfd: Any
 ) -> None:

@@ -115,7 +115,8 @@ def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[
             if fields and not header:
                 header = [name or f"Unnamed: {n}" for n, name in enumerate(fields)]
                 refuse_repeated(path, header)
-            elif fields:
+            elif fields or len(header) == 1:
+                fields = fields or [""]
                 if len(fields) != len(header):
                     raise UserError(
                         f"{path}, line {line}: expected {counted(len(header), 'field')} as in the "

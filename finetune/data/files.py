@@ -6,7 +6,8 @@ the chunks among themselves and an interrupted prediction can be resumed.
 A missing value is None. In ``.csv`` and ``.tsv`` files it is an empty field, quoted or not, and
 nothing else: the words NA, null and None are text. In JSON lines it is null or an absent key, in
 parquet a null; there an empty text is a value. In a ``.txt`` file every line is a text, even if
-blank, so that every line gets a prediction. In the other formats a blank line is not a row.
+blank, so that every line gets a prediction. In a ``.csv`` or ``.tsv`` of one column a blank line is
+an empty field, elsewhere not a row.
 
 Quotation marks in a ``.csv`` or ``.tsv`` enclose a field (``minimal``) or are text (``none``), as
 :mod:`finetune.data.delimited` finds out.

@@ -147,7 +147,7 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
 def _on(
     data: str, recipe: Recipe, names: list[str], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
-    """Return the recipe over the rows of ``data``: its test split, or all rows without one."""
+    """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import findings, labels
     from finetune.data.delimited import SEPARATORS
     from finetune.data.sources import numbered
@@ -166,9 +166,17 @@ def _on(
     raw = numbered(source.load())
     notes += source.notes
     findings.refuse_unlabelled(raw, recipe.input_column)
-    rows = raw["test"] if "test" in raw else raw["train"]
+    split = next(name for name in ("test", "validation", "train") if name in raw)
+    rows, path = raw[split], Path(data).expanduser()
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
+    if not path.is_file():
+        others = sorted(set(raw) - {split})
+        without = "" if split == "test" else f", as {data} has no test split"
+        notes.append(
+            f"evaluated the {split} split{without}"
+            + (f"; not evaluated: {', '.join(others)}" if others else "")
+        )
     if names:
         rows = labels.renumbered(rows, names)
     return recipe.over(rows)
