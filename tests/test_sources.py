@@ -190,6 +190,8 @@ def test_a_missing_file_in_a_missing_directory(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"reviews.txt": "text"}, r"reviews.txt: expected a file ending in .csv, .tsv, .jsonl"),
+        ({"a.csv.gz": ""}, r"expected a file ending in .*; it is compressed: gunzip -k a.csv.gz"),
+        ({"a.xlsx": ""}, r"expected a file ending in .*; export the sheet as .csv, in UTF-8"),
         ({"reviews.csv": ""}, r"reviews.csv holds no rows"),
         ({"reviews.csv": "text,label\n"}, r"reviews.csv holds no rows"),
         ({"reviews.csv": "text,text\na,b\n"}, r"reviews.csv: two columns are called 'text'"),

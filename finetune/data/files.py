@@ -42,6 +42,18 @@ Read = tuple[Rows | pa.Table, int]
 Reader = Callable[[Path], Iterator[Read]]
 Parser = Callable[[Path, IO[str]], Iterator[Placed]]
 _SHOWN_PLACES = 5
+_UNPACK = {
+    ".gz": "gunzip -k",
+    ".bz2": "bunzip2 -k",
+    ".xz": "unxz -k",
+    ".zst": "unzstd",
+    ".zip": "unzip",
+}
+_CONVERT = {
+    ".xlsx": "export the sheet as .csv, in UTF-8",
+    ".xls": "export the sheet as .csv, in UTF-8",
+    ".json": "write one object per line, as .jsonl",
+}
 
 
 @dataclass(frozen=True)
@@ -122,6 +134,14 @@ def chunks(path: Path, reader: Reader | None = None, quoting: str = "auto") -> I
         raise UserError(f"{path} holds no rows")
 
 
+def how_to_convert(path: Path) -> str:
+    """Return a hint for a file of another format; empty if there is none."""
+    suffix = path.suffix.lower()
+    if suffix in _UNPACK:
+        return f"; it is compressed: {_UNPACK[suffix]} {path.name}"
+    return f"; {_CONVERT[suffix]}" if suffix in _CONVERT else ""
+
+
 def csv_quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
     """Return :func:`~finetune.data.delimited.quoting` of any file.
 
@@ -164,14 +184,18 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        line = f"line {_line_not_utf8(path)}, " if path.is_file() else ""
-        wide = error.object[error.start] in codecs.BOM_UTF16 and error.start < 2
-        raise UserError(
-            f"{path} is not UTF-8: {error.reason} ({line}byte {error.object[error.start]:#x}); "
-            f"convert it, e.g. iconv -f {'utf-16' if wide else 'latin1'} -t utf-8"
-        ) from error
+        raise not_utf8(str(path), _line_not_utf8(path), error) from error
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
+
+
+def not_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
+    """Return the refusal of an input in another encoding, with how to convert it."""
+    is_wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return UserError(
+        f"{name} is not UTF-8: {error.reason} (line {line}, byte {error.object[error.start]:#x}); "
+        f"convert it, e.g. iconv -f {'utf-16' if is_wide else 'latin1'} -t utf-8"
+    )
 
 
 @contextlib.contextmanager

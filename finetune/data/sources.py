@@ -144,7 +144,8 @@ def _files(dataset: str) -> dict[str, Path]:
     if path.is_file():
         if path.suffix.lower() not in hub.FILES:
             known = ", ".join(hub.FILES)
-            raise UserError(f"cannot read {path}: expected a file ending in {known}")
+            hint = files.how_to_convert(path)
+            raise UserError(f"cannot read {path}: expected a file ending in {known}{hint}")
         return {"train": path}
     there = sorted(path.iterdir())
     readable = [file for file in there if file.suffix.lower() in hub.FILES]
