@@ -169,9 +169,10 @@ def test_texts_of_another_type_are_called_what_they_are(
 
 
 def test_numbers_among_texts_are_texts(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", *(f"{n},{n % 2}" for n in range(2000)), "ten,1")
+    write(tmp_path / "train.csv", *(f"{n},{n % 2}" for n in range(2000)), "ten,1")
+    write(tmp_path / "test.csv", "7,0")
 
-    assert len(Reviews(dataset=path).load()["train"]) == 2001
+    assert Reviews(dataset=str(tmp_path)).load().num_rows == {"train": 2001, "test": 1}
 
 
 def test_some_values_that_are_no_text(tmp_path: Path) -> None:
@@ -272,6 +273,7 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
         ("caf\u00e9", "cafe\u0301", "'cafe\\u0301' and 'caf\u00e9'"),
         ("good", "good\u200b", "'good' and 'good\\u200b'"),
         ("good", "g\uff4fod", "'good' and 'g\uff4fod'"),
+        ("\u2764", "\u2764\ufe0f", "'\u2764' and '\\u2764\\ufe0f'"),
     ],
 )
 def test_labels_that_look_the_same_are_told_apart(

@@ -42,16 +42,10 @@ Read = tuple[Rows | pa.Table, int]
 Reader = Callable[[Path], Iterator[Read]]
 Parser = Callable[[Path, IO[str]], Iterator[Placed]]
 _SHOWN_PLACES = 5
-_UNPACK = {
-    ".gz": "gunzip -k",
-    ".bz2": "bunzip2 -k",
-    ".xz": "unxz -k",
-    ".zst": "unzstd",
-    ".zip": "unzip",
-}
-_CONVERT = {
+_HINTS = {
+    ".gz": "it is compressed: gunzip -k FILE",
+    ".zip": "it is compressed: unzip FILE",
     ".xlsx": "export the sheet as .csv, in UTF-8",
-    ".xls": "export the sheet as .csv, in UTF-8",
     ".json": "write one object per line, as .jsonl",
 }
 
@@ -136,10 +130,8 @@ def chunks(path: Path, reader: Reader | None = None, quoting: str = "auto") -> I
 
 def how_to_convert(path: Path) -> str:
     """Return a hint for a file of another format; empty if there is none."""
-    suffix = path.suffix.lower()
-    if suffix in _UNPACK:
-        return f"; it is compressed: {_UNPACK[suffix]} {path.name}"
-    return f"; {_CONVERT[suffix]}" if suffix in _CONVERT else ""
+    hint = _HINTS.get(path.suffix.lower(), "").replace("FILE", path.name)
+    return hint and f"; {hint}"
 
 
 def csv_quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:

@@ -16,6 +16,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Json
 
 from finetune.errors import UserError, counted
 
+_EMOJI = "\ufe0f"  # follows a character that is shown as an emoji
 _STRAY = 0.05  # labels of at most this share of the rows can be strays
 
 
@@ -99,15 +100,16 @@ def remarks(dataset: DatasetDict) -> list[str]:
 
 
 def _visible(name: str) -> str:
-    """Return a name without what the eye cannot tell: case, spaces, Unicode's ways to write it."""
+    """Return a name without case, spaces, invisible characters and Unicode's ways to write it."""
     composed = unicodedata.normalize("NFKC", name)
-    seen = "".join(each for each in composed if unicodedata.category(each) != "Cf")
-    return " ".join(seen.split()).casefold()
+    seen = (each for each in composed if each.isprintable() or each.isspace())
+    return " ".join("".join(seen).replace(_EMOJI, "").split()).casefold()
 
 
 def _shown(name: str) -> str:
-    """Return a quoted name; escaped if it is not in the usual form (NFC) of its characters."""
-    return repr(name) if unicodedata.is_normalized("NFC", name) else ascii(name)
+    """Return a quoted name, escaped if that is the only way to tell it from another one."""
+    usual = unicodedata.is_normalized("NFC", name) and _EMOJI not in name
+    return repr(name) if usual else ascii(name)
 
 
 def refusal_of_lists(value: Any) -> str:
