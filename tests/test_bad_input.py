@@ -124,7 +124,7 @@ CASES = {
     "no text": (
         write("data.csv", "text,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40))),
         ["yelp", "--dataset", "data.csv", *MODEL],
-        ["--text_column: the column 'text' of the train data holds int64, such as 0"],
+        ["--text_column: the column 'text' of the train data holds numbers only, such as '0'"],
     ),
     "several labels": (
         write("data.csv", GOOD.replace(",bad", ",\"['bad', 'dull']\"")),

@@ -155,6 +155,33 @@ def test_rows_left_out_of_an_evaluation_are_counted(run: Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("splits", "note"),
+    [
+        (["train"], "evaluated the train split, as {} has no test split"),
+        (
+            ["train", "validation"],
+            "evaluated the validation split, as {} has no test split; not evaluated: train",
+        ),
+        (
+            ["train", "validation", "test"],
+            "evaluated the test split; not evaluated: train, validation",
+        ),
+    ],
+)
+def test_the_split_of_a_directory_that_is_evaluated_is_told(
+    splits: list[str], note: str, run: Run, tmp_path: Path
+) -> None:
+    held_out = run.predictions[["text", "label"]]
+    for number, split in enumerate(splits):
+        held_out.head(10 + number).to_csv(tmp_path / f"{split}.csv", index=False)
+
+    found = evaluate(run, str(tmp_path))
+
+    assert found.rows == 10 + len(splits) - 1
+    assert found.notes == [note.format(tmp_path)]
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda path: path.unlink(), "could not be checked: no such file or directory"),

@@ -463,6 +463,9 @@ def test_an_unknown_key_names_the_file_and_the_nearest_key(tmp_path: Path) -> No
         (["- a", "- b"], r"options.yaml: expected lines like `learning_rate: 2e-5`"),
         (["a: [1"], r"options.yaml is not valid YAML"),
         (["config: other.yaml"], r"options.yaml: 'config' cannot name another file"),
+        (["seed: 1", "max_length: 9", "seed: 2"], r"'seed' is there twice, in lines 1 and 3; keep"),
+        (["max-length: 9", "max_length: 9"], r"'max_length' is there twice, in lines 1 and 2"),
+        (["lr_scheduler_kwargs: {a: 1, a: 2}"], r"'a' is there twice, in lines 1 and 1"),
     ],
 )
 def test_files_that_cannot_be_read(lines: Sequence[str], message: str, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, a folder of images, or - f
 standard input. Its columns and its order are kept; the columns label and probability are added (in
 a regression, prediction). Where INPUT has a label already, the added one is "predicted label".
 Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added
-fields are empty. An empty text in JSON lines or parquet, and a blank line, are predicted.
+fields are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or the standard
+input, are predicted. A blank line of a .csv or .tsv with a single column is a row without a text;
+other blank lines are no rows.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from finetune.cli import console, imports
@@ -66,8 +69,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="a .csv, .tsv, .jsonl or .parquet file, written when all rows are done (default: "
-        "lines to the standard output)",
+        help="a .csv, .tsv, .jsonl or .parquet file, written or replaced when all rows are done "
+        "(default: lines to the standard output)",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
     for option in fields(Options):
@@ -146,6 +149,8 @@ def _to_file(
 ) -> None:
     from finetune.pipeline.predict import predict_file
 
+    if Path(given.output).expanduser().exists():
+        console.tell(f"--output {given.output} exists: replaced when all rows are done")
     try:
         with _bar() as bar:
             found = predict_file(

@@ -262,12 +262,29 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         # BaseLoader reads every value as a string: `no` stays "no", and the parser judges it like
         # a flag
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        node = yaml.compose(text := path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        content = yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config: {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"--config: {path}: expected lines like `learning_rate: 2e-5`")
+    if repeated := _repeated(node):
+        raise UserError(*(f"--config: {path}: {each}; keep one" for each in repeated))
     return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def _repeated(node: Any) -> list[str]:
+    """Return the keys that a YAML mapping, or one within it, has twice, with their lines."""
+    lines: dict[str, int] = {}
+    found = []
+    for key, value in node.value:
+        name, line = str(key.value).replace("-", "_"), key.start_mark.line + 1
+        if name in lines:
+            found.append(f"'{name}' is there twice, in lines {lines[name]} and {line}")
+        lines[name] = line
+        if value.id == "mapping":
+            found += _repeated(value)
+    return found
 
 
 def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
 def _on(
     data: str, recipe: Recipe, names: list[str], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
-    """Return the recipe over the rows of ``data``: its test split, or all rows without one."""
+    """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import findings, labels
     from finetune.data.delimited import SEPARATORS
     from finetune.data.sources import numbered
@@ -170,10 +170,18 @@ def _on(
         findings.refuse_unlabelled(raw, recipe.input_column)
     except UserError as error:
         raise UserError(*(_without_split(each, data) for each in error.mistakes)) from error
-    rows = raw["test"] if "test" in raw else raw["train"]
+    split = next(name for name in ("test", "validation", "train") if name in raw)
+    rows, path = raw[split], Path(data).expanduser()
     notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
+    if not path.is_file():
+        others = sorted(set(raw) - {split})
+        without = "" if split == "test" else f", as {data} has no test split"
+        notes.append(
+            f"evaluated the {split} split{without}"
+            + (f"; not evaluated: {', '.join(others)}" if others else "")
+        )
     if names:
         rows = labels.renumbered(rows, names)
     return recipe.over(rows)
@@ -200,8 +208,8 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
     except (UserError, OSError) as error:
         notes.append(unknown + str(error).partition("\n")[0])
         return None
-    trained = set(digests(recipe.splits["train"], recipe.input_column))
-    count = sum(each in trained for each in digests(rows, recipe.input_column))
+    trained = set(digests(recipe.splits["train"], recipe.input_column)[:, 1])
+    count = sum(each in trained for each in digests(rows, recipe.input_column)[:, 1])
     if count:
         notes.append(
             f"the model was trained on {count:,} of {counted(len(rows), 'row')} evaluated: the "

@@ -17,7 +17,7 @@ from finetune.training.effects import NO_WARMUP
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
 
-#: Optimizer steps below which a pretrained encoder was seen to learn little or nothing.
+#: Optimizer steps below which a pretrained encoder was seen to be undertrained.
 _FEWEST_STEPS = 50
 
 
@@ -104,7 +104,7 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
 
 
 def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | None:
-    """Return what to type if a pretrained encoder is unlikely to learn in so many optimizer steps.
+    """Return what to type if a pretrained encoder is likely undertrained by so few steps.
 
     Where the limit comes from: docs/decisions/too-few-steps.md.
     """
@@ -118,8 +118,8 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
         epochs = math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)
         instead = f"--num_train_epochs {epochs}"
     return (
-        f"{steps:,} optimizer step{'s' * (steps != 1)}: with fewer than {_FEWEST_STEPS} a "
-        f"pretrained model learns little or nothing; try {instead}"
+        f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained model "
+        f"is often undertrained; try {instead}"
     )
 
 

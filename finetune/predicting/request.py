@@ -175,6 +175,9 @@ class Request:
                         f"{self.input.name}, {self.input.place(self.rows + number)}: expected a "
                         f"text in '{self.column}', found {text!r}"
                     )
+                if not text.isascii() and self.input.kind == "frame":  # files are read as UTF-8
+                    place = f"{self.input.name}, {self.input.place(self.rows + number)}"
+                    files.refuse_half_characters(text, place)
             logits = predictor.texts(some, advance)
         else:
             logits = predictor.rows(self._dataset(some, predictor.recipe.input_column), advance)

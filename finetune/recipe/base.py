@@ -263,10 +263,11 @@ class Recipe:
         self.notes.clear()
         dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
-        findings.refuse_unusable(dataset)
-        self.notes.extend(labels.remarks(dataset))
+        findings.refuse_unusable(dataset, self.notes)
+        loaded, remarks = len(self.notes), labels.remarks(dataset)
         dataset = self.split(dataset)
-        findings.refuse_untrainable(dataset)
+        findings.refuse_untrainable(dataset, self.notes)
+        self.notes[loaded:loaded] = remarks
         return dataset
 
     def over(self, rows: Dataset) -> Self:
