@@ -40,6 +40,8 @@ class Mistakes:
 
     def __init__(self, found: Sequence[str] = ()) -> None:
         self.found = list(found)
+        #: Whether an option is unknown; it may be the one that says where data or model are.
+        self.has_unknown_option = False
 
     def add(self, *mistakes: str) -> None:
         """Add mistakes, but for those that are there already."""
@@ -61,6 +63,7 @@ class Mistakes:
             self.refuse()
         else:
             others.add(*self.found)
+            others.has_unknown_option |= self.has_unknown_option
 
     def refuse(self) -> None:
         """Raise a ``UserError`` if there is any."""
@@ -68,10 +71,36 @@ class Mistakes:
             raise UserError(*self.found)
 
 
-def suggestion(name: str, known: Iterable[object]) -> str:
+#: What other tools call an option, and what it is called here.
+_ALSO_CALLED = {
+    **dict.fromkeys(("lr", "rate"), "learning_rate"),
+    **dict.fromkeys(("bs", "batch", "batch_size"), "global_batch_size"),
+    **dict.fromkeys(("epoch", "epochs", "n_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("accum", "grad_accum"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("resume", "checkpoint"), "resume_from_checkpoint"),
+    **dict.fromkeys(("out", "output"), "output_dir"),
+    "wd": "weight_decay",
+    "patience": "early_stopping_patience",
+    "text": "text_column",
+    "label": "label_column",
+}
+
+
+def suggestion(name: str, known: Iterable[object], cutoff: float = 0.5) -> str:
     """``"; did you mean 'yelp'?"`` for the nearest of ``known``, or an empty string."""
-    nearest = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=cutoff)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def option_suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the same for an option, ``lr`` or ``--lr``, which may have another name elsewhere."""
+    bare = name.lstrip("-")
+    dashes, bare_known = name[: len(name) - len(bare)], [each.lstrip("-") for each in known]
+    usual = _ALSO_CALLED.get(bare.replace("-", "_"))
+    if usual in bare_known:
+        return f"; did you mean '{dashes}{usual}'?"
+    found = suggestion(bare, bare_known, cutoff=0.65)
+    return found.replace("'", f"'{dashes}", 1)
 
 
 def counted(number: int, noun: str) -> str:

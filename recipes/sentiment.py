@@ -6,7 +6,7 @@ torchrun --nproc_per_node=2 -m finetune sentiment --embedded    # no Hub: Rotten
 
 from typing import TYPE_CHECKING
 
-from finetune import TextClassification
+from finetune import TextClassification, UserError
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -45,6 +45,13 @@ class Sentiment(TextClassification):
         """Drop the neutral division, which is not a class here."""
         polar = dataset.filter(_is_polar, input_columns=self.label_column)
         kept, before = sum(polar.num_rows.values()), sum(dataset.num_rows.values())
+        if not kept:
+            seen = sorted({str(each) for rows in dataset.values() for each in rows["division"]})
+            raise UserError(
+                "the column 'division' has neither 'positive' nor 'negative' (found: "
+                f"{', '.join(map(repr, seen[:5]))}); to train on these classes, rename the column "
+                "and give its name by --label_column"
+            )
         if kept < before:
             self.note(
                 f"dropped {before - kept:,} of {before:,} rows whose division is neither positive "

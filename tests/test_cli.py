@@ -134,6 +134,87 @@ def test_an_unknown_verb_suggests_the_nearest(
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--verison", "unknown option --verison; did you mean '--version'?"),
+        ("list extra", "list: unexpected words: extra"),
+        (
+            "predict run in.csv --ouput x",
+            "predict: unknown option --ouput; did you mean '--output'?",
+        ),
+        ("compare a b --ouput=x", "compare: unknown option --ouput; did you mean '--output'?"),
+        ("mnist --max_length 3", "unknown option --max_length: the recipe 'mnist' has no such "),
+        ("yelp --hlep", "unknown option --hlep; did you mean '--help'?"),
+    ],
+)
+def test_a_mistyped_flag_suggests_the_nearest(
+    words: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = refusal(words.split(), capsys, monkeypatch)
+
+    assert line.startswith(f"error: {said}")
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_a_mistyped_run_suggests_the_nearest(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sentiment", "other"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ["in.csv"] if verb == "predict" else []
+
+    (line,) = refusal([verb, "runs/sentimnt", *words], capsys, monkeypatch)
+    assert line.endswith("did you mean 'runs/sentiment'? (runs: runs/other, runs/sentiment)")
+    (line,) = refusal([verb, "sentiment", *words], capsys, monkeypatch)
+    assert "did you mean 'runs/sentiment'?" in line
+
+
+def test_ctrl_c_before_the_training_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(catalog, "find", interrupted)
+    assert cli.main(["yelp"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("import no_such_module", "mine.py, line 2: ModuleNotFoundError: No module named 'no_"),
+        ("class Mine(", "mine.py, line 2: '(' was never closed"),
+        (
+            "from finetune import TextClassification\n"
+            "class Mine(TextClassification):\n    training = dict(learning_rte=1)",
+            "mine.py: `training` names the unknown argument 'learning_rte'; did you mean 'learn",
+        ),
+        (
+            "from finetune import TextClassification\n"
+            "class Mine(TextClassification):\n    max_length = 3",
+            "mine.py: Mine.max_length overrides an option without annotation",
+        ),
+    ],
+)
+def test_a_recipe_file_that_cannot_be_used_is_one_line(
+    body: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "mine.py").write_text(f'"""Mine."""\n{body}\n')
+    monkeypatch.chdir(tmp_path)
+
+    (line,) = refusal(["mine.py"], capsys, monkeypatch)
+    assert line.startswith(f"error: {said}")
+
+
+@pytest.mark.parametrize(
     ("words", "example"),
     [
         (["--embedded", "yelp"], "python -m finetune yelp [flags]"),

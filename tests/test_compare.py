@@ -33,8 +33,8 @@ def test_the_better_run_is_told_from_the_worse_and_not_from_its_like(
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     weak, strong, alike = (str(run.path) for run in runs)
-    assert f"{strong} is better than {weak} (F1 +" in said
-    assert f"{alike} is not significantly different from {weak} (F1 " in said
+    assert f"{strong} is better than {weak} (difference in F1 +" in said
+    assert f"{alike} is not significantly different from {weak} (difference in F1 " in said
     assert "learning_rate" in said
     assert "output_dir" not in said
     page = Page(tmp_path / "page.html")
@@ -150,6 +150,6 @@ def test_regressions_are_compared(
     capsys.readouterr()
     assert cli.main(["compare", "short", "long"]) == 0
     said = capsys.readouterr().out
-    assert "long is better than short (MSE \N{MINUS SIGN}" in said
+    assert "long is better than short (difference in MSE \N{MINUS SIGN}" in said
     assert "num_train_epochs" in said
     assert Page(tmp_path / "comparison.html").headings[1] == "Scores"

@@ -99,10 +99,50 @@ def test_rows_that_the_model_was_trained_on_are_told(
     old = evaluate(run, str(uneven_reviews))
     assert old.rows_trained_on == run.manifest.data.rows["train"] == 144
     assert old.notes == [
-        "the model was trained on 144 of these 200 rows: the scores are too good; leave them out"
+        "the model was trained on 144 of 200 rows evaluated: the scores are too good; remove "
+        "these rows from the file, or use other data"
     ]
     assert cli.main(["evaluate", str(run.path), "--data", str(uneven_reviews)]) == 0
     assert capsys.readouterr().out.rstrip().endswith(old.notes[0])
+
+
+def test_one_row_has_no_interval(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.predictions[["text", "label"]].head(1).to_csv(data := tmp_path / "one.csv", index=False)
+    assert cli.main(["evaluate", str(run.path), "--data", str(data)]) == 0
+    title, *rest = capsys.readouterr().out.strip().splitlines()
+    assert title == f"{data}, 1 row, 95% confidence intervals"
+    assert rest[0].split()[0] == "accuracy"  # and no empty header
+    (loss,) = [line for line in rest if line.startswith("  log loss")]
+    assert "[" not in loss  # of one value there is none; of a share there is
+    assert "[" in rest[0]
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_a_run_without_a_model_is_refused_with_what_resumes_it(
+    verb: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = Run(Path(shutil.copytree(run.path, tmp_path / "run")))
+    (left.path / "model.safetensors").unlink()
+    command = "python -m finetune sentiment --output_dir somewhere"
+    left.update(status="interrupted", command=command)
+    words = [verb, str(left.path), *(["in.csv"] if verb == "predict" else [])]
+    (tmp_path / "in.csv").write_text("text\nfine\n")
+    words = [str(tmp_path / "in.csv") if word == "in.csv" else word for word in words]
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == (
+        f"error: {left.path} has no model (status 'interrupted'): expected a finished run; to "
+        f"resume it: {command} --output_dir {left.path} --resume_from_checkpoint last\n"
+    )
+    arguments = {**left.manifest.arguments, "output_dir": str(left.path)}
+    left.update(command="finetune.train('sentiment')", arguments=arguments)
+    with pytest.raises(UserError, match=r"resume it: finetune.train\('sentiment', resume_from_"):
+        evaluate(left)
+    for checkpoint in left.path.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    with pytest.raises(UserError, match=r"to train it: finetune.train\('sentiment'\)$"):
+        evaluate(left)
 
 
 def test_rows_left_out_of_an_evaluation_are_counted(run: Run, tmp_path: Path) -> None:
@@ -111,7 +151,34 @@ def test_rows_left_out_of_an_evaluation_are_counted(run: Run, tmp_path: Path) ->
     table.to_csv(data := tmp_path / "gap.csv", index=False)
     found = evaluate(run, str(data), drop_invalid=True)
     assert found.rows == len(table) - 1
-    assert found.notes == ["dropped 1 of 41 train rows without a label: line 42"]
+    assert found.notes == ["dropped 1 of 41 rows without a label: line 42"]
+
+
+@pytest.mark.parametrize(
+    ("splits", "note"),
+    [
+        (["train"], "evaluated the train split, as {} has no test split"),
+        (
+            ["train", "validation"],
+            "evaluated the validation split, as {} has no test split; not evaluated: train",
+        ),
+        (
+            ["train", "validation", "test"],
+            "evaluated the test split; not evaluated: train, validation",
+        ),
+    ],
+)
+def test_the_split_of_a_directory_that_is_evaluated_is_told(
+    splits: list[str], note: str, run: Run, tmp_path: Path
+) -> None:
+    held_out = run.predictions[["text", "label"]]
+    for number, split in enumerate(splits):
+        held_out.head(10 + number).to_csv(tmp_path / f"{split}.csv", index=False)
+
+    found = evaluate(run, str(tmp_path))
+
+    assert found.rows == 10 + len(splits) - 1
+    assert found.notes == [note.format(tmp_path)]
 
 
 @pytest.mark.parametrize(
@@ -154,10 +221,10 @@ def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> No
             {"text": ["a", "b"], "label": ["good", "odd"]},
             "labels that the model does not know: 'odd' (it knows: bad, good)",
         ),
-        ({"words": ["a"], "label": ["good"]}, "--text_column: no column 'text' in the train data"),
+        ({"words": ["a"], "label": ["good"]}, "--text_column: no column 'text' in "),
         (
             {"text": ["a", None], "label": ["good", "bad"]},
-            "1 of 2 train rows without a text: line 3; --drop_invalid leaves them out",
+            "1 of 2 rows without a text: line 3; --drop_invalid leaves them out",
         ),
     ],
 )
@@ -168,6 +235,11 @@ def test_mistakes_of_evaluate_are_told(
     with pytest.raises(UserError) as raised:
         evaluate(run, str(tmp_path / "rows.csv"))
     assert said in str(raised.value)
+    assert "train" not in str(raised.value).replace(str(tmp_path), "")
+    if "words" in table:
+        assert f"no column 'text' in {tmp_path / 'rows.csv'} (available: words, " in str(
+            raised.value
+        )
     with pytest.raises(UserError, match="no such file"):
         evaluate(run, str(tmp_path / "row.csv"))
 

@@ -1,5 +1,6 @@
 """Every file of docs/extending.md runs as it stands there."""
 
+import ast
 import importlib.util
 import re
 import runpy
@@ -13,7 +14,7 @@ import evaluate
 import pytest
 
 import finetune
-from finetune import Run
+from finetune import Run, cli
 from tests.conftest import ROOT, Command
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -84,6 +85,9 @@ def test_a_recipe_of_the_page_trains(
     notes = " ".join(run.manifest.data.notes)
     assert ("180 tickets of tickets.sqlite, without spam" in notes) == (name == "from_sql.py")
     assert ("1 encoder layers and the head are trained" in notes) == (name == "frozen.py")
+    if name == "by_cost.py":  # less is better
+        card = (run.path / "README.md").read_text(encoding="utf-8")
+        assert re.search(r"Fine-tuning .* the baseline 'majority class'", card)
     again = finetune.evaluate(run)
     assert again.metrics == pytest.approx(dict(run.metrics.test), abs=1e-5)
 
@@ -122,3 +126,14 @@ def test_the_verb_of_the_page(
     assert module(checkout / "cli" / "hyperparameters.py").main([str(run.path)]) == 0
     assert re.search(r"global_batch_size +16\n", capsys.readouterr().out)
     assert Run.load(run.path).manifest == run.manifest
+    lines = re.findall(r'^    ("hyperparameters": .*)$', PAGE, re.MULTILINE)
+    for registry, line in zip((cli.VERBS, vars(finetune)["_HOME"]), lines, strict=True):
+        (entry,) = ast.literal_eval("{" + line + "}").items()
+        monkeypatch.setitem(registry, *entry)
+    name = "finetune.cli.hyperparameters"
+    monkeypatch.setitem(sys.modules, name, module(checkout / "cli" / "hyperparameters.py"))
+    assert cli.main(["hyperparameters", str(run.path)]) == 0
+    assert re.search(r"global_batch_size +16\n", capsys.readouterr().out)
+    assert "  hyperparameters  show the training arguments" in cli.usage()
+    assert finetune.hyperparameters(run)["learning_rate"] == "5e-05"
+    del vars(finetune)["hyperparameters"]  # a name that was asked for stays

@@ -36,6 +36,7 @@ WELL_FORMED: dict[str, tuple[str, str, list[str | None]]] = {
     "lone quotes": ("a.tsv", 'text\tlabel\n"x\tgood\n"y\tbad\nz\tgood\n', ['"x', '"y', "z"]),
     "a quote at the end": ("a.csv", 'label,text\ngood,"x\nbad,y\n', ['"x', "y"]),
     "lines in quotes": ("a.csv", 'text,label\n"x\n\ny, z",good\n"w",bad\n', ["x\n\ny, z", "w"]),
+    "separator line": ("a.csv", "sep=,\ntext,label\nx,good\n", ["x"]),
     "tabs": ("a.tsv", "text\tlabel\nx, y\tgood\n\tbad\n", ["x, y", None]),
     "null": ("a.jsonl", '\ufeff{"text": "x", "label": "good"}\n\n{"text": null, "label": "bad"}\r\n'
              '{"label": "bad"}\n', ["x", None, None]),
@@ -51,6 +52,7 @@ MALFORMED = {
     "nothing": ("a.csv", "", "a.csv holds no rows"),
     "semicolons": ("a.csv", "text;label\nx, y;good\n", "line 2: expected 1 field as"),
     "UTF-16": ("a.csv", "\udcff\udcfet\0e\0x\0t\0", "convert it, e.g. iconv -f utf-16 -t utf-8"),
+    "another separator": ("a.csv", "sep=;\ntext;label\nx;good\n", "a.csv, line 1: 'sep=;': fields"),
     "two readings": ("a.csv", "text,label\n" + '"x, y\nz",good\n' * 4, "csv_quoting none (8 rows"),
     "no JSON": ("a.jsonl", '{"text": "x", "label": "good"}\n{"text: "y"}\n', "a.jsonl, line 2: "),
     "no object": ("a.jsonl", '"x"\n', "a.jsonl, line 1: expected an object"),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -95,7 +96,7 @@ def test_one_class_and_an_empty_split_at_once(tmp_path: Path) -> None:
 
     first, second = mistakes(tmp_path, drop_invalid=True)
 
-    assert first == "the test data has no rows"
+    assert first.startswith("the test data has no rows (dropped 1 of 1 test rows without a label")
     assert "one class only ('good')" in second
 
 
@@ -147,9 +148,31 @@ def test_values_that_are_no_text(tmp_path: Path) -> None:
     (mistake,) = mistakes(path)
 
     assert mistake == (
-        "--text_column: the column 'text' of the train data holds int64, such as 0: expected "
-        "text; is it the right column?"
+        "--text_column: the column 'text' of the train data holds numbers only, such as '0': "
+        "expected text; is it the right column?"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(7, "int64, such as 7"), ({"body": "x"}, "objects, such as"), (["x"], "lists, such as")],
+)
+def test_texts_of_another_type_are_called_what_they_are(
+    text: Any, said: str, tmp_path: Path
+) -> None:
+    rows = [{"text": text, "label": "ab"[n % 2]} for n in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    (mistake,) = mistakes(tmp_path / "a.jsonl")
+
+    assert f"the column 'text' of the train data holds {said}" in mistake
+
+
+def test_numbers_among_texts_are_texts(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", *(f"{n},{n % 2}" for n in range(2000)), "ten,1")
+    write(tmp_path / "test.csv", "7,0")
+
+    assert Reviews(dataset=str(tmp_path)).load().num_rows == {"train": 2001, "test": 1}
 
 
 def test_some_values_that_are_no_text(tmp_path: Path) -> None:
@@ -244,6 +267,64 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("caf\u00e9", "cafe\u0301", "'cafe\\u0301' and 'caf\u00e9'"),
+        ("good", "good\u200b", "'good' and 'good\\u200b'"),
+        ("good", "g\uff4fod", "'good' and 'g\uff4fod'"),
+        ("\u2764", "\u2764\ufe0f", "'\u2764' and '\\u2764\\ufe0f'"),
+    ],
+)
+def test_labels_that_look_the_same_are_told_apart(
+    first: str, second: str, told: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.csv", *lines(20, first), *lines(20, second, start=20))
+    recipe = Reviews(dataset=path)
+
+    assert len(recipe.labels) == 2
+    assert recipe.notes == [
+        f"similar labels kept as separate classes: {told}; to merge them, make them identical in "
+        "the data"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "said"),
+    [
+        ([True, False], ["False", "True"], "labels are booleans: the classes are called 'False'"),
+        ([0.0, 1.0], ["0", "1"], "labels are floating-point numbers: the class of 1.0 is called"),
+        ([1, "x"], ["1", "x"], "labels are of several types: true is called 'True', 1 is"),
+    ],
+)
+def test_labels_that_are_not_the_names_of_their_classes_are_told(
+    values: list[Any], names: list[str], said: str, tmp_path: Path
+) -> None:
+    rows = [{"text": f"text {n}", "label": values[n % 2]} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = Reviews(dataset=str(tmp_path / "a.jsonl"))
+
+    assert recipe.labels == names
+    assert [note.startswith(said) for note in recipe.notes] == [True]
+
+
+def test_labels_that_would_merge_are_refused(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": (1, "1", 2)[n % 3]} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    assert mistakes(tmp_path / "a.jsonl") == (
+        "the label column holds both 1 and '1': expected one type; write one class in one way",
+    )
+
+
+def test_labels_of_bytes_are_refused(tmp_path: Path) -> None:
+    pd.DataFrame({"text": ["a", "b"], "label": [b"neg", b"pos"]}).to_parquet(tmp_path / "a.parquet")
+
+    (mistake,) = mistakes(tmp_path / "a.parquet")
+
+    assert "the column 'label' of the train data holds bytes, such as b'neg'" in mistake
+
+
 def test_one_word_among_numbers_is_told(tmp_path: Path) -> None:
     rows = [*(f"text {n},{n % 2}" for n in range(299)), "text 299,x", "text 300,x"]
     recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
@@ -307,7 +388,9 @@ def test_a_missing_number_does_not_turn_labels_into_fractions(tmp_path: Path) ->
 def test_nothing_left_after_dropping(tmp_path: Path) -> None:
     path = write(tmp_path / "reviews.csv", ",bad", ",good")
 
-    assert mistakes(path, drop_invalid=True) == ("the train data has no rows",)
+    assert mistakes(path, drop_invalid=True) == (
+        "the train data has no rows (dropped 2 of 2 train rows without a text: lines 2, 3)",
+    )
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -334,6 +417,27 @@ def test_too_few_rows_for_a_validation_set(tmp_path: Path) -> None:
     path = write(tmp_path / "reviews.csv", *lines(4))
 
     assert "no rows are left for validation: the data is too small" in mistakes(path)
+
+
+def test_what_emptied_a_split_is_told(tmp_path: Path) -> None:
+    """By duplicates, by a leak, and by labels that are missing."""
+    train = [f"text {n % 4},{'ab'[n % 2]}" for n in range(100)]
+    path = write(tmp_path / "a.csv", *train)
+    assert mistakes(path) == (
+        "no rows are left for validation: the data is too small (dropped 96 exact duplicates)",
+    )
+
+    for name in ("train", "validation", "test"):
+        write(tmp_path / f"{name}.csv", *lines(40, start=40 * (name == "train")))
+    assert mistakes(tmp_path) == (
+        "no rows are left for validation: the data is too small (not read: a.csv (expected train, "
+        "validation and test); dropped 40 validation rows also found in the test set)",
+    )
+
+    write(tmp_path / "test.csv", "x,")
+    assert mistakes(tmp_path, drop_invalid=True)[0].endswith(
+        "dropped 1 of 1 test rows without a label: line 2)"
+    )
 
 
 def test_numbers_with_a_fraction_are_no_classes(tmp_path: Path) -> None:

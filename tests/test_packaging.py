@@ -81,10 +81,11 @@ def test_advice_to_install_names_the_distribution() -> None:
     assert {name for _, name in advised} == {".", DISTRIBUTION}
 
 
-def test_the_version_needs_no_installation(tmp_path: Path) -> None:
-    """In a copy that nobody installed, and without any installed distribution."""
+def test_version_and_metrics_need_no_installation(tmp_path: Path) -> None:
+    """In a copy that nobody installed, without any installed distribution, from elsewhere."""
     for name in ("finetune", "recipes", "metrics"):
         shutil.copytree(ROOT / name, tmp_path / name)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
     script = (
         "import importlib.metadata as m\n"
         "known = m.version\n"
@@ -96,12 +97,15 @@ def test_the_version_needs_no_installation(tmp_path: Path) -> None:
         "from finetune.doctor import machine\n"
         "from finetune.pipeline import provenance\n"
         "print(finetune.__file__)\n"
+        "from finetune.recipe.scoring import load\n"
+        "scores = load('f1').compute(predictions=[0, 1], references=[0, 1])\n"
+        "assert scores == {'f1': 1.0}, scores\n"
         "print(finetune.__version__, provenance.versions()['finetune'],"
         " machine.versions()['finetune'])\n"
     )
     printed = subprocess.run(
         [sys.executable, "-c", script],
-        cwd=tmp_path,
+        cwd=elsewhere,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

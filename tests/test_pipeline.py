@@ -161,9 +161,12 @@ def test_rows_may_come_from_a_generator_or_as_mappings() -> None:
     np.testing.assert_allclose(total, 1, atol=1e-6)
 
 
-def test_a_missing_text_in_a_series_has_no_prediction() -> None:
-    found = finetune.predict(trained(), pd.Series(["place 1 was fine", float("nan")]))
-    assert found["label"].isna().tolist() == [False, True]
+@pytest.mark.parametrize("dtype", [None, object, "str", "string"])
+def test_a_missing_text_in_a_series_has_no_prediction(dtype: Any) -> None:
+    texts = pd.Series(["place 1 was fine", None], dtype=dtype)
+    for data in (texts, pd.DataFrame({"text": texts})):
+        found = finetune.predict(trained(), data)
+        assert found["label"].isna().tolist() == [False, True]
 
 
 def test_no_rows_give_a_frame_without_rows() -> None:
@@ -176,6 +179,7 @@ def test_no_rows_give_a_frame_without_rows() -> None:
     [
         ("one text", {}, "put one text or row into a list"),
         ([1, 2], {}, "expected texts or rows as mappings, found int"),
+        (["a", "b\ud83d"], {}, r"the data, row 2: \ud83d is half of a character (a surrogate)"),
         ({"text": ["a", "b"]}, {}, "put one text or row into a list, columns into a frame"),
         (pd.DataFrame({"words": ["a"]}), {}, "no column 'text' in the data"),
         (pd.DataFrame(["a"]), {}, "no column 'text' in the data"),

@@ -261,6 +261,25 @@ def test_a_missing_text_gets_no_label_and_is_told(run: Run, tmp_path: Path, capf
     assert "2 rows without a value in 'text': their predictions are empty" in captured.err
 
 
+def test_a_file_that_is_replaced_is_told_before(run: Run, tmp_path: Path, capfd: Any) -> None:
+    source, output = write(tmp_path / "in.csv", numbered(3)), tmp_path / "out.csv"
+    for before in (False, True):
+        said(run, source, "--output", output)
+        told = f"--output {output} exists: replaced when all rows are done"
+        assert (told in capfd.readouterr().err) is before
+
+
+def test_blank_lines_of_a_single_column_are_rows_without_a_text(run: Run, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text('text\ngreat\n\n"two\nlines"\n\r\nawful\n')
+
+    said(run, source, "--output", output)
+
+    found = read(output)
+    assert [row["text"] for row in found] == ["great", "", "two\nlines", "", "awful"]
+    assert [row["label"] == "" for row in found] == [False, True, False, True, False]
+
+
 def test_a_labelled_file_keeps_its_labels(
     run: Run, tmp_path: Path, uneven_reviews: Path, capfd: Any
 ) -> None:
@@ -272,7 +291,10 @@ def test_a_labelled_file_keeps_its_labels(
     assert list(found) == ["text", "label", "predicted label", "probability"]
     assert list(found["label"]) == list(given["label"])
     assert (found["label"] == found["predicted label"]).mean() > 0.9
-    assert "added as 'predicted label': the input already uses" in capfd.readouterr().out
+    assert (
+        "the input already has 'label': the predictions are in 'predicted label'"
+        in capfd.readouterr().out
+    )
 
 
 def test_calibrated_divides_the_logits(
@@ -503,7 +525,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--resume"], "--resume: needs --output"),
         (["-", "--resume", "--output", "a.csv"], "--resume: the standard input cannot be read"),
         (["in.csv", "--batch_tokens", "0"], "--batch_tokens 0: expected 1 or more"),
-        (["in.csv", "--outptu", "a.csv"], "predict: unrecognized arguments: --outptu"),
+        (["in.csv", "--outptu", "a.csv"], "unknown option --outptu; did you mean '--output'?"),
         (["ragged.csv"], "ragged.csv, line 3: expected 2 fields as in the first line, found 1"),
         (["latin.csv"], "latin.csv is not UTF-8"),
         (["twice.csv"], "two columns are called 'text'"),
@@ -515,6 +537,8 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--output", "."], "--output . is a directory: name a file in it"),
         (["in.csv", "--output", "run/predictions.parquet"], "holds the test predictions of a run"),
         ([""], "INPUT is empty"),
+        (["in.csv.gz"], "expected a file ending in .csv, .tsv, .jsonl"),
+        (["in.csv.gz"], "it is compressed: gunzip -k in.csv.gz"),
         (["semicolons.csv"], "here by semicolons: convert the file"),
         (["more.jsonl", "--output", "a.csv"], "a row has a column 'more' that the first rows"),
         (["."], ". holds no .png or .jpg or .jpeg"),
@@ -533,6 +557,7 @@ def test_mistakes_are_told(
     Path("ragged.csv").write_text("n,text\n1,a\n2\n")
     Path("latin.csv").write_bytes("text\ncafé\n".encode("latin1"))
     Path("twice.csv").write_text("text,text\na,b\n")
+    Path("in.csv.gz").touch()
     Path("head.csv").write_text("text\n")
     Path("numbers.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
     Path("broken.jsonl").write_text('{"text": "a"}\n{"text: 5}\n')
@@ -563,11 +588,31 @@ def test_what_was_done_before_a_mistake_is_kept_and_told(
     assert "finished parts are kept in" in message
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"ok\n\xff\xd8\n", "(line 2, byte 0xff); convert it, e.g. iconv -f latin1 -t utf-8"),
+        (b"\xff\xfeo\0k\0\n\0", "(line 1, byte 0xff); convert it, e.g. iconv -f utf-16 -t utf-8"),
+    ],
+)
+def test_standard_input_in_another_encoding(
+    content: bytes, message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").write_bytes(content)
+    with (tmp_path / "in").open() as source:
+        monkeypatch.setattr(sys, "stdin", source)
+        refused = refusal(run, "-", "--output", tmp_path / "out.csv")
+
+    assert refused.startswith("standard input is not UTF-8: invalid start byte " + message)
+
+
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path)
     dataclasses.replace(trained().manifest, status="interrupted").write(run.path)
 
-    assert "holds no model: the status of the run is 'interrupted'" in refusal(run, "--text", "a")
+    assert "has no model (status 'interrupted'): expected a finished run; to " in refusal(
+        run, "--text", "a"
+    )
 
 
 # ---- processes -----------------------------------------------------------------------------------

@@ -498,11 +498,11 @@ def test_a_verdict_goes_by_the_first_metric_and_names_any_other_that_is_worse() 
     statistics = Statistics(rows=400, metrics={}, beyond={"TF-IDF": gaps})
     worse = "F1 \N{MINUS SIGN}0.11, 95% CI \N{MINUS SIGN}0.16 to \N{MINUS SIGN}0.06"
     assert wording.unbeaten(statistics, ["f1", "accuracy"]) == [
-        f"Fine-tuning is worse than the baseline 'TF-IDF' ({worse})."
+        f"Fine-tuning is worse than the baseline 'TF-IDF' (difference in {worse})."
     ]
     (sentence,) = wording.unbeaten(statistics, ["accuracy", "f1"])
     assert sentence == (
-        "Fine-tuning does not beat the baseline 'TF-IDF' (accuracy +0.01, 95% CI "
+        "Fine-tuning does not beat the baseline 'TF-IDF' (difference in accuracy +0.01, 95% CI "
         "\N{MINUS SIGN}0.02 "
         "to +0.04); the difference may be chance. It is significantly worse in F1 "
         "(\N{MINUS SIGN}0.11, 95% CI \N{MINUS SIGN}0.16 to \N{MINUS SIGN}0.06)."
@@ -511,9 +511,45 @@ def test_a_verdict_goes_by_the_first_metric_and_names_any_other_that_is_worse() 
         rows=400, metrics={}, beyond={"TF-IDF": {**gaps, "accuracy": gap(0.01, 0.04)}}
     )
     (sentence,) = wording.unbeaten(better, ["accuracy", "f1"])
-    assert sentence.startswith("Fine-tuning beats the baseline 'TF-IDF' (accuracy +0.0")
+    assert sentence.startswith(
+        "Fine-tuning beats the baseline 'TF-IDF' (difference in accuracy +0.0"
+    )
     assert "It is significantly worse in F1" in sentence
-    assert wording.between("b", "a", gaps, ["f1", "accuracy"]) == f"b is worse than a ({worse})."
+    said = wording.between("b", "a", gaps, ["f1", "accuracy"])
+    assert said == f"b is worse than a (difference in {worse})."
+
+
+def test_also_worse_is_said_only_where_something_was_worse() -> None:
+    worse = {"accuracy": gap(-0.04, -0.02), "f1": gap(-0.16, -0.06)}
+    said = wording.between("b", "a", worse, ["f1", "accuracy"])
+    assert ". It is also significantly worse in accuracy (" in said
+    assert "also" not in wording.between(
+        "b", "a", worse | {"f1": gap(0.06, 0.16)}, ["f1", "accuracy"]
+    )
+
+
+def test_a_difference_of_zero_is_the_same_score() -> None:
+    same = {"f1": gap(0.0, 0.0), "accuracy": gap(0.0, 0.0)}
+    assert wording.between("b", "a", same, ["f1"]) == "b scores the same F1 as a."
+    said = wording.against("TF-IDF", same, ["f1", "accuracy"])
+    assert said == "Fine-tuning scores the same F1 as the baseline 'TF-IDF'."
+
+
+@pytest.mark.parametrize(("greater_is_better", "verb"), [(False, "beats"), (True, "is worse than")])
+def test_a_metric_of_the_recipes_own_has_the_direction_that_chose_the_checkpoint(
+    greater_is_better: bool, verb: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run")
+    arguments = {"metric_for_best_model": "cost", "greater_is_better": greater_is_better}
+    better = wording.directions(dataclasses.replace(run.manifest, arguments=arguments))
+    gaps = {"cost": gap(-3.0, -1.0)}
+    statistics = Statistics(rows=400, metrics={"cost": gap(1, 2)}, beyond={"mean": gaps})
+    assert f"Fine-tuning {verb} the baseline 'mean'" in wording.verdict(
+        statistics, ["cost"], better
+    )
+    assert wording.beats_a_baseline(statistics, ["cost"], better) == (verb == "beats")
+    assert better["f1"] == 1
+    assert better["mse"] == -1
 
 
 @pytest.mark.parametrize(
@@ -528,7 +564,10 @@ def test_the_metric_that_chose_the_checkpoint_decides(
     assert run.headline == sorted(["accuracy", "f1"], key=lambda name: name != first)
     page.write(run)
     words = {"f1": "F1", "accuracy": "accuracy"}[first]
-    assert f"the baseline 'majority class' ({words} +" in Page(run.path / "report.html").words
+    assert (
+        f"the baseline 'majority class' (difference in {words} +"
+        in Page(run.path / "report.html").words
+    )
 
 
 @pytest.mark.parametrize(
@@ -538,7 +577,7 @@ def test_the_metric_that_chose_the_checkpoint_decides(
         (0.6667, 0.3906, 0.8619, "0.67, 95% CI 0.39 to 0.86"),
         (0.98765, 0.98701, 0.98812, "0.9877, 95% CI 0.9870 to 0.9881"),
         (1234.5, 1190.1, 1280.2, "1,234, 95% CI 1,190 to 1,280"),
-        (0.5, 0.5, 0.5, "0.5000, 95% CI 0.5000 to 0.5000"),
+        (0.5, 0.5, 0.5, "0.5000"),
     ],
 )
 def test_a_figure_has_the_digits_that_its_rows_support(

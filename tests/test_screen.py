@@ -68,6 +68,50 @@ def test_a_progress_bar_where_somebody_watches(
     assert FinetuneArguments(output_dir=str(tmp_path)).disable_tqdm is not bar
 
 
+def test_the_title_tells_nothing_of_the_recipes_own_data_where_the_data_is_another(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, model = Path(words[2]), words[4]
+    monkeypatch.chdir(data.parent)
+    (data.parent / "mine.py").write_text(
+        '"""Mine."""\nfrom finetune import TextClassification\n\n\n'
+        "class Mine(TextClassification):\n"
+        f'    """Short reviews."""\n\n    dataset: str = "{data.name}"\n'
+    )
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "yelp"
+    assert cli.main(["mine.py", "--model", model, "--dry_run"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "mine.py: Short reviews."  # as typed
+
+
+def test_a_verdict_is_folded_at_words_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = "\nFine-tuning beats the baseline 'TF-IDF + logistic regression' (difference in F1)."
+    monkeypatch.setenv("COLUMNS", "60")
+    console.sentence(verdict)
+    assert capsys.readouterr().out == f"{verdict}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    console.sentence(verdict)
+    said = capsys.readouterr().out
+    assert said.split() == verdict.split()
+    assert [len(line) <= 60 for line in said.splitlines()] == [True] * 3
+
+
+def test_a_warm_up_beyond_the_last_step_is_told(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for steps, told in (("17", False), ("18", True), ("0.5", False)):
+        more = ["--warmup_steps", steps, "--max_steps", "18"]
+        assert cli.main([*words, *more]) == 0
+        found = facts(capsys.readouterr().out)["data"]
+        assert (f"--warmup_steps {steps}: the run has 18 steps, so the" in found) is told
+    assert cli.main([*words, *more, "--warmup_steps", "99", "--lr_scheduler_type", "constant"]) == 0
+    found = facts(capsys.readouterr().out)
+    assert "never reaches" not in found["data"]
+    assert "has no warm-up" in found["note"]
+
+
 def test_a_flag_without_effect_stands_in_the_start_block(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +236,6 @@ def test_reading_hashing_tokenizing_training_and_evaluating_are_told(
         trainer.train()
         trainer.predict(recipe.prepared["test"])
     size = Path(options["dataset"]).stat().st_size
-    assert heard["reading reviews.csv bytes"] == (size, size)
     assert heard["converting reviews.csv bytes"] == (size, size)
     assert heard["tokenizing train rows"] == (144, 144)
     assert heard["training steps"] == (2, 2)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import TrainingArguments
@@ -154,6 +155,11 @@ def test_negative_numbers(flags: Flags) -> None:
     ("word", "message"),
     [
         ("--learning_rte", "unknown option --learning_rte; did you mean '--learning_rate'?"),
+        ("--lr=1", "unknown option --lr; did you mean '--learning_rate'?"),
+        ("--batch-size=1", "unknown option --batch-size; did you mean '--global_batch_size'?"),
+        ("--bs=1", "unknown option --bs; did you mean '--global_batch_size'?"),
+        ("--epochs=1", "unknown option --epochs; did you mean '--num_train_epochs'?"),
+        ("--wd=1", "unknown option --wd; did you mean '--weight_decay'?"),
         ("--max-lenght=3", "unknown option --max-lenght; did you mean '--max-length'?"),
         ("--learn", "unknown option --learn"),  # nothing is guessed from a beginning
         ("--zzzzqqqq", "unknown option --zzzzqqqq"),
@@ -358,6 +364,7 @@ def test_a_tracker_that_there_is_not() -> None:
         ("--adam_beta1 0.8 --optim sgd", "--optim sgd does not read it"),
         ("--save_total_limit 2 --save_strategy no", "needs checkpoints"),
         ("--run_name mine", "needs a tracker, see --report_to"),
+        ("--dataloader_drop_last false", "training always leaves out an incomplete last step"),
         ("--early_stopping_patience 3", "too large to stop before the end: 4 epochs have"),
     ],
 )
@@ -456,6 +463,9 @@ def test_an_unknown_key_names_the_file_and_the_nearest_key(tmp_path: Path) -> No
         (["- a", "- b"], r"options.yaml: expected lines like `learning_rate: 2e-5`"),
         (["a: [1"], r"options.yaml is not valid YAML"),
         (["config: other.yaml"], r"options.yaml: 'config' cannot name another file"),
+        (["seed: 1", "max_length: 9", "seed: 2"], r"'seed' is there twice, in lines 1 and 3; keep"),
+        (["max-length: 9", "max_length: 9"], r"'max_length' is there twice, in lines 1 and 2"),
+        (["lr_scheduler_kwargs: {a: 1, a: 2}"], r"'a' is there twice, in lines 1 and 1"),
     ],
 )
 def test_files_that_cannot_be_read(lines: Sequence[str], message: str, tmp_path: Path) -> None:
@@ -699,6 +709,27 @@ def test_unknown_keywords_are_refused_at_once() -> None:
     first, second = refusal.value.mistakes
     assert first == "unknown option 'max_lenght'; did you mean 'max_length'?"
     assert second.startswith("unknown option 'sede'")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("learning_rate", "abc", "--learning_rate: expected float, found 'abc'"),
+        ("max_steps", 1e3, "--max_steps: expected int, found 1000.0"),
+        ("bf16", "no", "--bf16: expected bool, found 'no'"),
+        ("num_threads", True, "--num_threads: expected int, found True"),
+        ("run_name", 3, "--run_name: expected str, found 3"),
+    ],
+)
+def test_keywords_of_another_type_are_refused(name: str, value: object, said: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        _ = from_keywords("yelp", {name: value}).values
+    assert refusal.value.mistakes == (said,)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    options = {"learning_rate": np.float32(0.5), "max_steps": np.int64(3), "num_train_epochs": 2}
+    assert from_keywords("yelp", options).values.learning_rate == 0.5
 
 
 def test_unknown_training_arguments_are_refused() -> None:

@@ -83,12 +83,18 @@ def test_the_flops_of_an_encoder_are_those_of_its_formula(kind: str) -> None:
         attention.use(model)
     batch = {name: torch.ones(3, 11, dtype=torch.long) for name in ("input_ids", "attention_mask")}
     found = flops.of_model(model, flops.first_row(batch))
-    assert found.token == 2 * LAYERS * (4 * WIDTH**2 + 2 * WIDTH * INNER)
-    assert found.pair == 2 * LAYERS * 2 * WIDTH
-    assert found.row == 2 * (WIDTH**2 + WIDTH * 5)  # the pooler and the head
+    # forward, gradients of the inputs, gradients of the weights (Kaplan et al., 2020)
+    assert found.token == 3 * 2 * LAYERS * (4 * WIDTH**2 + 2 * WIDTH * INNER)
+    assert found.pair == 3 * 2 * LAYERS * 2 * WIDTH
+    assert found.row == 3 * 2 * (WIDTH**2 + WIDTH * 5)  # the pooler and the head
     assert found.of(2, 30, 500) == 2 * found.row + 30 * found.token + 500 * found.pair
     assert model.training, "it is left as it was"
     assert model.config._attn_implementation == (attention.NAME if kind == "ours" else kind)
+    assert all(each.grad is None for each in model.parameters())
+    model.base_model.requires_grad_(False)  # no gradient goes below the head
+    frozen = flops.of_model(model, flops.first_row(batch))
+    assert (3 * frozen.token, 3 * frozen.pair) == (found.token, found.pair)
+    assert frozen.row == 2 * WIDTH**2 + 2 * 2 * WIDTH * 5
 
 
 def test_a_model_with_a_length_of_its_own_is_not_counted() -> None:
@@ -97,8 +103,8 @@ def test_a_model_with_a_length_of_its_own_is_not_counted() -> None:
             super().__init__()
             self.layer = torch.nn.Linear(4, 4)
 
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            return self.layer(torch.zeros(1, 512, 4))
+        def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.layer(torch.zeros(1, 512, 4))}
 
     with pytest.raises(ValueError, match="short rows are computed like long ones"):
         flops.of_model(Windowed(), {"input_ids": torch.ones(1, 9, dtype=torch.long)})
@@ -114,7 +120,7 @@ def test_rows_without_tokens_have_flops_too() -> None:
             return {"logits": self.layer(pixels)}
 
     found = flops.of_model(Digits(), {"pixels": torch.zeros(1, 784)})
-    assert found == flops.Flops(row=2 * 784 * 10)
+    assert found == flops.Flops(row=2 * 2 * 784 * 10)  # forward, and the gradient of the weights
 
 
 def test_the_peak_is_that_of_the_fastest_of_several_products(

@@ -140,6 +140,33 @@ def test_duplicates_are_dropped_first_and_counted() -> None:
     assert sorted(each for name in SPLITS for each in result[name]["id"]) == list(range(100))
 
 
+def test_duplicates_differ_in_white_space_at_most() -> None:
+    texts = [
+        *(f"review {number}" for number in range(100)),
+        " review  7\n",
+        "review\xa08",
+        "review9",
+    ]
+    notes: list[str] = []
+    result = carve(train=with_labels(texts, [n % 2 for n in range(103)]), notes=notes)
+
+    assert notes[0].startswith("dropped 4 training rows with the same text but different labels")
+    assert sum(result.num_rows.values()) == 99
+
+
+def test_every_row_of_the_test_set_is_kept_out_of_training() -> None:
+    """Whatever byte the hash of a text ends in; one of 256 ends in a zero."""
+    notes: list[str] = []
+    result = carve(train=rows(2000), test=rows(1000), notes=notes)
+
+    assert result["test"]["text"][:] == rows(1000)["text"][:]
+    assert not set(result["test"]["text"]) & {
+        *result["train"]["text"],
+        *result["validation"]["text"],
+    }
+    assert notes == ["dropped 1,000 training rows also found in the validation or test set"]
+
+
 def contradictory(**options: str) -> tuple[DatasetDict, list[str]]:
     """A hundred texts, ten of them again with their label and ten with the other one, twice."""
     texts = [f"review {number}" for number in [*range(100), *range(10), *range(90, 100)]]
@@ -183,7 +210,7 @@ def test_numbers_do_not_contradict_each_other() -> None:
 
 
 def test_nothing_but_contradictions_is_refused() -> None:
-    with pytest.raises(UserError, match="no training rows are left"):
+    with pytest.raises(UserError, match="no training rows are left: dropped 2 training rows with"):
         carve(train=with_labels(["a", "a"], [0, 1]))
 
 

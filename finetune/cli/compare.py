@@ -48,7 +48,7 @@ def _show(found: Comparison, page: str) -> None:
     console.say(f"{counted(found.rows, 'test row')}, the same for all; 95% confidence intervals")
     console.table(["", *console.two_each(found.headline)], lines)
     for sentence in found.verdicts:
-        console.say(f"\n{sentence}")
+        console.sentence(f"\n{sentence}")
     if found.settings:
         console.say()
         console.block("settings that differ", {n: " | ".join(v) for n, v in found.settings.items()})

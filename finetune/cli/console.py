@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from shutil import get_terminal_size
-from textwrap import TextWrapper
+from textwrap import TextWrapper, fill
 from typing import Any
 
 from finetune.runtime import distributed
@@ -26,6 +26,15 @@ def say(text: str = "") -> None:
                 print(visible(text), flush=True)
         except BrokenPipeError:  # nobody reads any more; the training goes on
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def sentence(text: str) -> None:
+    """Print a paragraph, on a terminal folded at words to its width."""
+    if sys.stdout.isatty():
+        width = max(40, min(100, get_terminal_size().columns))
+        lines = visible(text).splitlines()
+        text = "\n".join(fill(line, width, break_on_hyphens=False) for line in lines)
+    say(text)
 
 
 def tell(text: str) -> None:
@@ -63,8 +72,12 @@ def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print columns as wide as their widest cell; the first is aligned left, the others right."""
-    cells = [[visible(cell, "") for cell in row] for row in (header, *rows)]
+    """Print columns as wide as their widest cell; the first is aligned left, the others right.
+
+    A ``header`` of empty cells is left out.
+    """
+    shown = (header, *rows) if any(header) else rows
+    cells = [[visible(cell, "") for cell in row] for row in shown]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, *others in cells:
         aligned = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
@@ -77,13 +90,14 @@ def two_each(names: Iterable[str]) -> list[str]:
 
 
 def with_intervals(found: Mapping[str, Any], columns: Sequence[str], sign: str = "") -> list[str]:
-    """Return two cells for each metric, the value and its interval, empty where it is missing;
-    ``sign`` is ``"+"`` for differences.
+    """Return two cells for each metric, the value and its interval, empty where it is missing or,
+    as that of a single row, has no width; ``sign`` is ``"+"`` for differences.
     """
     cells = []
     for each in map(found.get, columns):
         cells += [f"{each['value']:{sign}.4f}"] if each else [""]
-        cells += [f"[{each['low']:{sign}.3f}, {each['high']:{sign}.3f}]"] if each else [""]
+        wide = each is not None and each["low"] < each["high"]
+        cells += [f"[{each['low']:{sign}.3f}, {each['high']:{sign}.3f}]"] if each and wide else [""]
     return cells
 
 

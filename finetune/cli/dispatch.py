@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune.cli.parser import Parser
 from finetune.errors import UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import distributed, faults, namesakes, signals, versions
@@ -49,7 +50,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return faults.refuse(error)
     except signals.Stopped:
         return faults.stopped()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if not error.args and distributed.ranks().rank == 0:  # else it was told how to resume
+            print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `| head` has read enough of a help text
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,8 +74,11 @@ def _run(words: list[str]) -> int:
         return 0
     verb, *rest = words
     if verb == "list":
+        Parser("list", "List the recipes, one line each.").parse_args(rest)
         print("\n".join(_lines({name: catalog.summary(name) for name in catalog.names()})))
         return 0
+    if hint := suggestion(verb, ("--help", "--version"), 0.7) if verb.startswith("-") else "":
+        raise UserError(f"unknown option {verb}{hint}")
     if verb not in VERBS:
         verb, rest = "train", words
         if not _may_be_recipe(words[0]):

@@ -5,7 +5,8 @@
     torchrun --nproc_per_node=2 -m finetune evaluate runs/yelp
 
 The test set is loaded, split and tokenized as for the training, and refused if its rows are not the
-same. Other data needs the columns that the run was trained on.
+same. Other data needs the columns that the run was trained on; of a directory or a data set on the
+Hub the test split is evaluated, without one the validation split, else train.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def main(words: Sequence[str]) -> int:
     )
     given = parser.parse_args(words)
     run = Run.load(given.run)
+    run.require_model()
     reading = {name: value for name in _READING if (value := getattr(given, name)) is not None}
     if reading and given.data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import NoReturn
 
-from finetune.errors import UserError
+from finetune.errors import UserError, option_suggestion
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,5 +22,10 @@ class Parser(argparse.ArgumentParser):
         self.verb = verb
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ``UserError``."""
-        raise UserError(f"{self.verb}: {message}")
+        """Raise a ``UserError``, for unknown flags with the nearest known ones."""
+        _, _, left = message.partition("unrecognized arguments: ")
+        known = ["--help", *re.findall(r"--\w+", self.format_usage())]
+        flags = [word.partition("=")[0] for word in left.split() if word.startswith("--")]
+        unknown = [f"unknown option {flag}{option_suggestion(flag, known)}" for flag in flags]
+        found = unknown or [f"unexpected words: {left}" if left else message]
+        raise UserError(*(f"{self.verb}: {each}" for each in found))

@@ -8,9 +8,11 @@
 
 INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, a folder of images, or - for the lines of the
 standard input. Its columns and its order are kept; the columns label and probability are added (in
-a regression, prediction), or "predicted label" and so on where INPUT has columns of these names.
+a regression, prediction). Where INPUT has a label already, the added one is "predicted label".
 Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added
-fields are empty. An empty text in JSON lines or parquet, and a blank line, are predicted.
+fields are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or the standard
+input, are predicted. A blank line of a .csv or .tsv with a single column is a row without a text;
+other blank lines are no rows.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from finetune.cli import console, imports
@@ -66,8 +69,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="a .csv, .tsv, .jsonl or .parquet file, written when all rows are done (default: "
-        "lines to the standard output)",
+        help="a .csv, .tsv, .jsonl or .parquet file, written or replaced when all rows are done "
+        "(default: lines to the standard output)",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
     for option in fields(Options):
@@ -146,15 +149,18 @@ def _to_file(
 ) -> None:
     from finetune.pipeline.predict import predict_file
 
+    if Path(given.output).expanduser().exists():
+        console.tell(f"--output {given.output} exists: replaced when all rows are done")
     try:
         with _bar() as bar:
             found = predict_file(
                 run, given.input, given.output, resume=given.resume, progress=bar, **options
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         again = [*words, *([] if given.resume else ["--resume"])]
         command = [*distributed.launcher(), "-m", "finetune", "predict", *again]
-        console.say(f"\ninterrupted; to resume: {shlex.join(command)}")
+        interruption.args = (f"interrupted; to resume: {shlex.join(command)}",)
+        console.say(f"\n{interruption}")
         raise
     before = found.rows_before
     console.say(

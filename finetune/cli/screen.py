@@ -30,6 +30,7 @@ from finetune.pipeline.events import (
     Noted,
     Started,
 )
+from finetune.recipe import Recipe, catalog
 from finetune.reporting import wording
 from finetune.runs.run import Run
 from finetune.runtime import distributed
@@ -92,8 +93,10 @@ def _start(event: Started) -> None:
     facts["directory"] = str(settings.output_dir)
     if notes := settings.without_effect:
         facts["note"] = notes
-    name = (recipe.__doc__ or type(recipe).__name__).partition("\n")[0]
-    console.block(f"{settings.name}: {name}", facts)
+    title = catalog.shown(type(recipe))
+    if not _has_other_data(recipe):  # which the docstring is about
+        title += f": {(recipe.__doc__ or type(recipe).__name__).partition(chr(10))[0]}"
+    console.block(title, facts)
     console.say()
 
 
@@ -117,8 +120,8 @@ def _end(event: Finished) -> None:
         lines.append([baseline, *console.two_each(f"{scores[name]:.4f}" for name in columns)])
         lines.append(["  difference to baseline", *gaps])
     console.table(["", *console.two_each(columns)], lines)
-    for sentence in wording.unbeaten(found, columns):
-        console.say(f"\n{sentence}")
+    for sentence in wording.unbeaten(found, columns, wording.directions(manifest)):
+        console.sentence(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
     console.say(
@@ -154,9 +157,13 @@ def _profile(run: Run) -> None:
 def _data(settings: Settings) -> list[str]:
     recipe = settings.recipe
     source = sources.describe(recipe.dataset)
-    if recipe.dataset != type(recipe).dataset and type(recipe).dataset:
+    if _has_other_data(recipe):
         source += f", not the recipe's own {type(recipe).dataset}"
     return [source, *recipe.notes]
+
+
+def _has_other_data(recipe: Recipe) -> bool:
+    return bool(type(recipe).dataset) and recipe.dataset != type(recipe).dataset
 
 
 def _balance(rows: Dataset, names: list[str]) -> str:

@@ -7,11 +7,11 @@ import copy
 import dataclasses
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from finetune.errors import Mistakes, UserError, suggestion
-from finetune.recipe import Recipe, catalog
+from finetune.errors import Mistakes, UserError, option_suggestion
+from finetune.recipe import Recipe, TextClassification, catalog
 from finetune.training.retired import successor
 
 #: Options of a run that are neither the recipe's nor the training's.
@@ -55,7 +55,7 @@ class Flags:
             [cls, FinetuneArguments],  # type: ignore[list-item]
             allow_abbrev=False,
             add_help=False,
-            prog=f"python -m finetune {catalog.origin(cls)}",
+            prog=f"python -m finetune {catalog.shown(cls)}",
         )
         for name, help in CHOICES.items():
             flags = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
@@ -96,13 +96,7 @@ class Flags:
         known = [flag for action in self._parser._actions for flag in action.option_strings]
         unknown = [word.partition("=")[0] for word in left if word.startswith("--")]
         for flag in unknown:
-            hint = successor(flag[2:])
-            name = _flag(flag, where)
-            wrong.add(
-                f"{where}{name}{hint}"
-                if hint
-                else f"{where}unknown option {name}{suggestion(flag, known)}"
-            )
+            add_unknown(_flag(flag, where), self.cls, [*known, "--help"], wrong, where)
         if not unknown:
             wrong.add(*(f"{where}unexpected word '{word}'" for word in left))
         given = vars(namespace)
@@ -117,7 +111,7 @@ class Flags:
         """Return the help: the recipe's options, then those that people use, then the rest."""
         own = {each.name: self.defaults[each.name] for each in dataclasses.fields(self.cls)}
         groups: dict[str, list[str]] = {
-            f"options of {catalog.origin(self.cls)}": ["embedded", *own],
+            f"options of {catalog.shown(self.cls)}": ["embedded", *own],
             "options of the run": ["config", "dry_run", *USED],
         }
         placed = {name for names in groups.values() for name in names}
@@ -171,8 +165,35 @@ def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
     return kept
 
 
+def add_unknown(
+    shown: str, cls: type[Recipe], known: Iterable[str], mistakes: Mistakes, where: str = ""
+) -> None:
+    """Add what to say of an option that a recipe does not have, with what was probably meant.
+
+    Args:
+        shown: The option as written: ``--lr``, or ``'lr'`` of a file or of keywords.
+        cls: The recipe.
+        known: The options that there are.
+        mistakes: Takes the sentence.
+        where: The name of a file, told before it.
+    """
+    name = shown.strip("'")
+    bare = name.lstrip("-").replace("-", "_")
+    mistakes.has_unknown_option = True
+    if gone := successor(bare):
+        mistakes.add(f"{where}{shown}{gone}")
+    elif bare in {each.name for each in dataclasses.fields(TextClassification)}:
+        lacks = f"the recipe '{catalog.shown(cls)}' has no such option, only recipes of text do"
+        mistakes.add(f"{where}unknown option {shown}: {lacks}")
+    else:
+        mistakes.add(f"{where}unknown option {shown}{option_suggestion(name, known)}")
+
+
 def refuse_clashes(cls: type[Recipe]) -> None:
-    """Refuse a recipe whose options are training arguments: one flag would mean two things."""
+    """Refuse a recipe whose options are training arguments: one flag would mean two things.
+
+    Its `training` and `embedded` must name arguments that there are.
+    """
     from finetune.training.arguments import REFUSED
     from finetune.training.defaults import training_names
 
@@ -183,6 +204,16 @@ def refuse_clashes(cls: type[Recipe]) -> None:
             f"{cls.__name__}: the options {', '.join(taken)} are training arguments already; "
             "set their defaults in `training`, or choose other names"
         )
+    own = {each.name for each in dataclasses.fields(cls)}
+    known = {"training": training_names(), "embedded": training_names() | own}
+    if unknown := [
+        f"{catalog.shown(cls)}: `{where}` names the unknown argument '{name}'"
+        f"{option_suggestion(name, names)}"
+        for where, names in known.items()
+        for name in getattr(cls, where)
+        if name not in names
+    ]:
+        raise UserError(*unknown)
 
 
 def _flag(flag: str, where: str) -> str:

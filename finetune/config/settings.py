@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.config.flags import CHOICES, Flags, refuse_clashes
-from finetune.errors import Mistakes, UserError, suggestion
+from finetune.config.flags import CHOICES, Flags, add_unknown, refuse_clashes
+from finetune.errors import Mistakes, UserError
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
-from finetune.training.retired import successor
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -201,7 +200,7 @@ def _settle(
     from finetune.training.defaults import keep_secret
 
     if given.get("embedded") and not cls.embedded:
-        mistakes.add(f"--embedded: the recipe '{catalog.origin(cls)}' has no embedded data")
+        mistakes.add(f"--embedded: the recipe '{catalog.shown(cls)}' has no embedded data")
     own = {each.name for each in dataclasses.fields(cls)}
     embedded = cls.embedded if given.get("embedded") else {}
     overrides = {name: value for name, value in embedded.items() if name not in given}
@@ -266,12 +265,29 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         # BaseLoader reads every value as a string: `no` stays "no", and the parser judges it like
         # a flag
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        node = yaml.compose(text := path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        content = yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config: {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"--config: {path}: expected lines like `learning_rate: 2e-5`")
+    if repeated := _repeated(node):
+        raise UserError(*(f"--config: {path}: {each}; keep one" for each in repeated))
     return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def _repeated(node: Any) -> list[str]:
+    """Return the keys that a YAML mapping, or one within it, has twice, with their lines."""
+    lines: dict[str, int] = {}
+    found = []
+    for key, value in node.value:
+        name, line = str(key.value).replace("-", "_"), key.start_mark.line + 1
+        if name in lines:
+            found.append(f"'{name}' is there twice, in lines {lines[name]} and {line}")
+        lines[name] = line
+        if value.id == "mapping":
+            found += _repeated(value)
+    return found
 
 
 def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) -> dict[str, Any]:
@@ -286,10 +302,8 @@ def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) ->
             mistakes.add(f"{name}: expected True or False, found {value!r}")
         elif name in known:
             kept[name] = value
-        elif instead := successor(name):
-            mistakes.add(f"'{name}'{instead}")
         else:
-            mistakes.add(f"unknown option '{name}'{suggestion(name, known)}")
+            add_unknown(f"'{name}'", cls, known, mistakes)
     return kept
 
 

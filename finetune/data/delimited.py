@@ -13,6 +13,7 @@ from finetune.errors import UserError, counted
 
 QUOTING = ("auto", "minimal", "none")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_SEPARATED = "fields are separated by commas in a .csv and by tabs in a .tsv"
 #: With so few line breaks in fields, an ambiguous file is read as quoted.
 _FEW = 3
 _LONGEST_FIELD = 2**24  # characters; anything longer is an unclosed quote
@@ -112,10 +113,16 @@ def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[
         for fields in reader:
             if ended:  # only a row that the end of the file cuts off comes after it
                 raise csv.Error("the file ends in a quoted field")
-            if fields and not header:
+            if line == 1 and _is_separator_line(fields):
+                if len(fields) == 1:
+                    raise UserError(
+                        f"{path}, line 1: {fields[0]!r}: {_SEPARATED}; convert the file"
+                    )
+            elif fields and not header:
                 header = [name or f"Unnamed: {n}" for n, name in enumerate(fields)]
                 refuse_repeated(path, header)
-            elif fields:
+            elif fields or len(header) == 1:
+                fields = fields or [""]
                 if len(fields) != len(header):
                     raise UserError(
                         f"{path}, line {line}: expected {counted(len(header), 'field')} as in the "
@@ -129,6 +136,13 @@ def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[
         raise UserError(f"{path}, line {line}: {error}{literally * (quoting != 'none')}") from error
 
 
+def _is_separator_line(fields: Sequence[str]) -> bool:
+    """Return whether a row is ``sep=,``, which Excel reads: one field if it names another one."""
+    return fields == ["sep=", ""] or (
+        len(fields) == 1 and len(fields[0]) == 5 and fields[0].lower().startswith("sep=")
+    )
+
+
 def separator_hint(columns: Sequence[str]) -> str:
     """Return a hint if a single column looks like several with another separator."""
     for character, name, advice in (
@@ -137,10 +151,7 @@ def separator_hint(columns: Sequence[str]) -> str:
         (",", "commas", "rename it to .csv"),
     ):
         if len(columns) == 1 and character in columns[0]:
-            return (
-                "; fields are separated by commas in a .csv and by tabs in a .tsv, here by "
-                f"{name}: {advice}"
-            )
+            return f"; {_SEPARATED}, here by {name}: {advice}"
     return ""
 
 

@@ -6,7 +6,8 @@ the chunks among themselves and an interrupted prediction can be resumed.
 A missing value is None. In ``.csv`` and ``.tsv`` files it is an empty field, quoted or not, and
 nothing else: the words NA, null and None are text. In JSON lines it is null or an absent key, in
 parquet a null; there an empty text is a value. In a ``.txt`` file every line is a text, even if
-blank, so that every line gets a prediction. In the other formats a blank line is not a row.
+blank, so that every line gets a prediction. In a ``.csv`` or ``.tsv`` of one column a blank line is
+an empty field, elsewhere not a row.
 
 Quotation marks in a ``.csv`` or ``.tsv`` enclose a field (``minimal``) or are text (``none``), as
 :mod:`finetune.data.delimited` finds out.
@@ -41,6 +42,12 @@ Read = tuple[Rows | pa.Table, int]
 Reader = Callable[[Path], Iterator[Read]]
 Parser = Callable[[Path, IO[str]], Iterator[Placed]]
 _SHOWN_PLACES = 5
+_HINTS = {
+    ".gz": "it is compressed: gunzip -k FILE",
+    ".zip": "it is compressed: unzip FILE",
+    ".xlsx": "export the sheet as .csv, in UTF-8",
+    ".json": "write one object per line, as .jsonl",
+}
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,12 @@ def chunks(path: Path, reader: Reader | None = None, quoting: str = "auto") -> I
         raise UserError(f"{path} holds no rows")
 
 
+def how_to_convert(path: Path) -> str:
+    """Return a hint for a file of another format; empty if there is none."""
+    hint = _HINTS.get(path.suffix.lower(), "").replace("FILE", path.name)
+    return hint and f"; {hint}"
+
+
 def csv_quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
     """Return :func:`~finetune.data.delimited.quoting` of any file.
 
@@ -163,14 +176,18 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        line = f"line {_line_not_utf8(path)}, " if path.is_file() else ""
-        wide = error.object[error.start] in codecs.BOM_UTF16 and error.start < 2
-        raise UserError(
-            f"{path} is not UTF-8: {error.reason} ({line}byte {error.object[error.start]:#x}); "
-            f"convert it, e.g. iconv -f {'utf-16' if wide else 'latin1'} -t utf-8"
-        ) from error
+        raise not_utf8(str(path), _line_not_utf8(path), error) from error
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
+
+
+def not_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
+    """Return the refusal of an input in another encoding, with how to convert it."""
+    is_wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return UserError(
+        f"{name} is not UTF-8: {error.reason} (line {line}, byte {error.object[error.start]:#x}); "
+        f"convert it, e.g. iconv -f {'utf-16' if is_wide else 'latin1'} -t utf-8"
+    )
 
 
 @contextlib.contextmanager

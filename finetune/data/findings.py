@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import datasets
 import numpy as np
-from datasets import ClassLabel, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.data.delimited import separator_hint
 from finetune.data.labels import class_names, listed, refusal_of_lists
@@ -50,17 +51,42 @@ def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
     for split, rows in dataset.items():
         feature, where = rows.features[column], f"{flag}: the column '{column}' of the {split} data"
         nested = isinstance(feature, (dict, datasets.Sequence, datasets.LargeList))
-        kind = "lists" if nested else getattr(feature, "dtype", "string")
+        kind = str(getattr(feature, "dtype", "string"))
         some = [value for value in rows[:_AT_ONCE][column] if value not in (None, [])]
-        if not some or (flag == "--label_column" and not nested):
+        if not some:
             continue
         if flag == "--label_column":
-            return [f"{where} holds {refusal_of_lists(some[0])}"]
-        if kind not in ("string", "large_string"):
-            return [
-                f"{where} holds {kind}, such as {some[0]!r}: expected text; is it the right column?"
-            ]
+            if nested:
+                return [f"{where} holds {refusal_of_lists(some[0])}"]
+            if "binary" in kind:
+                return [
+                    f"{where} holds bytes, such as {some[0]!r}: expected text or whole numbers; "
+                    "decode them"
+                ]
+            continue
+        if nested:
+            kind = "objects" if isinstance(some[0], dict) else "lists"
+        elif kind in ("string", "large_string"):
+            if split != "train" or not _are_numbers(rows, column):
+                continue
+            kind = "numbers only"
+        return [
+            f"{where} holds {kind}, such as {some[0]!r}: expected text; is it the right column?"
+        ]
     return []
+
+
+def _are_numbers(rows: Dataset, column: str) -> bool:
+    """Return whether all texts of a column are numbers; looks no further than the first other."""
+    batches = rows.select_columns(column).iter(_AT_ONCE)
+    return all(_is_number(text) for batch in batches for text in batch[column] if text is not None)
+
+
+def _is_number(text: Any) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except (TypeError, ValueError):
+        return False
 
 
 def without_clashes(
@@ -155,9 +181,12 @@ def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
             )
 
 
-def refuse_unusable(dataset: DatasetDict) -> None:
-    """Refuse raw data with an empty split or a single class."""
-    mistakes = [f"the {split} data has no rows" for split, rows in dataset.items() if not len(rows)]
+def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
+    """Refuse raw data with an empty split or a single class; ``notes`` may say why it is empty."""
+    why = _because(notes)
+    mistakes = [
+        f"the {split} data has no rows{why}" for split, rows in dataset.items() if not len(rows)
+    ]
     if len(dataset["train"]):
         names = class_names(dataset["train"])
         seen = sorted(set(dataset["train"]["label"][:]))
@@ -168,14 +197,22 @@ def refuse_unusable(dataset: DatasetDict) -> None:
         raise UserError(*mistakes)
 
 
-def refuse_untrainable(dataset: DatasetDict) -> None:
-    """Refuse splits without rows, and those with classes that training does not have."""
+def refuse_untrainable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
+    """Refuse splits without rows, and those with classes that training does not have.
+
+    Args:
+        dataset: The three splits.
+        notes: What the user was to be told so far: it says which rows were left out.
+
+    Raises:
+        UserError: one line for each mistake.
+    """
     names = class_names(dataset["train"])
     trained = set(dataset["train"]["label"][:])
     mistakes = []
     for split in ("validation", "test"):
         if not len(dataset[split]):
-            mistakes.append(f"no rows are left for {split}: the data is too small")
+            mistakes.append(f"no rows are left for {split}: the data is too small{_because(notes)}")
         unknown = sorted(set(dataset[split]["label"][:]) - trained)
         if names and unknown:
             mistakes.append(
@@ -185,6 +222,10 @@ def refuse_untrainable(dataset: DatasetDict) -> None:
             )
     if mistakes:
         raise UserError(*mistakes)
+
+
+def _because(notes: Sequence[str]) -> str:
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _is_text(value: Any) -> bool:

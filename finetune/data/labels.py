@@ -6,15 +6,17 @@ import ast
 import contextlib
 import json
 import math
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Json
 
 from finetune.errors import UserError, counted
 
+_EMOJI = "\ufe0f"  # follows a character that is shown as an emoji
 _STRAY = 0.05  # labels of at most this share of the rows can be strays
 
 
@@ -30,16 +32,27 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:5]) + more
 
 
-def encode(dataset: DatasetDict, names: Sequence[str]) -> DatasetDict:
+def encode(
+    dataset: DatasetDict,
+    names: Sequence[str],
+    note: Callable[[str], None] = lambda sentence: None,
+) -> DatasetDict:
     """Return ``dataset`` with its ``label``, none missing, as one ``ClassLabel`` for all splits.
 
     If all labels are among the ``names`` of the recipe, the classes take their order; otherwise
     they are sorted, numbers as numbers. Numbers are not given other names: ``1`` is called ``1``.
 
+    Args:
+        dataset: Splits with ``label``.
+        names: Those of the recipe; may be empty.
+        note: Called with a sentence if the values are not the names of the classes.
+
     Raises:
-        UserError: if the labels are lists, or numbers with a fraction.
+        UserError: if the labels are lists, numbers with a fraction, or 1 and "1" in one split.
     """
     values = {split: _as_names(rows) for split, rows in dataset.items()}
+    for sentence in dict.fromkeys(filter(None, map(_naming, dataset.values()))):
+        note(sentence)
     present: set[str] = set().union(*values.values())
     theirs = class_names(dataset["train"])
     if present <= set(names):
@@ -62,10 +75,10 @@ def remarks(dataset: DatasetDict) -> list[str]:
     present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}
     alike: dict[float | str, list[str]] = {}
     for name in sorted(present):
-        is_word, value, word = _natural(" ".join(name.split()).casefold())
+        is_word, value, word = _natural(_visible(name))
         alike.setdefault(word if is_word else value, []).append(name)
     found = []
-    if several := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
+    if several := [" and ".join(map(_shown, each)) for each in alike.values() if len(each) > 1]:
         found.append(
             f"similar labels kept as separate classes: {'; '.join(several[:5])}"
             f"{', ...' * (len(several) > 5)}; to merge them, make them identical in the data"
@@ -84,6 +97,19 @@ def remarks(dataset: DatasetDict) -> list[str]:
             "one row cannot serve both training and evaluation: add rows, or remove such classes"
         )
     return found
+
+
+def _visible(name: str) -> str:
+    """Return a name without case, spaces, invisible characters and Unicode's ways to write it."""
+    composed = unicodedata.normalize("NFKC", name)
+    seen = (each for each in composed if each.isprintable() or each.isspace())
+    return " ".join("".join(seen).replace(_EMOJI, "").split()).casefold()
+
+
+def _shown(name: str) -> str:
+    """Return a quoted name, escaped if that is the only way to tell it from another one."""
+    usual = unicodedata.is_normalized("NFC", name) and _EMOJI not in name
+    return repr(name) if usual else ascii(name)
 
 
 def refusal_of_lists(value: Any) -> str:
@@ -127,7 +153,14 @@ def _as_names(rows: Dataset) -> list[str]:
     feature, values = rows.features["label"], rows["label"][:]
     if isinstance(feature, ClassLabel):
         return [feature.names[value] for value in values]
-    distinct = {str(value): value for value in values}
+    distinct: dict[str, Any] = {}
+    for value in {(type(each), str(each)): each for each in values}.values():
+        other = distinct.setdefault(_name(value), value)
+        if type(other) is not type(value):
+            raise UserError(
+                f"the label column holds both {other!r} and {value!r}: expected one type; write "
+                "one class in one way"
+            )
     if infinite := [value for value in distinct.values() if value in (math.inf, -math.inf)]:
         raise UserError(f"the label column holds {infinite[0]}: expected classes")
     for name, value in distinct.items():
@@ -142,7 +175,22 @@ def _as_names(rows: Dataset) -> list[str]:
             f"the labels are numbers with a fraction ({fractions[0]}): expected classes; "
             "is --label_column the right column?"
         )
-    return [str(int(value)) if isinstance(value, float) else str(value) for value in values]
+    return [_name(value) for value in values]
+
+
+def _name(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _naming(rows: Dataset) -> str:
+    """Return a sentence if labels are neither words nor whole numbers; else an empty one."""
+    feature = rows.features["label"]
+    kind = "json" if isinstance(feature, Json) else str(feature.dtype).rstrip("0123456789")
+    return {
+        "bool": "labels are booleans: the classes are called 'False' and 'True'",
+        "float": "labels are floating-point numbers: the class of 1.0 is called '1'",
+        "json": "labels are of several types: true is called 'True', 1 is called '1'",
+    }.get(kind, "")
 
 
 def _is_list(word: str) -> bool:

@@ -5,7 +5,6 @@ Every reader returns all columns of the source and adds ``id``, the number of th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -44,7 +43,7 @@ _DATA = {each[1:] for each in hub.FILES} | {
     "txt",
     "arrow",
 }
-_CACHE_VERSION = 2  # increment when the same file should yield other rows
+_CACHE_VERSION = 3  # increment when the same file should yield other rows
 
 
 def read(
@@ -52,7 +51,6 @@ def read(
     revision: str | None = None,
     *,
     csv_quoting: str = "auto",
-    as_text: Collection[str] = (),
     note: Callable[[str], None] = lambda sentence: None,
 ) -> DatasetDict:
     """Load the splits of a source, with all its columns.
@@ -62,7 +60,6 @@ def read(
             or the name of a data set on the Hub.
         revision: Commit, tag or branch on the Hub; the newest if None.
         csv_quoting: Quoting of ``.csv`` and ``.tsv`` files: ``auto``, ``minimal`` or ``none``.
-        as_text: Columns of ``.csv`` and ``.tsv`` files that stay text even if they hold numbers.
         note: Called with sentences about how files were read, and about a replaced ``id``.
 
     Raises:
@@ -80,7 +77,7 @@ def read(
         if csv_quoting != "auto" and not quoted:
             raise UserError(f"--csv_quoting {csv_quoting}: {dataset} is neither .csv nor .tsv")
         splits: dict[str, Any] = {
-            split: _read_file(path, csv_quoting if path in quoted else "auto", as_text, note)
+            split: _read_file(path, csv_quoting if path in quoted else "auto", note)
             for split, path in several.items()
         }
     elif csv_quoting != "auto":
@@ -147,7 +144,8 @@ def _files(dataset: str) -> dict[str, Path]:
     if path.is_file():
         if path.suffix.lower() not in hub.FILES:
             known = ", ".join(hub.FILES)
-            raise UserError(f"cannot read {path}: expected a file ending in {known}")
+            hint = files.how_to_convert(path)
+            raise UserError(f"cannot read {path}: expected a file ending in {known}{hint}")
         return {"train": path}
     there = sorted(path.iterdir())
     readable = [file for file in there if file.suffix.lower() in hub.FILES]
@@ -185,19 +183,16 @@ def _misnamed(there: Sequence[Path], found: Mapping[str, Sequence[Path]]) -> lis
     return mistakes
 
 
-def _read_file(
-    path: Path, csv_quoting: str, as_text: Collection[str], note: Callable[[str], None]
-) -> Dataset:
+def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dataset:
     """Return the rows of a file, memory-mapped from a cache that the first call fills."""
     about = path.stat()
     facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
-    key = f"{facts} {csv_quoting} {sorted(as_text)}"
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{facts} {csv_quoting}".encode()).hexdigest()[:16]
     cached = hub.caches()["datasets"] / "finetune-files" / name / "rows.arrow"
     if not cached.exists():
         try:
             quoting, sentence = files.csv_quoting(path, csv_quoting)
-            schema = _schema(path, quoting, as_text)
+            schema = _schema(path, quoting)
             schema = schema.with_metadata({**(schema.metadata or {}), _NOTE: sentence.encode()})
             cached.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
@@ -223,37 +218,35 @@ def _chunks(path: Path, quoting: str, work: str) -> Iterator[files.Chunk]:
         activity.advance(f"{work} {path.name}", round(chunk.end), total, unit)
 
 
-def _schema(path: Path, quoting: str, as_text: Collection[str]) -> pa.Schema:
+def _schema(path: Path, quoting: str) -> pa.Schema:
     """Return types that hold every value of a file.
 
-    The columns of a CSV are text, except those outside ``as_text`` that hold only numbers. A column
-    of JSON lines whose values have no common type holds JSON.
+    The columns of a CSV are text. A column of JSON lines whose values have no common type holds
+    JSON.
     """
     types: dict[str, pa.DataType] = {}
     for chunk in _chunks(path, quoting, "reading"):
-        if path.suffix.lower() == ".parquet":
-            return Features.from_arrow_schema(chunk.table().schema).arrow_schema
-        in_lines = isinstance(chunk.rows, list)
-        widest = pa.json_() if in_lines else pa.string()
+        if not isinstance(chunk.rows, list):
+            return _stored(chunk.rows.schema)
         for name in chunk.columns:
-            start = widest if name in as_text and not in_lines else pa.null()
-            known = types.setdefault(name, start)
-            if known != widest:
+            known = types.setdefault(name, pa.null())
+            if known != pa.json_():
                 try:
-                    both = [pa.schema([("", each)]) for each in (known, _type(chunk, name))]
+                    inferred = pa.array(chunk.values(name)).type
+                    both = [pa.schema([("", each)]) for each in (known, inferred)]
                     merged = pa.unify_schemas(both, promote_options="permissive")
                     types[name] = merged.field(0).type
                 except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-                    types[name] = widest
+                    types[name] = pa.json_()
     return pa.schema(list(types.items()))
 
 
-def _type(chunk: files.Chunk, column: str) -> pa.DataType:
-    if isinstance(chunk.rows, list):
-        return pa.array(chunk.values(column)).type
-    with contextlib.suppress(pa.ArrowInvalid):
-        return chunk.rows.column(column).cast(pa.int64()).type
-    return chunk.rows.column(column).cast(pa.float64()).type
+def _stored(schema: pa.Schema) -> pa.Schema:
+    """Return the schema in types that the library knows: text is one type of its several."""
+    for number, field in enumerate(schema):
+        if pa.types.is_string_view(field.type):
+            schema = schema.set(number, field.with_type(pa.string()))
+    return Features.from_arrow_schema(schema).arrow_schema
 
 
 def _typed(chunk: files.Chunk, schema: pa.Schema) -> pa.Table:

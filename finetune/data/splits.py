@@ -1,7 +1,8 @@
 """Split off ``train``, ``validation`` and ``test``, so that selection never sees the test set.
 
-Exact duplicates are dropped, the splits are split off, then rows are sampled. The result depends
-only on a seed of its own, not on the training seed, so that runs with other seeds stay comparable.
+Exact duplicates (white space aside) are dropped, the splits are split off, then rows are sampled.
+The result depends only on a seed of its own, not on the training seed, so that runs with other
+seeds stay comparable.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MOST_VALIDATION_ROWS = 10_000
 #: The splits that a leaked row of this split was also found in.
 _LEAKED_TO = {"validation": "the test set", "train": "the validation or test set"}
 _NAMES = {"train": "training", "validation": "validation", "test": "test"}
+_WHITE_SPACE = ("  ", "\n", "\r", "\t", "\xa0")
 #: By rows and column, so that texts are hashed only once.
 _DIGESTS: WeakKeyDictionary[Dataset, dict[str, np.ndarray]] = WeakKeyDictionary()
 
@@ -43,9 +45,10 @@ def three_way(
         dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
             ``column`` and ``label``. A test set of 20% and a validation set of 10% of the training
             rows (at most 10,000) are split off where they are missing, stratified.
-        column: Rows with the same value here are duplicates; the first is kept. Training rows that
-            also occur in the source's own test or validation set are dropped too, and so are
-            validation rows that occur in its test set. The test set is left as it is.
+        column: Rows with the same value here are duplicates, also if texts differ in white space;
+            the first is kept. Training rows that also occur in the source's own test or validation
+            set are dropped too, and so are validation rows that occur in its test set. The test set
+            is left as it is.
         seed: Decides which rows go where.
         train_samples: Rows to train on, or None for all.
         eval_samples: Maximum rows of validation and of test, or None for all.
@@ -56,18 +59,19 @@ def three_way(
     Raises:
         UserError: if no training rows are left.
     """
-    splits = dict(dataset)
+    splits, dropped = dict(dataset), list[str]()
     held_out: dict[bytes, int] = {}
     for name in ("test", "validation", "train"):  # each is cleared of what is held out so far
         if name in splits:
-            kept = _kept(splits, name, column, held_out, keep_contradictions, note)
-            held_out.update(zip(digests(splits[name], column), _strata(splits[name]), strict=True))
+            kept = _kept(splits, name, column, held_out, keep_contradictions, dropped.append)
+            values = digests(splits[name], column)[:, 1]
+            held_out.update(zip(values, _strata(splits[name]), strict=True))
             if not kept.all():
                 splits[name] = _select(splits[name], np.flatnonzero(kept))
+    for sentence in dropped:
+        note(sentence)
     if not len(splits["train"]):
-        raise UserError(
-            "no training rows are left after dropping duplicates and contradictory labels"
-        )
+        raise UserError(f"no training rows are left: {'; '.join(dropped)}")
     if "test" not in splits:
         rows = len(splits["train"])
         splits["train"], splits["test"] = _carve(splits["train"], round(TEST_SHARE * rows), seed)
@@ -91,11 +95,13 @@ def _kept(
     note: Callable[[str], None],
 ) -> np.ndarray:
     """Return whether to keep each row of a split, shape ``(rows,)``; ``note`` gets the reasons."""
-    hashes, labels = pd.Series(digests(splits[name], column), dtype=object), _strata(splits[name])
-    leaked = hashes.isin(held_out.keys()).to_numpy()
+    hashes = pd.Series(digests(splits[name], column)[:, 1], dtype=object)
+    labels = _strata(splits[name])
+    # not Series.isin, which loses the zero bytes at the end of a value
+    leaked = np.fromiter((each in held_out for each in hashes), dtype=bool, count=len(hashes))
     contradictory = _contradictory(hashes, labels) & ~leaked
     if count := leaked.sum():
-        other = (hashes[leaked].map(held_out) != labels[leaked]).sum()
+        other = np.sum([held_out[each] for each in hashes[leaked]] != labels[leaked])
         note(
             f"dropped {counted(count, f'{_NAMES[name]} row')} also found in {_LEAKED_TO[name]}"
             + (f" ({other:,} with a different label)" if other else "")
@@ -133,25 +139,26 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     for name in sorted(dataset):
         whole.update(name.encode())
         labels = dataset[name]["label"][:]
-        for digest, label in zip(digests(dataset[name], column), labels, strict=True):
+        for digest, label in zip(digests(dataset[name], column)[:, 0], labels, strict=True):
             whole.update(digest + str(label).encode())
     return whole.hexdigest()[:16]
 
 
 def digests(rows: Dataset, column: str) -> np.ndarray:
-    """Return a short hash of each value of a column of texts, images or vectors of numbers.
+    """Return short hashes of each value of a column of texts, images or vectors of numbers.
 
     Returns:
-        Array of shape ``(rows,)`` of bytes objects; computed once for the same rows.
+        Array of shape ``(rows, 2)`` of bytes objects: of the value as it is, and to find
+        duplicates, of a text with its white space normalized. Computed once for the same rows.
     """
     known = _DIGESTS.setdefault(rows, {})
     if column not in known:
-        known[column] = np.empty(len(rows), dtype=object)
-        known[column][:] = list(_hashed(rows, column))
+        hashes = np.array(list(_hashed(rows, column)), dtype=object)
+        known[column] = hashes.reshape(len(rows), 2)
     return known[column]
 
 
-def _hashed(rows: Dataset, column: str) -> Iterator[bytes]:
+def _hashed(rows: Dataset, column: str) -> Iterator[tuple[bytes, bytes]]:
     rows, done = rows.select_columns([column]), 0
     if isinstance(rows.features[column], Image):
         rows = rows.cast_column(column, Image(decode=False))
@@ -165,7 +172,16 @@ def _hashed(rows: Dataset, column: str) -> Iterator[bytes]:
                 content = value.encode()
             else:
                 content = np.asarray(value, dtype=np.float64).tobytes()
-            yield hashlib.blake2b(content, digest_size=16).digest()
+            same = other = hashlib.blake2b(content, digest_size=16).digest()
+            if isinstance(value, str) and (plain := _plain(value)) != value:
+                other = hashlib.blake2b(plain.encode(), digest_size=16).digest()
+            yield same, other
+
+
+def _plain(text: str) -> str:
+    """Return a text with single spaces only; the usual one, which has no others, is not split."""
+    is_plain = text == text.strip() and not any(each in text for each in _WHITE_SPACE)
+    return text if is_plain else " ".join(text.split())
 
 
 def _select(rows: Dataset, indices: np.ndarray) -> Dataset:

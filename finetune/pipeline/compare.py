@@ -40,6 +40,7 @@ class Comparison:
         disagreements: Indices of rows for which the runs have not the same prediction, the ones
             of which they are most confident first.
         tables: ``predictions.parquet`` of each.
+        directions: 1 where more is better, -1 where less is, by metric.
     """
 
     names: list[str]
@@ -51,13 +52,17 @@ class Comparison:
     settings: dict[str, list[str]]
     disagreements: np.ndarray
     tables: list[pd.DataFrame]
+    directions: dict[str, int]
 
     @property
     def verdicts(self) -> list[str]:
         """A sentence for each run but the first: whether it is better."""
         first, *others = self.names
         gaps = zip(others, self.differences, strict=True)
-        said = [wording.between(name, first, each, self.headline) for name, each in gaps]
+        said = [
+            wording.between(name, first, each, self.headline, self.directions)
+            for name, each in gaps
+        ]
         for number, test in enumerate(self.tests):
             said[number] += (
                 f" McNemar's test of the accuracy: {test.only_second:,} rows only "
@@ -132,6 +137,7 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         settings_that_differ([run.manifest for run in runs]),
         apart[np.argsort(-sure[apart], kind="stable")],
         tables,
+        wording.directions(runs[0].manifest),
     )
 
 

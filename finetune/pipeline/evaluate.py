@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,6 +76,7 @@ def evaluate(
 
     versions.warn_once(stacklevel=2)
     run = Run.load(run)
+    run.require_model()
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     if data is not None and not isinstance(data, (str, Path)):
@@ -147,7 +149,7 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
 def _on(
     data: str, recipe: Recipe, names: list[str], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
-    """Return the recipe over the rows of ``data``: its test split, or all rows without one."""
+    """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import findings, labels
     from finetune.data.delimited import SEPARATORS
     from finetune.data.sources import numbered
@@ -163,15 +165,34 @@ def _on(
     if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
         usual["csv_quoting"] = "auto"
     source = replace(recipe, **{**usual, **reading})
-    raw = numbered(source.load())
-    notes += source.notes
-    findings.refuse_unlabelled(raw, recipe.input_column)
-    rows = raw["test"] if "test" in raw else raw["train"]
+    try:
+        raw = numbered(source.load())
+        findings.refuse_unlabelled(raw, recipe.input_column)
+    except UserError as error:
+        raise UserError(*(_without_split(each, data) for each in error.mistakes)) from error
+    split = next(name for name in ("test", "validation", "train") if name in raw)
+    rows, path = raw[split], Path(data).expanduser()
+    notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
+    if not path.is_file():
+        others = sorted(set(raw) - {split})
+        without = "" if split == "test" else f", as {data} has no test split"
+        notes.append(
+            f"evaluated the {split} split{without}"
+            + (f"; not evaluated: {', '.join(others)}" if others else "")
+        )
     if names:
         rows = labels.renumbered(rows, names)
     return recipe.over(rows)
+
+
+def _without_split(sentence: str, data: str) -> str:
+    """Return a sentence about the training split as one about ``data``, which was read as that."""
+    if Path(data).is_dir():  # with a split of each name
+        return sentence
+    named = re.sub(r"\bthe train(ing)? data\b", data.replace("\\", r"\\"), sentence)
+    return re.sub(r" train(ing)? (rows?)\b", r" \2", named)
 
 
 def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
@@ -187,12 +208,12 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
     except (UserError, OSError) as error:
         notes.append(unknown + str(error).partition("\n")[0])
         return None
-    trained = set(digests(recipe.splits["train"], recipe.input_column))
-    count = sum(each in trained for each in digests(rows, recipe.input_column))
+    trained = set(digests(recipe.splits["train"], recipe.input_column)[:, 1])
+    count = sum(each in trained for each in digests(rows, recipe.input_column)[:, 1])
     if count:
         notes.append(
-            f"the model was trained on {count:,} of these {counted(len(rows), 'row')}: the scores "
-            "are too good; leave them out"
+            f"the model was trained on {count:,} of {counted(len(rows), 'row')} evaluated: the "
+            "scores are too good; remove these rows from the file, or use other data"
         )
     return count
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from finetune.recipe import catalog
 from finetune.runtime import activity, distributed
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Started(Event):
 
     def __str__(self) -> str:
         rows = len(self.settings.recipe.splits["train"])
-        return f"training {self.settings.name}: {rows:,} rows, {self.steps:,} steps"
+        name = catalog.shown(type(self.settings.recipe))
+        return f"training {name}: {rows:,} rows, {self.steps:,} steps"
 
 
 @dataclass(frozen=True)

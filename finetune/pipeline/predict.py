@@ -205,7 +205,7 @@ def _framed(data: Iterable[Any]) -> pd.DataFrame:
             f"expected texts, rows or a frame, found {reprlib.repr(data)}: put one text or row "
             "into a list, columns into a frame; for a file there is finetune.predict_file"
         )
-    rows = [None if isinstance(row, float) and row != row else row for row in data]
+    rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
     if all(isinstance(row, str) or row is None for row in rows):
         return pd.DataFrame({"text": pd.Series(rows, dtype=object)})
     if all(isinstance(row, Mapping) for row in rows):

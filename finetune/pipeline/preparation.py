@@ -14,11 +14,12 @@ from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe
 from finetune.runtime import distributed, hub, lock
+from finetune.training.effects import NO_WARMUP
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
 
-#: Optimizer steps below which a pretrained encoder was seen to learn little or nothing.
+#: Optimizer steps below which a pretrained encoder was seen to be undertrained.
 _FEWEST_STEPS = 50
 
 
@@ -110,9 +111,9 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
         )
-    note = too_few_steps(recipe, values, steps)
-    if note and note not in recipe.notes:  # a recipe may be prepared twice
-        recipe.note(note)
+    for note in (too_few_steps(recipe, values, steps), _endless_warmup(values, steps)):
+        if note and note not in recipe.notes:  # a recipe may be prepared twice
+            recipe.note(note)
     return Prepared(chosen, found, configuration, steps)
 
 
@@ -126,7 +127,9 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     from finetune.training.sampler import refuse_too_few
 
-    if unreachable := hub.unreachable(hub.missing(vars(recipe))):
+    # an unknown option may be meant to say where data and model are
+    missing = [] if mistakes.has_unknown_option else hub.missing(vars(recipe))
+    if unreachable := hub.unreachable(missing):
         mistakes.add(*unreachable.mistakes)
     if not (mistakes.found and hub.missing({**vars(recipe), "dataset": None})):
         with mistakes:
@@ -144,7 +147,7 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
 
 
 def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | None:
-    """Return what to type if a pretrained encoder is unlikely to learn in so many optimizer steps.
+    """Return what to type if a pretrained encoder is likely undertrained by so few steps.
 
     Where the limit comes from: docs/decisions/too-few-steps.md.
     """
@@ -158,8 +161,18 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
         epochs = math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)
         instead = f"--num_train_epochs {epochs}"
     return (
-        f"{steps:,} optimizer step{'s' * (steps != 1)}: with fewer than {_FEWEST_STEPS} a "
-        f"pretrained model learns little or nothing; try {instead}"
+        f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained model "
+        f"is often undertrained; try {instead}"
+    )
+
+
+def _endless_warmup(values: ArgumentValues, steps: int) -> str | None:
+    """Return a sentence if the learning rate only rises; below 1 it is a share of the steps."""
+    if values.warmup_steps < max(1, steps) or values.lr_scheduler_type in NO_WARMUP:
+        return None
+    return (
+        f"--warmup_steps {values.warmup_steps:g}: the run has {counted(steps, 'step')}, so the "
+        "learning rate never reaches its maximum; try --warmup_steps 0.1, a share of the steps"
     )
 
 

@@ -20,7 +20,7 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.training import checkpoint
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.early_stopping import stopped_early
-from finetune.training.manifest import MANIFEST, Manifest
+from finetune.training.manifest import MANIFEST, METRICS, Manifest
 
 if TYPE_CHECKING:
     from finetune.config.settings import Settings
@@ -83,8 +83,9 @@ class Resumption:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return self.manifest is not None and self.manifest.status == "finished"
+        """Whether the run came to its end and has its results."""
+        ended = self.manifest is not None and self.manifest.status == "finished"
+        return ended and (self.directory / METRICS).exists()
 
     def differs(self, now: Mapping[str, Any]) -> bool:
         """Return whether anything that makes the result has changed."""
@@ -143,8 +144,10 @@ def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | Non
         )
     if whole is not None:
         return _from(whole, output_dir, manifest, notes, in_place=True)
-    if manifest is not None and manifest.status == "finished" and not known:
-        return Resumption(None, output_dir, manifest, manifest.configuration, notes=notes)
+    if manifest is not None and not known:
+        ended = Resumption(None, output_dir, manifest, manifest.configuration)
+        if ended.finished:
+            return ended
     if wish == "resume" and not known:
         return Resumption(None, output_dir, manifest) if output_dir.exists() else None
     damaged = "".join(f"; {note}" for note in notes)

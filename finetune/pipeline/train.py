@@ -161,7 +161,8 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if run is not None:
             by = f" by {wish}" if isinstance(wish, Stopped) else ""
             run.update(status="interrupted", stopped_by=str(wish) or None)
-            progress(Interrupted(f"interrupted{by}; {how_to_go_on(chosen)}"))
+            wish.args = (f"interrupted{by}; {how_to_go_on(chosen)}",)
+            progress(Interrupted(*wish.args))
         raise
     except BaseException:  # the process group is left as it is: leaving it waits for the others
         if run is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import os
 import select
 import sys
@@ -73,6 +74,7 @@ class Input:
             raise UserError(
                 f"cannot read {name}: expected a file ending in {', '.join(files.READERS)}, a "
                 f"folder of {', '.join(_PICTURES)}, or - for standard input"
+                f"{files.how_to_convert(path)}"
             )
         reader = _pictures if kind == "folder" else None
         delimited = kind in SEPARATORS  # for any other, the request refuses --csv_quoting
@@ -109,14 +111,14 @@ class Input:
 
 def _standard_input(_: Path) -> Iterator[Read]:
     """Yield lines as they arrive, so that an answer need not wait for a whole chunk."""
-    source, read, rest = sys.stdin.buffer.fileno(), 0, b""
+    source, read, rest, lines = sys.stdin.buffer.fileno(), 0, b"", itertools.count(1)
     rows: Rows = []
     while block := os.read(source, _LONGEST_READ):
         if not read:
             block = block.removeprefix(codecs.BOM_UTF8)
         read += len(block)
         *whole, rest = (rest + block).split(b"\n")
-        rows += [_row(line) for line in whole]
+        rows += [_row(line, next(lines)) for line in whole]
         while len(rows) >= files.CHUNK_ROWS:
             yield rows[: files.CHUNK_ROWS], read
             del rows[: files.CHUNK_ROWS]
@@ -124,13 +126,16 @@ def _standard_input(_: Path) -> Iterator[Read]:
             yield rows, read
             rows = []
     if rest:
-        rows.append(_row(rest))
+        rows.append(_row(rest, next(lines)))
     if rows:
         yield rows, read
 
 
-def _row(line: bytes) -> Row:
-    return {"text": line.decode("utf-8").removesuffix("\r")}
+def _row(line: bytes, number: int) -> Row:
+    try:
+        return {"text": line.decode("utf-8").removesuffix("\r")}
+    except UnicodeDecodeError as error:
+        raise files.not_utf8("standard input", number, error) from error
 
 
 def _pictures(folder: Path) -> Iterator[Read]:

@@ -59,9 +59,7 @@ class Request:
     """
 
     def __init__(self, run: Run, input: Input, options: Mapping[str, Any]) -> None:
-        if not any(run.path.glob("*.safetensors")):
-            status = run.manifest.status
-            raise UserError(f"{run.path} holds no model: the status of the run is '{status}'")
+        run.require_model()
         if found := mistakes(options):
             raise UserError(*found)
         self.run, self.input, self.options = run, input, Options(**options)
@@ -99,8 +97,9 @@ class Request:
         """Sentences for the user when the prediction is done."""
         found = [self.input.note] if self.input.note else []
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
+            taken = ", ".join(f"'{name.removeprefix('predicted ')}'" for name in renamed)
             named = ", ".join(f"'{name}'" for name in renamed)
-            found.append(f"columns added as {named}: the input already uses the shorter names")
+            found.append(f"the input already has {taken}: the predictions are in {named}")
         if self.missing:
             found.append(
                 f"{counted(self.missing, 'row')} without a value in '{self.column}': their "
@@ -176,6 +175,9 @@ class Request:
                         f"{self.input.name}, {self.input.place(self.rows + number)}: expected a "
                         f"text in '{self.column}', found {text!r}"
                     )
+                if not text.isascii() and self.input.kind == "frame":  # files are read as UTF-8
+                    place = f"{self.input.name}, {self.input.place(self.rows + number)}"
+                    files.refuse_half_characters(text, place)
             logits = predictor.texts(some, advance)
         else:
             logits = predictor.rows(self._dataset(some, predictor.recipe.input_column), advance)

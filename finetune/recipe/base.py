@@ -99,9 +99,11 @@ class Recipe:
         annotated = inspect.get_annotations(cls)
         for name in inherited.keys() & cls.__dict__.keys():
             if name not in annotated:
+                kind: Any = inherited[name].type
+                kind = kind if isinstance(kind, str) else inspect.formatannotation(kind)
                 raise UserError(
                     f"{cls.__name__}.{name} overrides an option without annotation, so it would "
-                    f"have no effect: write `{name}: {inherited[name].type} = ...`"
+                    f"have no effect: write `{name}: {kind} = ...`"
                 )
             if not isinstance(value := cls.__dict__[name], dataclasses.Field):
                 setattr(cls, name, option(value, inherited[name].metadata["help"]))
@@ -111,6 +113,20 @@ class Recipe:
             if any(name in own for name in BATCH_SIZES):
                 above = {name: each for name, each in above.items() if name not in BATCH_SIZES}
             setattr(cls, merged, {**above, **own})
+
+    if not TYPE_CHECKING:  # type checkers go by the fields
+
+        def __new__(cls, *_: Any, **options: Any) -> Self:
+            """Refuse ``embedded``, which belongs to a run, and say what the recipe takes."""
+            if "embedded" in options:
+                own = {each.name for each in dataclasses.fields(cls)}
+                instead = {name: cls.embedded[name] for name in cls.embedded if name in own}
+                shown = ", ".join(f"{name}={value!r}" for name, value in instead.items())
+                raise UserError(
+                    f"{cls.__name__}(embedded=...): 'embedded' is an option of finetune.train and "
+                    f"of the command line; a recipe takes {cls.__name__}({shown})"
+                )
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
@@ -247,10 +263,11 @@ class Recipe:
         self.notes.clear()
         dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
-        findings.refuse_unusable(dataset)
-        self.notes.extend(labels.remarks(dataset))
+        findings.refuse_unusable(dataset, self.notes)
+        loaded, remarks = len(self.notes), labels.remarks(dataset)
         dataset = self.split(dataset)
-        findings.refuse_untrainable(dataset)
+        findings.refuse_untrainable(dataset, self.notes)
+        self.notes[loaded:loaded] = remarks
         return dataset
 
     def over(self, rows: Dataset) -> Self:

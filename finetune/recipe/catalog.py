@@ -10,6 +10,7 @@ import ast
 import hashlib
 import importlib
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def find(name: str) -> type[Recipe]:
             raise UserError(f"recipe file not found: {name}")
         _let_import(path.parent)
         unique = f"recipe_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-        return _only_recipe(sys.modules.get(unique) or namesakes.load_file(unique, path), name)
+        return _only_recipe(sys.modules.get(unique) or _loaded(unique, path, name), name)
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
@@ -94,8 +95,30 @@ def origin(recipe: type[Recipe]) -> str:
     return path.stem if path in _shipped().values() else str(path)
 
 
+def shown(recipe: type[Recipe]) -> str:
+    """Return the same for people: of a file below the current directory the relative path."""
+    name = origin(recipe)
+    below = name.endswith(".py") and Path(name).is_relative_to(Path.cwd())
+    return str(Path(name).relative_to(Path.cwd())) if below else name
+
+
 def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in namesakes.files("recipes")}
+
+
+def _loaded(module: str, path: Path, name: str) -> ModuleType:
+    """Return the module of a recipe file; what stops it is told by file and line."""
+    try:
+        return namesakes.load_file(module, path)
+    except UserError as error:
+        raise UserError(*(f"{name}: {mistake}" for mistake in error.mistakes)) from error
+    except SyntaxError as error:
+        place = name if error.filename == str(path) else error.filename
+        raise UserError(f"{place}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = [frame.lineno for frame in frames if frame.filename == str(path)][-1]
+        raise UserError(f"{name}, line {line}: {type(error).__name__}: {error}") from error
 
 
 def _claim() -> None:

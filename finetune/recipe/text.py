@@ -71,7 +71,6 @@ class TextClassification(Recipe):
             self.dataset,
             self.dataset_revision,
             csv_quoting=self.csv_quoting,
-            as_text=[self.label_column],
             note=self.note,
         )
 
@@ -93,7 +92,7 @@ class TextClassification(Recipe):
         dataset = findings.only_valid(
             dataset, drop=self.drop_invalid, note=self.note, places=places
         )
-        return labels.encode(dataset, self.label_names)
+        return labels.encode(dataset, self.label_names, self.note)
 
     def check(self) -> None:
         if type(self).build_model is not TextClassification.build_model:

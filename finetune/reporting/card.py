@@ -116,7 +116,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
     lines = [
         f"# {Path(manifest.recipe).stem}",
         "",
-        wording.verdict(statistics, headline),
+        wording.verdict(statistics, headline, wording.directions(manifest)),
         "",
         f"On {statistics.rows:,} test rows (95% confidence intervals in parentheses):",
         "",
@@ -133,6 +133,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "## Use",
         "",
         *_use(run, manifest),
+        *_truncation(manifest),
         "",
         "## Training",
         "",
@@ -153,6 +154,13 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
     if _base(manifest)[1] is None and manifest.options.get("model"):
         lines.append("The licence of the base model applies; it could not be determined.")
     return "\n".join(lines) + "\n"
+
+
+def _truncation(manifest: Manifest) -> list[str]:
+    if (most := manifest.options.get("max_length")) is None:
+        return []
+    kept = {"head": "first", "tail": "last"}[manifest.options.get("truncation", "head")]
+    return ["", f"Of a text longer than {most:,} tokens the {kept} {most:,} are read."]
 
 
 def _use(run: Run, manifest: Manifest) -> list[str]:

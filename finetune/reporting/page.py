@@ -65,8 +65,8 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     figures = {name: plot for name, plot in drawn.items() if plot is not None}
     words = {name: each for section in _SECTIONS.values() for name, each in section.items()}
     content: dict[str, Any] = {
-        "title": f"{manifest.recipe}: {manifest.data.source}",
-        "verdict": wording.verdict(statistics, headline),
+        "title": f"{Path(manifest.recipe).name}: {manifest.data.source}",
+        "verdict": wording.verdict(statistics, headline, wording.directions(manifest)),
         "warnings": [*manifest.data.notes, *statistics.notes],
         "rows": statistics.rows,
         "metrics": headline,
@@ -91,7 +91,7 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     }
     if predicted is not None:
         wrong = mistakes.most_confident(predicted)
-        judged = wording.beats_a_baseline(statistics, headline)
+        judged = wording.beats_a_baseline(statistics, headline, wording.directions(manifest))
         suspicion = mistakes.suspicion(predicted) if judged else None
         suspected = suspicion.rows if suspicion else _NONE
         shown = wrong[:_MISTAKES]

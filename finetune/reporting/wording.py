@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from finetune.training.manifest import Statistics
+from finetune.training.manifest import Manifest, Statistics
 
 _WORDS = {
     "f1": "F1",
@@ -25,6 +25,11 @@ _HIGHER_IS_BETTER = (
     "quadratic_kappa",
 )
 _LOWER_IS_BETTER = ("mse", "rmse", "mae", "log_loss", "brier_score", "mean_absolute_error")
+#: 1 where more is better, -1 where less is, by metric.
+DIRECTIONS: Mapping[str, int] = {
+    **dict.fromkeys(_HIGHER_IS_BETTER, 1),
+    **dict.fromkeys(_LOWER_IS_BETTER, -1),
+}
 
 
 def speed(found: Mapping[str, Any]) -> str:
@@ -34,7 +39,7 @@ def speed(found: Mapping[str, Any]) -> str:
     text = f"{found['rows_per_second']:,.1f} samples/s"
     if found["tokens_per_second"] is not None:
         text += f", {found['tokens_per_second']:,.0f} tokens/s"
-    if "share_of_peak" in found:
+    if found.get("share_of_peak", 0.0) >= 0.005:  # less is 0%: a model too small to tell by
         flops = found["model_flops_per_second"]
         unit, size = ("TFLOP/s", 1e12) if flops >= 1e12 else ("GFLOP/s", 1e9)
         text += (
@@ -82,8 +87,12 @@ def rounded(
 
 
 def interval(found: Mapping[str, float], signed: bool = False) -> str:
-    """Return a figure with its 95% confidence interval, in the digits that they are worth."""
+    """Return a figure with its 95% confidence interval, in the digits that they are worth; the
+    figure alone where the interval has no width, as that of a single row.
+    """
     value, low, high = rounded(found, signed)
+    if found["low"] == found["high"]:
+        return value
     return f"{value}, 95% CI {low} to {high}"
 
 
@@ -97,68 +106,104 @@ def name(metric: str) -> str:
     return _WORDS.get(metric, metric.replace("_", " "))
 
 
-def verdict(statistics: Statistics, headline: Sequence[str]) -> str:
+def directions(manifest: Manifest) -> dict[str, int]:
+    """Return :data:`DIRECTIONS`, and that of the metric by which the run chose its checkpoint."""
+    arguments = manifest.arguments
+    chosen = str(arguments.get("metric_for_best_model")).removeprefix("eval_")
+    less = str(arguments.get("greater_is_better")) == "False"
+    return {chosen: -1 if less else 1, **DIRECTIONS}
+
+
+def verdict(
+    statistics: Statistics, headline: Sequence[str], better: Mapping[str, int] = DIRECTIONS
+) -> str:
     """Return the scores of the headline, and whether the model beats each baseline.
 
     The first metric of the headline decides, the one that the best checkpoint was chosen by; any
     other that is significantly worse is named.
+
+    Args:
+        statistics: Of the test rows.
+        headline: The metrics, see :attr:`~finetune.runs.run.Run.headline`.
+        better: See :func:`directions`.
     """
     if not headline:
         return "The recipe computes no metric that is a number."
     said = "; ".join(f"{name(each)} {interval(statistics.metrics[each])}" for each in headline)
-    judged = [against(*each, headline) for each in _compared(statistics, headline)]
+    judged = [against(*each, headline, better) for each in _compared(statistics, headline)]
     return " ".join([f"{said[0].upper()}{said[1:]}.", *judged])
 
 
-def unbeaten(statistics: Statistics, headline: Sequence[str]) -> list[str]:
+def unbeaten(
+    statistics: Statistics, headline: Sequence[str], better: Mapping[str, int] = DIRECTIONS
+) -> list[str]:
     """Return a sentence for each baseline that fine-tuning does not beat, or only in some of the
     metrics of the headline.
     """
     return [
-        against(baseline, gaps, headline)
+        against(baseline, gaps, headline, better)
         for baseline, gaps in _compared(statistics, headline)
-        if _sign(gaps[headline[0]], headline[0]) in (0, -1) or _worse(gaps, headline)
+        if _sign(gaps, headline[0], better) in (0, -1) or _worse(gaps, headline, better)
     ]
 
 
-def beats_a_baseline(statistics: Statistics, headline: Sequence[str]) -> bool:
+def beats_a_baseline(
+    statistics: Statistics, headline: Sequence[str], better: Mapping[str, int] = DIRECTIONS
+) -> bool:
     """Return whether the model is significantly better than some baseline, by the first metric of
     the headline of which it is known whether more is better.
     """
-    known = [each for each in headline if each in (*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)][:1]
-    compared = _compared(statistics, known)
-    return any(_sign(gaps[known[0]], known[0]) == 1 for _, gaps in compared)
+    known = [each for each in headline if each in better][:1]
+    return any(_sign(gaps, known[0], better) == 1 for _, gaps in _compared(statistics, known))
 
 
-def against(baseline: str, gaps: Mapping[str, Mapping[str, float]], headline: Sequence[str]) -> str:
+def against(
+    baseline: str,
+    gaps: Mapping[str, Mapping[str, float]],
+    headline: Sequence[str],
+    better: Mapping[str, int] = DIRECTIONS,
+) -> str:
     """Return whether fine-tuning beats a baseline, by the intervals of the differences."""
-    metric = headline[0]
-    amount, sign = (
-        f"{name(metric)} {interval(gaps[metric], signed=True)}",
-        _sign(gaps[metric], metric),
-    )
-    if sign is None:
-        return f"Difference to the baseline '{baseline}': {amount}."
-    verb = {1: "beats", -1: "is worse than", 0: "does not beat"}[sign]
-    chance = "" if sign else "; the difference may be chance"
-    return (
-        f"Fine-tuning {verb} the baseline '{baseline}' ({amount}){chance}.{_worse(gaps, headline)}"
-    )
+    other = f"the baseline '{baseline}'"
+    verbs = {1: "beats", -1: "is worse than", 0: "does not beat", None: "Difference to"}
+    return _judged("Fine-tuning", verbs, other, gaps, headline, better)
 
 
 def between(
-    second: str, first: str, gaps: Mapping[str, Mapping[str, float]], headline: Sequence[str]
+    second: str,
+    first: str,
+    gaps: Mapping[str, Mapping[str, float]],
+    headline: Sequence[str],
+    better: Mapping[str, int] = DIRECTIONS,
 ) -> str:
     """Return whether one run is better than another, by the intervals of the differences."""
+    verbs = {
+        1: "is better than",
+        -1: "is worse than",
+        0: "is not significantly different from",
+        None: f"Difference of {second} to",
+    }
+    return _judged(second, verbs, first, gaps, headline, better)
+
+
+def _judged(
+    subject: str,
+    verbs: Mapping[int | None, str],
+    other: str,
+    gaps: Mapping[str, Mapping[str, float]],
+    headline: Sequence[str],
+    better: Mapping[str, int],
+) -> str:
     metric = headline[0]
-    amount, sign = (
-        f"{name(metric)} {interval(gaps[metric], signed=True)}",
-        _sign(gaps[metric], metric),
-    )
+    sign, gap = _sign(gaps, metric, better), gaps[metric]
+    amount = f"{name(metric)} {interval(gap, signed=True)}"
     if sign is None:
-        return f"Difference of {second} to {first}: {amount}."
-    verb = {1: "better than", -1: "worse than", 0: "not significantly different from"}[sign]
-    return f"{second} is {verb} {first} ({amount}).{_worse(gaps, headline)}"
+        return f"{verbs[None]} {other}: {amount}."
+    worse = _worse(gaps, headline, better, also=sign == -1)
+    if gap["low"] == gap["high"] == 0:
+        return f"{subject} scores the same {name(metric)} as {other}.{worse}"
+    chance = "" if sign else "; the difference may be chance"
+    return f"{subject} {verbs[sign]} {other} (difference in {amount}){chance}.{worse}"
 
 
 def _compared(
@@ -169,23 +214,30 @@ def _compared(
     return [(baseline, gaps) for baseline, gaps in beyond if headline[0] in gaps]
 
 
-def _worse(gaps: Mapping[str, Mapping[str, float]], headline: Sequence[str]) -> str:
+def _worse(
+    gaps: Mapping[str, Mapping[str, float]],
+    headline: Sequence[str],
+    better: Mapping[str, int],
+    *,
+    also: bool = False,
+) -> str:
     """Return a sentence on the other metrics that are significantly worse, if there are any."""
     said = [
         f"{name(each)} ({interval(gaps[each], signed=True)})"
         for each in headline[1:]
-        if each in gaps and _sign(gaps[each], each) == -1
+        if each in gaps and _sign(gaps, each, better) == -1
     ]
-    return f" It is significantly worse in {' and '.join(said)}." if said else ""
+    return f" It is {'also ' * also}significantly worse in {' and '.join(said)}." if said else ""
 
 
-def _sign(gap: Mapping[str, float], metric: str) -> int | None:
+def _sign(
+    gaps: Mapping[str, Mapping[str, float]], metric: str, better: Mapping[str, int]
+) -> int | None:
     """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None of a
     metric of which it is not known whether more is better.
     """
-    if metric not in (*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER):
+    if metric not in better:
         return None
-    better = -1 if metric in _LOWER_IS_BETTER else 1
-    if gap["low"] > 0:
-        return better
-    return -better if gap["high"] < 0 else 0
+    if gaps[metric]["low"] > 0:
+        return better[metric]
+    return -better[metric] if gaps[metric]["high"] < 0 else 0

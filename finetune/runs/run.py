@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.errors import UserError
+from finetune.errors import UserError, suggestion
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
 
 if TYPE_CHECKING:
@@ -49,9 +49,37 @@ class Run:
             return path
         directory = Path(path).expanduser()
         if not (directory / MANIFEST).exists():
-            found = "no such directory" if not directory.exists() else f"no {MANIFEST} in it"
+            found = f"no {MANIFEST} in it"
+            if not directory.exists():
+                found = f"no such directory{_nearest(directory)}"
             raise UserError(f"{path} is not the directory of a run: {found}")
         return cls(directory)
+
+    def require_model(self) -> None:
+        """Refuse a run whose training has left no model.
+
+        Raises:
+            UserError: with what to type next.
+        """
+        if any(self.path.glob("*.safetensors*")):
+            return
+        manifest, checkpoints = self.manifest, any(self.path.glob("checkpoint-*"))
+        command = manifest.command
+        more = {"output_dir": str(self.path), "resume_from_checkpoint": "last"}
+        if not checkpoints:
+            more.clear()
+        elif "--resume" in command.split() or "resume=True" in command:
+            del more["resume_from_checkpoint"]
+        if Path(str(manifest.arguments.get("output_dir"))).resolve() == self.path.resolve():
+            more.pop("output_dir", None)  # else it was moved aside
+        if command.startswith("finetune."):
+            command = "".join([command[:-1], *(f", {n}={each!r}" for n, each in more.items()), ")"])
+        else:
+            command = "".join([command, *(f" --{n} {each}" for n, each in more.items())])
+        raise UserError(
+            f"{self.path} has no model (status '{manifest.status}'): expected a finished run; to "
+            f"{'resume' if checkpoints else 'train'} it: {command}"
+        )
 
     @property
     def manifest(self) -> Manifest:
@@ -142,3 +170,11 @@ class Run:
     def update(self, **changes: Any) -> None:
         """Change fields of ``run.json``."""
         dataclasses.replace(self.manifest, **changes).write(self.path)
+
+
+def _nearest(directory: Path) -> str:
+    """Return which run beside ``directory``, or in ``runs``, was probably meant."""
+    places = (directory.parent, Path("runs"))
+    runs = [str(each.parent) for place in places for each in place.glob(f"*/{MANIFEST}")]
+    some = sorted(set(runs))[:5]
+    return suggestion(str(directory), runs) + (f" (runs: {', '.join(some)})" if some else "")

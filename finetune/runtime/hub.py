@@ -55,11 +55,12 @@ def unreachable(what: Sequence[str]) -> UserError | None:
     if not what or (not offline() and answers(endpoint())):
         return None
     reason = "HF_HUB_OFFLINE is set" if offline() else f"{endpoint()} does not answer"
+    ask = "HF_HUB_OFFLINE=0" if offline() else "HF_ENDPOINT=https://a.mirror"
     return UserError(
         f"{' and '.join(what)} cannot be loaded: {reason}. Options:\n"
         "  --embedded                          data and model from installed packages\n"
         "  --dataset FILE --model DIRECTORY    your own files\n"
-        "  HF_ENDPOINT=https://a.mirror or HF_HOME=/a/filled/cache before the command"
+        f"  {ask} or HF_HOME=/a/filled/cache before the command"
     )
 
 

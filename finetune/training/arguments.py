@@ -96,6 +96,11 @@ class FinetuneArguments(TrainingArguments):
         None,
         "worker processes that collate batches ahead (unset: 2 with a GPU, none on a CPU)",
     )
+    dataloader_drop_last: bool = _option(
+        False,
+        "leave it out: training always drops an incomplete last step, an evaluation takes every "
+        "row",
+    )
     logging_nan_inf_filter: bool = _option(
         False,
         "hide losses that are not finite from the log, which synchronizes the GPU at each step",

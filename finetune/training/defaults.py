@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError, option_suggestion
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
 from finetune.training.resolution import BATCH_SIZES
 from finetune.training.retired import successor
+
+#: What counts as a value of a type: NumPy's numbers, and paths, do too.
+_ABSTRACT: dict[Any, Any] = {
+    bool: bool,
+    int: Integral,
+    float: Real,
+    str: (str, os.PathLike),
+    NoneType: NoneType,
+}
 
 
 def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> ArgumentValues:
@@ -25,12 +36,12 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
     unknown = [
         f"'{name}'{instead}"
         if (instead := successor(name))
-        else f"unknown training argument '{name}'{suggestion(name, known)}"
-        for name in given
+        else f"unknown training argument '{name}'{option_suggestion(name, known)}"
+        for name in {**defaults, **given}
         if name not in known
     ]
-    if unknown:
-        raise UserError(*unknown)
+    if mistakes := unknown or _wrong_types({**defaults, **given}):
+        raise UserError(*mistakes)
     defaults, given = dict(defaults), dict(given)
     keep_secret(given)
     if asked := [name for name in BATCH_SIZES if given.get(name) is not None]:
@@ -42,6 +53,20 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
         defaults["train_sampling_strategy"] = "group_by_length"
     _follow(given, defaults)
     return resolved({**defaults, **given})
+
+
+def _wrong_types(values: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value, as from a notebook, that no flag of that type could give."""
+    hints, mistakes = get_type_hints(FinetuneArguments), []
+    for name, value in values.items():
+        allowed = get_args(hints[name]) or (hints[name],)
+        if not (set(allowed) <= _ABSTRACT.keys()) or (isinstance(value, bool) and bool in allowed):
+            continue
+        kinds = tuple(_ABSTRACT[each] for each in allowed if each is not bool)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            wanted = " or ".join(each.__name__ for each in allowed if each is not NoneType)
+            mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
+    return mistakes
 
 
 def training_names() -> set[str]:

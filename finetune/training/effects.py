@@ -9,7 +9,8 @@ _ONLY_HUB = ("hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_pus
 _ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 #: Optimizers that read the three of Adam have one of these in their name.
 _READS_ADAM = ("adam", "ademamix", "lion")
-_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
+#: Schedules of the learning rate that do not read ``warmup_steps``.
+NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 
 
 def without_effect(given: Mapping[str, Any], values: Any) -> list[str]:
@@ -24,7 +25,7 @@ def without_effect(given: Mapping[str, Any], values: Any) -> list[str]:
     }
     evaluates, saves, logs = (said[f"{name}_strategy"] for name in ("eval", "save", "logging"))
     scheduler, optimizer = str(said["lr_scheduler_type"]), str(said["optim"])
-    best = said["load_best_model_at_end"] or saves == "best" or scheduler in _NO_WARMUP[1:]
+    best = said["load_best_model_at_end"] or saves == "best" or scheduler in NO_WARMUP[1:]
     ends_at = said["num_train_epochs"]
     trackers = said["report_to"] not in (None, [], "none", ["none"])
     rules = {
@@ -38,7 +39,7 @@ def without_effect(given: Mapping[str, Any], values: Any) -> list[str]:
         "num_train_epochs": (said["max_steps"] > 0, "--max_steps decides"),
         "greater_is_better": (not best, "needs --load_best_model_at_end true"),
         "warmup_steps": (
-            scheduler in _NO_WARMUP,
+            scheduler in NO_WARMUP,
             f"--lr_scheduler_type {scheduler} has no warm-up"
             + "; there is constant_with_warmup" * (scheduler == "constant"),
         ),
@@ -48,6 +49,10 @@ def without_effect(given: Mapping[str, Any], values: Any) -> list[str]:
             and (said["early_stopping_patience"] or 0) >= ends_at - 1,
             f"too large to stop before the end: {ends_at:g} epochs have as many evaluations, and "
             "the first sets the mark",
+        ),
+        "dataloader_drop_last": (
+            True,
+            "training always leaves out an incomplete last step, an evaluation takes every row",
         ),
         "run_name": (not trackers, "needs a tracker, see --report_to"),
         "project": (not trackers, "needs a tracker, see --report_to"),
@@ -75,5 +80,5 @@ def without_effect(given: Mapping[str, Any], values: Any) -> list[str]:
     return [
         f"--{name} has no effect: {why}"
         for name, (idle, why) in rules.items()
-        if idle and given.get(name) not in (None, False)
+        if idle and given.get(name) not in (None, False if name != "dataloader_drop_last" else None)
     ]

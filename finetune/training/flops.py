@@ -14,16 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from finetune.models.cpu import attention
 
-#: A step multiplies for the forward pass, for the gradients of the inputs and for those of the
-#: weights (Kaplan et al., 2020).
-TRAINING = 3
 _LENGTHS = (8, 16, 24)
 _SECONDS = 0.1  # of multiplying
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one forward pass: ``row + token * tokens + pair * tokens ** 2`` for each row."""
+    """Of a forward and a backward pass: ``row + token * tokens + pair * tokens ** 2`` for each
+    row.
+    """
 
     row: float  # the head, or all of it where rows have no tokens
     token: float = 0.0  # the layers
@@ -43,8 +42,9 @@ def first_row(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_model(model: torch.nn.Module, row: Mapping[str, Any]) -> Flops:
-    """Return what ``model`` multiplies, counted by torch in forward passes over one row.
+    """Return what ``model`` multiplies in training, counted by torch in passes over one row.
 
+    Of parameters that are not trained only what the others need is counted, as it is computed.
     ``row`` is a batch of one; if it has ``input_ids``, three short lengths of it are computed.
 
     Raises:
@@ -70,9 +70,16 @@ def _count(model: torch.nn.Module, row: Mapping[str, Any]) -> int:
     training = model.training
     model.eval()
     counter = FlopCounterMode(display=False)
+    trained = [each for each in model.parameters() if each.requires_grad]
     try:  # torch cannot count its fused attention on a CPU
-        with torch.no_grad(), attention.torchs_own(model), sdpa_kernel(SDPBackend.MATH), counter:
-            model(**row)
+        with (
+            torch.enable_grad(),
+            attention.torchs_own(model),
+            sdpa_kernel(SDPBackend.MATH),
+            counter,
+        ):
+            logits = model(**row)["logits"]
+            torch.autograd.grad(logits.sum(), trained, allow_unused=True)
     finally:
         model.train(training)
     return int(counter.get_total_flops())

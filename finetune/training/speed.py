@@ -209,7 +209,7 @@ class Meter(TrainerCallback):
         if failures := [each for each, _ in everyone if each]:
             return found | {"model_flops_not_counted": failures[0]}
         peak = sum(each for _, each in everyone)
-        asked = flops.TRAINING * counted.of(rows, tokens, pairs) / seconds
+        asked = counted.of(rows, tokens, pairs) / seconds
         return found | {
             "model_flops_per_second": asked,
             "peak_flops_per_second": peak,
