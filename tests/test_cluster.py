@@ -8,6 +8,7 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,31 @@ def test_batch_script_asks_for_one_task_a_node() -> None:
     text = SCRIPT.read_text("utf-8")
     asked = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.MULTILINE)
     assert len(asked) == text.count("\n#SBATCH")
-    assert {"ntasks-per-node": "1", "nodes": "2", "no-requeue": ""}.items() <= dict(asked).items()
+    wanted = {"ntasks-per-node": "1", "nodes": "2", "requeue": "", "signal": "B:USR1@120"}
+    assert wanted.items() <= dict(asked).items()
+
+
+def test_batch_script_passes_a_signal_on_and_queues_the_job_again(place: Path) -> None:
+    """With stand-ins that note what they are told; the job ends when its training does."""
+    (place / "scontrol").write_text(
+        '#!/bin/bash\ntest "$1" = requeue && echo "$@" > requeued || printf "node8\\nnode9\\n"\n'
+    )
+    (place / "torchrun").write_text(
+        "#!/bin/bash\nprintf '%s\\0' \"$@\" > started; sleep 60 &\n"
+        "trap 'kill %1; exit 1' USR1; echo $$ > pid; wait\n"
+    )
+    (place / "scancel").write_text('#!/bin/bash\necho "$@" > cancelled; kill -USR1 "$(<pid)"\n')
+    (place / "scancel").chmod(0o755)
+    environment = {"PATH": f"{place}:{os.defpath}", **JOB}
+    with subprocess.Popen(["bash", str(SCRIPT), *WORDS], cwd=place, env=environment) as job:
+        while not (place / "pid").exists() or not (place / "pid").read_text():
+            assert job.poll() is None
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(timeout=30) == 1
+    assert (place / "cancelled").read_text() == "--signal=USR1 123456\n"
+    assert (place / "requeued").read_text() == "requeue 123456\n"
+    words = (place / "started").read_text().split("\0")[:-1]
+    assert "SIGUSR1" in torchrun(words).signals_to_handle.split(",")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
