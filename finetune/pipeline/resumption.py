@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data.splits import fingerprint
 from finetune.errors import UserError, counted, suggestion
+from finetune.runtime import distributed
 from finetune.training import checkpoint
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.early_stopping import stopped_early
@@ -74,7 +75,7 @@ class Resumption:
     @property
     def step(self) -> int:
         """The optimizer steps that are done."""
-        return 0 if self.path is None else checkpoint.number(self.path) or 0
+        return 0 if self.path is None else _step(self.path)
 
     @property
     def world_size(self) -> int | None:
@@ -143,7 +144,7 @@ def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | Non
             checkpoint.set_aside(path, reason) if touch else f"{path} is damaged ({reason})"
         )
     if whole is not None:
-        return _from(whole, output_dir, manifest, notes, in_place=True)
+        return _from(whole, output_dir, manifest, notes)
     if manifest is not None and not known:
         ended = Resumption(None, output_dir, manifest, manifest.configuration)
         if ended.finished:
@@ -156,6 +157,34 @@ def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | Non
         f"--resume{'' if wish == 'resume' else '_from_checkpoint last'}: no {word} in {output_dir}"
         f"{damaged}; leave the flag out to start from the beginning"
     )
+
+
+def agreed(found: Resumption | None, output_dir: Path) -> Resumption | None:
+    """Go back to the newest checkpoint that is whole on every machine, which each has a disk of.
+
+    Every rank calls it, inside the process group.
+
+    Raises:
+        UserError: on every rank, if a machine has none where others do.
+    """
+    while True:
+        steps = distributed.gather(found.step if found is not None else 0)
+        if len(set(steps)) == 1:
+            return found
+        if not (least := min(steps)):
+            raise UserError(
+                f"--output_dir {output_dir}: rank {steps.index(0)} has no whole checkpoint there, "
+                f"and rank {steps.index(max(steps))} has checkpoint-{max(steps)}: copy that to "
+                "every machine, or remove the directory on all of them to start again"
+            )
+        if found is not None and found.step > least:
+            older = [path for path in checkpoint.committed(output_dir) if _step(path) <= least]
+            whole = next((path for path in older if checkpoint.problem(path) is None), None)
+            found = None if whole is None else _from(whole, output_dir, found.manifest, found.notes)
+
+
+def _step(path: Path) -> int:
+    return checkpoint.number(path) or 0
 
 
 def _named(path: Path, output_dir: Path) -> Resumption:
@@ -173,7 +202,12 @@ def _named(path: Path, output_dir: Path) -> Resumption:
 
 
 def _from(
-    path: Path, directory: Path, manifest: Manifest | None, notes: list[str], *, in_place: bool
+    path: Path,
+    directory: Path,
+    manifest: Manifest | None,
+    notes: list[str],
+    *,
+    in_place: bool = True,
 ) -> Resumption:
     saved = Checkpoint.read(path)
     if "scheduler.pt" not in saved.files:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.config import settings
 from finetune.config.settings import Settings
 from finetune.errors import Mistakes
+from finetune.pipeline import resumption
 from finetune.pipeline.events import (
     Collated,
     Finished,
@@ -113,15 +114,15 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
     from finetune.pipeline import provenance
     from finetune.training.trainer import build_trainer
 
-    chosen, found = prepared.settings, prepared.resumption
+    chosen = prepared.settings
     recipe = chosen.recipe
     if prepared.is_done:
         page = chosen.output_dir / "report.html"
         progress(Noted("the run is finished, nothing is left to train; its results:"))
         progress(Finished(Run(chosen.output_dir), False, page if page.exists() else None))
         return Run(chosen.output_dir)
-    _join(prepared)
-    run = None
+    prepared = _join(prepared)
+    found, run = prepared.resumption, None
     try:
         arguments = chosen.arguments
         trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
@@ -210,7 +211,6 @@ def _give_up(run: Run | None, name: str) -> None:
 
 def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or goes on, in a directory that is now its own."""
-    from finetune.pipeline import resumption
     from finetune.training import checkpoint
     from finetune.training.directory import clear_way, occupy
 
@@ -256,11 +256,16 @@ def how_to_go_on(chosen: Settings) -> str:
     return f"to resume at step {number(saved[0]):,}: {chosen.resuming}"
 
 
-def _join(prepared: Prepared) -> None:
+def _join(prepared: Prepared) -> Prepared:
     """Make the process group, and refuse machines that would not do the same."""
-    values = prepared.settings.values
+    chosen = prepared.settings
+    values = chosen.values
     distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+    if values.save_on_each_node:
+        found = resumption.agreed(prepared.resumption, chosen.output_dir)
+        prepared = dataclasses.replace(prepared, resumption=found)
     refuse_different_machines(prepared)
+    return prepared
 
 
 def _report_to(trainer: Trainer, progress: Progress) -> None:

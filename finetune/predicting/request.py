@@ -73,7 +73,7 @@ class Request:
             found.append(f"--csv_quoting {quoting}: {input.name} is neither .csv nor .tsv")
         temperature = run.manifest.temperature if self.options.calibrated else 1.0
         if temperature is None and run.labels:
-            status = run.manifest.status
+            status = run.status
             why = "none improves its probabilities; see the report"
             why = why if status == "finished" else f"its status is '{status}'"
             found.append(f"--calibrated: {run.path} has no temperature: {why}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError, suggestion
+from finetune.runtime import lock
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
 
 if TYPE_CHECKING:
@@ -77,9 +78,15 @@ class Run:
         else:
             command = "".join([command, *(f" --{n} {each}" for n, each in more.items())])
         raise UserError(
-            f"{self.path} has no model (status '{manifest.status}'): expected a finished run; to "
+            f"{self.path} has no model (status '{self.status}'): expected a finished run; to "
             f"{'resume' if checkpoints else 'train'} it: {command}"
         )
+
+    @property
+    def status(self) -> str:
+        """What ``run.json`` says, but ``stale`` of a running one whose process is gone."""
+        status = self.manifest.status
+        return "stale" if status == "running" and not lock.held(self.path) else status
 
     @property
     def manifest(self) -> Manifest:
@@ -98,7 +105,7 @@ class Run:
             UserError: if it is not there, or cannot be read.
         """
         if not (self.path / METRICS).exists():
-            raise UserError(f"{self.path} has no {METRICS}: its status is '{self.manifest.status}'")
+            raise UserError(f"{self.path} has no {METRICS}: its status is '{self.status}'")
         return Metrics.read(self.path)
 
     @property
@@ -112,7 +119,7 @@ class Run:
         if statistics is None:
             raise UserError(
                 f"{self.path} has no statistics in its {METRICS} (status "
-                f"'{self.manifest.status}'): python -m finetune report {self.path} computes them "
+                f"'{self.status}'): python -m finetune report {self.path} computes them "
                 "from its predictions"
             )
         return statistics
@@ -143,7 +150,7 @@ class Run:
 
         if not (self.path / PREDICTIONS).exists():
             raise UserError(
-                f"{self.path} has no {PREDICTIONS}: its status is '{self.manifest.status}'"
+                f"{self.path} has no {PREDICTIONS}: its status is '{self.status}'"
             )
         return pd.read_parquet(self.path / PREDICTIONS)
 
