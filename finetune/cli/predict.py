@@ -26,7 +26,7 @@ from dataclasses import fields
 from typing import Any
 
 from finetune.cli import console, imports
-from finetune.cli.parser import Parser
+from finetune.cli.parser import Parser, load_run
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, Progress, Seldom
 from finetune.predicting.options import Options
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     given = _parser().parse_args(words)
     options = {option.name: getattr(given, option.name) for option in fields(Options)}
     _refuse_contradictions(given, options)
-    run = Run.load(given.run)
+    run = load_run(given.run, given.trust_recipe)
     hub.go_offline()  # everything is in the run: the libraries shall not ask the network
     imports.at_once("datasets", "finetune.predicting.request")
     console.quiet()
@@ -70,6 +70,7 @@ def _parser() -> Parser:
         "lines to the standard output)",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
+    parser.add_trust_recipe()
     for option in fields(Options):
         flag = f"--{option.name}"
         spellings = dict.fromkeys((flag, f"--{option.name.replace('_', '-')}"))
