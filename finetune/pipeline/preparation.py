@@ -48,6 +48,7 @@ def prepare(
     from finetune.training.checkpoint import to_resume
     from finetune.training.directory import refuse_foreign
     from finetune.training.early_stopping import refuse_stopped
+    from finetune.training.pickles import refuse_code
     from finetune.training.profile import BEFORE
 
     wrong, recipe = mistakes or Mistakes(), chosen.recipe
@@ -60,6 +61,8 @@ def prepare(
     if values is not None:
         with wrong:
             checkpoint = to_resume(values.resume_from_checkpoint, values.output_dir)
+            if checkpoint is not None:
+                refuse_code(checkpoint)
             refuse_stopped(checkpoint, values.early_stopping_patience)
         _refuse_unknown_metric(values, recipe, wrong)
     with telling(progress):

@@ -6,6 +6,7 @@ Each test plants something hostile, a canary, and looks whether it ran or was se
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import finetune
 from finetune import Run, UserError
@@ -72,6 +74,16 @@ def refused(*words: object, capsys: pytest.CaptureFixture[str]) -> str:
     assert "Traceback" not in told
     assert len(told.splitlines()) == 1, told
     return told
+
+
+class Hostile:
+    """What makes the canary when it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch '{self.canary}'",)
 
 
 # ---- modules of the current directory ------------------------------------------------------------
@@ -219,3 +231,146 @@ def test_a_recipe_of_ones_own_is_used_where_it_was_imported(run: Run, tmp_path: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(finetune.predict(run.path, ["fine"])) == 1
+
+
+# ---- weights, optimizers and random states -------------------------------------------------------
+
+
+def plain_pickle(path: Path, canary: Path) -> None:
+    path.write_bytes(pickle.dumps(Hostile(canary)))
+
+
+def archive(path: Path, canary: Path) -> None:
+    torch.save({"state": Hostile(canary)}, path)
+
+
+def test_the_canary_sings(tmp_path: Path, canary: Path) -> None:
+    archive(tmp_path / "hostile.pt", canary)
+    torch.load(tmp_path / "hostile.pt", weights_only=False)
+    assert canary.exists()
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_model: str) -> Path:
+    """A copy of a model directory."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+WEIGHTS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "pickle": (
+        lambda directory, canary: plain_pickle(directory / "pytorch_model.bin", canary),
+        "its weights are a pickle that holds more than tensors; nothing in it was run",
+    ),
+    "archive": (
+        lambda directory, canary: archive(directory / "pytorch_model.bin", canary),
+        "its weights are a pickle that holds more than tensors; nothing in it was run",
+    ),
+    "garbage": (
+        lambda directory, _: (directory / "model.safetensors").write_bytes(b"garbage" * 9) and None,
+        "header too large",
+    ),
+    "huge header": (
+        lambda directory, _: (
+            (directory / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
+            and None
+        ),
+        "header too large",
+    ),
+    "nested header": (
+        lambda directory, _: (
+            (directory / "model.safetensors").write_bytes(
+                (10**6).to_bytes(8, "little") + b"[" * 10**6
+            )
+            and None
+        ),
+        "invalid JSON in header",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_hostile_weights_of_a_model_are_one_message(
+    kind: str,
+    model: Path,
+    tmp_path: Path,
+    canary: Path,
+    capsys: pytest.CaptureFixture[str],
+    reviews: Path,
+) -> None:
+    plant, expected = WEIGHTS[kind]
+    (model / "model.safetensors").unlink()
+    plant(model, canary)
+    words = ["sentiment", "--dataset", reviews, "--model", model, "--text_column", "text"]
+    words += ["--label_column", "label", "--max_steps", 1, "--output_dir", tmp_path / "out"]
+    told = refused(*words, capsys=capsys)
+    assert f"--model {model} cannot be loaded: " in told
+    assert expected in told
+    assert not canary.exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_hostile_weights_of_a_run_are_one_message(
+    kind: str, run: Run, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant, expected = WEIGHTS[kind]
+    (run.path / "model.safetensors").unlink()
+    plant(run.path, canary)
+    told = refused("predict", run.path, "--text", "fine", capsys=capsys)
+    assert expected in told or f"{run.path} holds no model" in told
+    with pytest.raises(UserError, match=expected):
+        finetune.evaluate(run)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_hostile_file_of_a_checkpoint_is_one_message_that_names_it(
+    name: str, run: Run, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = max(run.path.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    words = ["sentiment", "--resume_from_checkpoint", checkpoint, "--output_dir", run.path]
+    for option in ("dataset", "model", "text_column", "label_column", "max_length"):
+        words += [f"--{option}", run.manifest.options[option]]
+    archive(checkpoint / name, canary)
+    before = (run.path / "run.json").read_bytes()
+    told = refused(*words, "--num_train_epochs", 9, capsys=capsys)
+    assert f"{checkpoint / name} holds more than tensors: posix.system" in told
+    plain_pickle(checkpoint / name, canary)
+    told = refused(*words, "--num_train_epochs", 9, capsys=capsys)
+    assert f"{checkpoint / name} cannot be read as a file of torch.save" in told
+    assert not canary.exists()
+    assert (run.path / "run.json").read_bytes() == before
+
+
+# ---- code of models ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_model_is_never_asked_for(
+    place: str, model: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from finetune.models.pretrained import load_classifier, load_tokenizer, positions
+
+    def ask(question: str = "") -> str:
+        raise AssertionError(f"asked: {question}")
+
+    monkeypatch.setattr("builtins.input", ask)
+    (model / "code.py").write_text(f"open({str(canary)!r}, 'w')\n", encoding="utf-8")
+    if place == "config.json":
+        code = {"AutoConfig": "code.C", "AutoModelForSequenceClassification": "code.M"}
+        changed(model / place, auto_map=code, model_type="unheard_of", architectures=["M"])
+        for load in (positions, lambda name: load_classifier(name, ["a", "b"])):
+            with pytest.raises(UserError, match="needs code of its own .* which is never run"):
+                load(str(model))
+    else:
+        changed(model / place, auto_map={"AutoTokenizer": ["code.T", None]}, tokenizer_class="T")
+    load_tokenizer(str(model))
+    assert not canary.exists()
+
+
+def test_attention_code_from_the_hub_is_refused(model: Path) -> None:
+    from finetune.models.pretrained import load_classifier
+
+    changed(model / "config.json", attn_implementation="someone/kernel")
+    with pytest.raises(UserError, match="asks for code from the Hub, attn_implementation 'someone"):
+        load_classifier(str(model), ["a", "b"])
