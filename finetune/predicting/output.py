@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 from finetune.data.files import Chunk, Rows
 from finetune.errors import UserError
 from finetune.predicting.request import Added
+from finetune.runtime.files import refuse_link, replacing, write_whole
 
 _MANIFEST = "manifest.json"
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -57,10 +57,11 @@ class PartialOutput:
         """
         if not self.output.parent.is_dir():
             raise UserError(f"--output {self.output}: no such directory: {self.output.parent}")
+        refuse_link(self.directory)
         manifest = self.directory / _MANIFEST
         if not self.directory.exists():
             self.directory.mkdir()
-            manifest.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            write_whole(manifest, json.dumps(facts, indent=2) + "\n")
             return
         if not resume:
             raise UserError(
@@ -110,15 +111,14 @@ class PartialOutput:
             UserError: if the format cannot store a column or the types of its values.
         """
         path, suffix = self._path(chunk.number), self.output.suffix
-        temporary = path.with_name(path.name + ".tmp")
-        if suffix == ".parquet":
-            _write_parquet(temporary, columns, chunk, added)
-            if first := next(self._done(), None):
-                _schema([first, temporary])  # what cannot be joined is told now
-        else:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                write_rows(file, suffix, columns, chunk, added)
-        os.replace(temporary, path)
+        with replacing(path) as new:
+            if suffix == ".parquet":
+                _write_parquet(new, columns, chunk, added)
+                if first := next(self._done(), None):
+                    _schema([first, new])  # what cannot be joined is told now
+            else:
+                with new.open("w", encoding="utf-8", newline="") as file:
+                    write_rows(file, suffix, columns, chunk, added)
 
     def finish(self, count: int, columns: Sequence[str]) -> None:
         """Join the parts into the output, a few in memory at a time, and remove the directory.
@@ -127,19 +127,18 @@ class PartialOutput:
             count: Of the chunks, all of them done.
             columns: Of the input and added.
         """
-        whole = self.directory / f"whole{self.output.suffix}"
         parts = [self._path(number) for number in range(count)]
-        if self.output.suffix == ".parquet":
-            with pq.ParquetWriter(whole, schema := _schema(parts)) as writer:
-                for start in range(0, count, _PARTS_OF_A_GROUP):
-                    group = parts[start : start + _PARTS_OF_A_GROUP]
-                    writer.write_table(pq.read_table(group, schema=schema))
-        else:
-            with whole.open("w", encoding="utf-8", newline="") as file:
-                write_header(file, self.output.suffix, columns)
-            with whole.open("ab") as joined:
-                joined.writelines(part.read_bytes() for part in parts)
-        os.replace(whole, self.output)
+        with replacing(self.output, self.directory) as whole:
+            if self.output.suffix == ".parquet":
+                with pq.ParquetWriter(whole, schema := _schema(parts)) as writer:
+                    for start in range(0, count, _PARTS_OF_A_GROUP):
+                        group = parts[start : start + _PARTS_OF_A_GROUP]
+                        writer.write_table(pq.read_table(group, schema=schema))
+            else:
+                with whole.open("w", encoding="utf-8", newline="") as file:
+                    write_header(file, self.output.suffix, columns)
+                with whole.open("ab") as joined:
+                    joined.writelines(part.read_bytes() for part in parts)
         shutil.rmtree(self.directory)
 
     def _done(self) -> Iterator[Path]:

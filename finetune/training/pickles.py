@@ -28,7 +28,7 @@ def refuse_code(checkpoint: str | Path) -> None:
         if path.suffix not in _SUFFIXES or path.name == _NEVER_LOADED:
             continue
         try:
-            with safe_globals():  # those of the random state of NumPy
+            with safe_globals():  # type: ignore[no-untyped-call]  # NumPy, for random states
                 found = get_unsafe_globals_in_checkpoint(path)
         except Exception as error:  # whatever is in it
             first = str(error).partition("\n")[0].partition(". ")[0]

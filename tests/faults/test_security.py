@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +360,7 @@ def test_code_of_a_model_is_never_asked_for(
         code = {"AutoConfig": "code.C", "AutoModelForSequenceClassification": "code.M"}
         changed(model / place, auto_map=code, model_type="unheard_of", architectures=["M"])
         for load in (positions, lambda name: load_classifier(name, ["a", "b"])):
-            with pytest.raises(UserError, match="needs code of its own .* which is never run"):
+            with pytest.raises(UserError, match=r"needs code of its own .* which is never run"):
                 load(str(model))
     else:
         changed(model / place, auto_map={"AutoTokenizer": ["code.T", None]}, tokenizer_class="T")
@@ -374,3 +374,69 @@ def test_attention_code_from_the_hub_is_refused(model: Path) -> None:
     changed(model / "config.json", attn_implementation="someone/kernel")
     with pytest.raises(UserError, match="asks for code from the Hub, attn_implementation 'someone"):
         load_classifier(str(model), ["a", "b"])
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """That of a group that shares its files."""
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+def test_files_are_written_beside_links_and_with_the_modes_of_the_umask(
+    tmp_path: Path, umask: None
+) -> None:
+    run = write_run(tmp_path / "run")
+    (treasure := tmp_path / "treasure").write_text("untouched", encoding="utf-8")
+    (run.path / "plots").mkdir()
+    names = "run.json metrics.json predictions.parquet report.html README.md plots/confusion.png"
+    written = [run.path / name for name in names.split()]
+    for path in written:
+        for name in (path, path.with_suffix(".tmp"), path.with_name(f"{path.name}.tmp")):
+            name.unlink(missing_ok=True)
+            name.symlink_to(treasure)
+    finetune.report(write_run(tmp_path / "run"))
+    assert treasure.read_text(encoding="utf-8") == "untouched"
+    for path in written:
+        assert not path.is_symlink()
+        assert path.stat().st_mode & 0o777 == 0o664, path
+    assert not list(run.path.rglob(".*.tmp"))
+
+
+def test_a_prediction_is_written_through_no_link(run: Run, tmp_path: Path, umask: None) -> None:
+    (treasure := tmp_path / "treasure").write_text("untouched", encoding="utf-8")
+    (source := tmp_path / "in.csv").write_text("text\nfine\n", encoding="utf-8")
+    (output := tmp_path / "out.csv").symlink_to(treasure)
+    finetune.predict_file(run, source, output)
+    assert treasure.read_text(encoding="utf-8") == "untouched"
+    assert not output.is_symlink()
+    assert output.stat().st_mode & 0o777 == 0o664
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out.csv.part").symlink_to(elsewhere)
+    with pytest.raises(UserError, match=f"out.csv.part is a link to {elsewhere}, where nothing is"):
+        finetune.predict_file(run, source, output, resume=True)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_plots_of_a_run_are_not_written_elsewhere(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (pictures := tmp_path / "pictures").mkdir()
+    (pictures / "holiday.png").touch()
+    (run.path / "plots").symlink_to(pictures)
+    with pytest.raises(UserError, match="plots is a link to"):
+        finetune.report(run)
+    assert [path.name for path in pictures.iterdir()] == ["holiday.png"]
+
+
+def test_names_of_files_that_are_being_written_cannot_be_guessed(tmp_path: Path) -> None:
+    from finetune.runtime.files import replacing
+
+    with replacing(tmp_path / "a.json") as one, replacing(tmp_path / "a.json") as other:
+        assert one != other
+        assert one.parent == tmp_path
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, other.name])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
