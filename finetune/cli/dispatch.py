@@ -40,6 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # "USDT: profiler_start", with --profile
     import_path.forget_current_directory()
+    faults.keep_secrets()
     try:
         return _run(list(words))
     except UserError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.flags import CHOICES, Flags, refuse_clashes
-from finetune.errors import Mistakes, UserError, suggestion
+from finetune.errors import Mistakes, UserError, masked, suggestion
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
 from finetune.training.retired import successor
@@ -105,7 +105,7 @@ def from_command_line(
     typed = Flags(cls).read(flags, mistakes=wrong)
     given = {**_read_config(cls, typed.get("config"), wrong), **typed}
     words = [*distributed.launcher(), "-m", "finetune", recipe, *flags]
-    command = shlex.join(_without_secrets(words))
+    command = masked(shlex.join(_without_secrets(words)))
     settled = _settle(cls, given, command, f"{command} --resume_from_checkpoint last", wrong)
     wrong.hand_to(mistakes)
     return settled

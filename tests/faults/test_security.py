@@ -21,7 +21,8 @@ import torch
 import finetune
 from finetune import Run, UserError
 from finetune.cli import dispatch
-from tests.conftest import LAUNCHERS, ROOT
+from tests.conftest import LAUNCHERS, ROOT, Command
+from tests.hub import Hub
 from tests.runs import trained, write_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -440,3 +441,67 @@ def test_names_of_files_that_are_being_written_cannot_be_guessed(tmp_path: Path)
         assert one.parent == tmp_path
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, other.name])
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+# ---- passwords and tokens ------------------------------------------------------------------------
+
+PASSWORD, TOKEN = "planted-password", "hf_plantedToken"
+SMALL = ["yelp", "--train_samples=64", "--eval_samples=20", "--max_steps=1", "--precision=fp32"]
+SMALL += ["--no_baseline", "--max_length=32", "--global_batch_size=16", "--save_strategy=steps"]
+
+
+def leaks(text: str) -> list[str]:
+    return [line for line in text.splitlines() if PASSWORD in line or TOKEN in line]
+
+
+def test_no_secret_of_the_environment_is_seen(hub: Hub, tmp_path: Path, command: Command) -> None:
+    proxy = f"http://planted-user:{PASSWORD}@proxy.invalid:3128"
+    environment = {
+        **{name: value for name, value in os.environ.items() if "proxy" not in name.lower()},
+        **hub.environment(tmp_path / "home"),
+        "HF_ENDPOINT": hub.url.replace("//", f"//planted-user:{PASSWORD}@"),
+        "HF_TOKEN": TOKEN,
+        "ALL_PROXY": proxy,
+        "HTTPS_PROXY": proxy,
+        "NO_PROXY": "127.0.0.1",
+    }
+    environment.pop("HF_HUB_OFFLINE", None)
+    away = {**environment, "HF_ENDPOINT": f"http://planted-user:{PASSWORD}@127.0.0.1:1"}
+    away["HF_HOME"] = str(tmp_path / "empty")
+    told = {
+        "train": command(*SMALL, "--output_dir", tmp_path / "run", env=environment),
+        "doctor": command("doctor", env=environment),
+        "no such data": command("yelp", "--dataset", "nobody/nothing", env=environment),
+        "no Hub": command("yelp", "--dataset", f"https://u:{PASSWORD}@h/a.csv", env=away),
+    }
+    assert {name: done.returncode for name, done in told.items()} == {
+        "train": 0,
+        "doctor": 0,
+        "no such data": 2,
+        "no Hub": 2,
+    }
+    assert "http://127.0.0.1:1 does not answer" in told["no Hub"].stderr
+    assert [each for done in told.values() for each in leaks(done.stdout + done.stderr)] == []
+    planted = (PASSWORD.encode(), TOKEN.encode())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"run.json", "report.html", "training_args.bin"}
+    assert [path for path in files if any(each in path.read_bytes() for each in planted)] == []
+
+
+def test_tracebacks_and_logs_of_the_libraries_show_no_secret(
+    tmp_path: Path, command: Command
+) -> None:
+    recipe = tmp_path / "broken.py"
+    recipe.write_text(
+        "import logging, os\n"
+        f"url = 'https://planted-user:{PASSWORD}@host/path'\n"
+        "logging.getLogger('httpx').error('asked %s with %s', url, os.environ['HF_TOKEN'])\n"
+        "logging.getLogger('httpx').error('not for', 'this message')\n"
+        "raise RuntimeError(f'no answer from {url}: Bearer ' + os.environ['HF_TOKEN'])\n",
+        encoding="utf-8",
+    )
+    done = command(recipe, env={**os.environ, "HF_TOKEN": TOKEN})
+    assert done.returncode == 1
+    assert "asked https://host/path with ***" in done.stderr
+    assert "RuntimeError: no answer from https://host/path: Bearer ***" in done.stderr
+    assert leaks(done.stderr) == []
