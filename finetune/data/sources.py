@@ -17,9 +17,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, Features, load_dataset
+from datasets import (
+    Dataset,
+    DatasetBuilder,
+    DatasetDict,
+    DownloadManager,
+    Features,
+    load_dataset,
+    load_dataset_builder,
+)
 
-from finetune.data import embedded, files
+from finetune.data import bounds, embedded, files
 from finetune.data.delimited import SEPARATORS
 from finetune.errors import UserError
 from finetune.runtime import activity, hub
@@ -274,10 +282,20 @@ def revision(rows: Dataset) -> str | None:
     return next((name for name in folders if _COMMIT.fullmatch(name)), None)
 
 
+def _refuse_deep(builder: DatasetBuilder, name: str) -> None:
+    """Refuse JSON that would end the process in the library's parser; the files are cached."""
+    if type(builder).__module__.endswith(".json.json"):
+        found = DownloadManager(base_path=builder.base_path).download(builder.config.data_files)
+        for paths in found.values():
+            for path in paths:
+                bounds.refuse_deep_file(Path(path), f"data set '{name}'")
+
+
 def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
     from datasets.exceptions import DatasetNotFoundError
 
     try:
+        _refuse_deep(load_dataset_builder(name, revision=wanted), name)
         loaded = load_dataset(name, revision=wanted)
     except ValueError as error:  # a configuration has to be chosen, says the library
         raise UserError(f"data set '{name}' cannot be loaded: {error}") from error
