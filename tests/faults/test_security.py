@@ -597,3 +597,36 @@ def test_a_nested_manifest_is_one_message(name: str, run: Run) -> None:
     (run.path / name).write_text("[" * 10**6, encoding="utf-8")
     with pytest.raises(UserError, match=f"{name} is damaged: maximum recursion depth exceeded"):
         finetune.report(run)
+
+
+# ---- caches --------------------------------------------------------------------------------------
+
+SCORED = """
+import sys
+from pathlib import Path
+import evaluate
+from finetune.recipe.scoring import Scoring
+from finetune.runtime.namesakes import HOUSE
+
+evaluate.load(str(HOUSE / "metrics" / "accuracy"), keep_in_memory=True)  # leaves a copy
+copies = list(Path(sys.argv[1]).rglob("accuracy.py"))
+for copy in copies:
+    copy.write_text(f"open({sys.argv[2]!r}, 'w')\\n" + copy.read_text())
+for name in [name for name in sys.modules if name.startswith("evaluate_modules")]:
+    del sys.modules[name]
+(metric,) = Scoring(accuracy={}).modules.values()
+print(len(copies), metric.compute(predictions=[0, 1], references=[0, 0]))
+"""
+
+
+def test_a_copy_of_a_metric_in_the_shared_cache_is_not_run(tmp_path: Path, canary: Path) -> None:
+    cache = tmp_path / "modules"
+    done = subprocess.run(
+        [sys.executable, "-c", SCORED, cache, canary],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "1 {'accuracy': 0.5}\n", done.stderr
+    assert not canary.exists()
