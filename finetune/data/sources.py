@@ -27,7 +27,7 @@ from datasets import (
     load_dataset_builder,
 )
 
-from finetune.data import bounds, embedded, files
+from finetune.data import bounds, embedded, files, seals
 from finetune.data.delimited import SEPARATORS
 from finetune.errors import UserError
 from finetune.runtime import activity, hub
@@ -96,7 +96,7 @@ def read(
     elif dataset.startswith(embedded.PREFIX):
         splits = embedded.read(dataset)
     else:
-        splits = _read_hub(dataset, revision)
+        splits = _read_hub(dataset, revision, note)
     if replaced := [name for name, split in splits.items() if "id" in split.column_names]:
         note(
             f"dropped the column 'id' of the {' and '.join(replaced)} data: the toolkit numbers "
@@ -202,7 +202,7 @@ def _read_file(
     key = f"{facts} {csv_quoting} {sorted(as_text)}"
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     cached = hub.caches()["datasets"] / "finetune-files" / name / "rows.arrow"
-    if not cached.exists():
+    if not seals.intact(cached, note):
         try:
             quoting, sentence = files.csv_quoting(path, csv_quoting)
             schema = _schema(path, quoting, as_text)
@@ -214,6 +214,7 @@ def _read_file(
                     for chunk in _chunks(path, quoting, "converting"):
                         rows.write_table(_typed(chunk, schema))
                 os.replace(written, cached)
+            seals.seal(cached)
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
     with pa.OSFile(str(cached)) as file:  # repeated by runs that read the cache
@@ -291,12 +292,14 @@ def _refuse_deep(builder: DatasetBuilder, name: str) -> None:
                 bounds.refuse_deep_file(Path(path), f"data set '{name}'")
 
 
-def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
+def _read_hub(name: str, wanted: str | None, note: Callable[[str], None]) -> dict[str, Any]:
     from datasets.exceptions import DatasetNotFoundError
 
     try:
         _refuse_deep(load_dataset_builder(name, revision=wanted), name)
-        loaded = load_dataset(name, revision=wanted)
+        loaded = seals.loaded(
+            lambda mode: load_dataset(name, revision=wanted, download_mode=mode), note
+        )
     except ValueError as error:  # a configuration has to be chosen, says the library
         raise UserError(f"data set '{name}' cannot be loaded: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
