@@ -88,6 +88,7 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         "--output: not with --text": with_text and given.output,
         "--text_column: not with --text": with_text and given.text_column,
         "--csv_quoting: not with --text": with_text and given.csv_quoting,
+        "--csv_safe: not with --text": with_text and given.csv_safe,
         "--resume: needs --output": given.resume and given.output is None,
         "INPUT is empty: expected a file, a folder of images, or -": given.input == "",
         "--resume: the standard input cannot be read again, write it to a file": given.resume
@@ -129,12 +130,14 @@ def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
 
     request = Request(run, Input.open(source, csv_quoting(run, source, options)), options)
     suffix = output.of_screen(request.input.kind)
+    output.refuse_csv_safe(suffix, options["csv_safe"])
     descriptor = os.dup(sys.stdout.fileno())
     with open(descriptor, "w", encoding="utf-8", newline="") as screen, _bar() as bar:
         lines = io.StringIO(newline="")
-        output.write_header(lines, suffix, request.columns)
+        output.write_header(lines, suffix, request.columns, options["csv_safe"])
         for chunk, added in stream(request, bar):
-            output.write_rows(lines, suffix, request.input.columns, chunk, added)
+            safe = options["csv_safe"]
+            output.write_rows(lines, suffix, request.input.columns, chunk, added, safe)
             screen.write(console.data(lines.getvalue()))
             screen.flush()
             lines = io.StringIO(newline="")

@@ -79,6 +79,8 @@ def predict(
     from finetune.predicting.request import Request
 
     versions.warn_once(stacklevel=2)
+    if options.get("csv_safe"):
+        raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
     frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
     request = Request(Run.load(run, trust_recipe=trust_recipe), Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]
@@ -123,7 +125,8 @@ def predict_file(
     versions.warn_once(stacklevel=2)
     if mistakes := output_mistakes(str(source), output):
         raise UserError(*mistakes)
-    me, parts = distributed.ranks(), PartialOutput(Path(output).expanduser())
+    me, safe = distributed.ranks(), bool(options.get("csv_safe"))
+    parts = PartialOutput(Path(output).expanduser(), safe)
 
     def prepared() -> Request:
         loaded = Run.load(run, trust_recipe=trust_recipe)

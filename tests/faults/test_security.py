@@ -3,6 +3,7 @@
 Each test plants something hostile, a canary, and looks whether it ran or was seen.
 """
 
+import csv
 import dataclasses
 import gzip
 import json
@@ -741,3 +742,46 @@ def test_a_damaged_cache_of_the_library_is_made_again(
     assert "is damaged" in told[0]
     assert seals.loaded(load, told.append).to_dict() == expected
     assert len(told) == 1
+
+
+# ---- formulas ------------------------------------------------------------------------------------
+
+FORMULAS = ["=1+1", "+cmd|'/c calc'!A0", "-2+3", "@SUM(A1)", "\tx", "\rx", "\nx", "＝1"]  # noqa: RUF001
+PLAIN = ["fine", "'=1", " =1", "-1.5", "+2e3", "a=b"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_formulas_are_written_as_text_where_that_is_asked_for(
+    suffix: str, run: Run, tmp_path: Path
+) -> None:
+    rows = pd.DataFrame({"text": FORMULAS + PLAIN, "=HYPERLINK(1)": range(-7, 7)})
+    source = tmp_path / "in.jsonl"
+    rows.to_json(source, orient="records", lines=True)
+
+    def written(**options: Any) -> list[list[str]]:
+        output = tmp_path / f"out{suffix}"
+        finetune.predict_file(run, source, output, **options)
+        separator = "," if suffix == ".csv" else "\t"
+        with output.open(encoding="utf-8", newline="") as file:
+            return list(csv.reader(file, delimiter=separator))
+
+    header, *plain = written()
+    assert [row[0] for row in plain] == FORMULAS + PLAIN
+    safe_header, *safe = written(csv_safe=True)
+    assert header[1] == "=HYPERLINK(1)"
+    assert safe_header[1] == "'=HYPERLINK(1)"
+    assert [row[0] for row in safe] == [f"'{text}" for text in FORMULAS] + PLAIN
+    assert [row[1:] for row in safe] == [row[1:] for row in plain]  # numbers, labels
+
+
+def test_csv_safe_is_refused_where_it_means_nothing(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (source := tmp_path / "in.csv").write_text("text\nfine\n", encoding="utf-8")
+    words = ["predict", run.path, source, "--csv_safe", "--output", tmp_path / "out.jsonl"]
+    told = refused(*words, capsys=capsys)
+    assert told == "error: --csv_safe: the output is .jsonl; expected .csv or .tsv"
+    words = ["predict", run.path, "--text", "fine", "--csv_safe"]
+    assert refused(*words, capsys=capsys) == "error: --csv_safe: not with --text"
+    with pytest.raises(UserError, match="csv_safe: expected predict_file"):
+        finetune.predict(run, ["fine"], csv_safe=True)
