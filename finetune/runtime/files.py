@@ -34,6 +34,15 @@ def write_whole(path: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
+def apply_umask(directory: Path, pattern: str) -> None:
+    """Give files the modes of the umask; safetensors lets only their owner read them."""
+    umask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(umask)
+    for path in directory.glob(pattern):
+        if not path.is_symlink():
+            path.chmod(0o666 & ~umask)
+
+
 def refuse_link(directory: Path) -> None:
     """Refuse a directory to write into that is a link to another one.
 

@@ -33,6 +33,7 @@ from finetune.data import batches
 from finetune.errors import UserError
 from finetune.models.cpu import exchange, unpadded
 from finetune.runtime import precision
+from finetune.runtime.files import apply_umask
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.checkpoint import KeepEpochs
 from finetune.training.directory import clear_way
@@ -352,6 +353,7 @@ class Trainer(transformers.Trainer):
         if self.is_fsdp_enabled and not _internal_call:
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         super().save_model(output_dir, _internal_call)
+        apply_umask(Path(output_dir or self.args.output_dir or ""), "*.safetensors")
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None

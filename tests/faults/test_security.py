@@ -785,3 +785,26 @@ def test_csv_safe_is_refused_where_it_means_nothing(
     assert refused(*words, capsys=capsys) == "error: --csv_safe: not with --text"
     with pytest.raises(UserError, match="csv_safe: expected predict_file"):
         finetune.predict(run, ["fine"], csv_safe=True)
+
+
+@pytest.mark.trains
+def test_every_file_of_a_training_has_the_modes_of_the_umask(
+    tmp_path: Path, reviews: Path, tiny_model: str, umask: None, without_report: None
+) -> None:
+    run = finetune.train(
+        "sentiment",
+        dataset=str(reviews),
+        model=tiny_model,
+        text_column="text",
+        label_column="label",
+        max_steps=1,
+        save_strategy="steps",
+        eval_strategy="steps",
+        save_steps=1,
+        eval_steps=1,
+        baseline=False,
+        output_dir=str(tmp_path / "run"),
+    )
+    modes = {path: path.stat().st_mode & 0o777 for path in run.path.rglob("*") if path.is_file()}
+    assert {path.name for path in modes} >= {"model.safetensors", "optimizer.pt", "run.json"}
+    assert {path: oct(mode) for path, mode in modes.items() if mode != 0o664} == {}
