@@ -1,7 +1,7 @@
 """Notice a damaged cache of prepared data: each file has its size and hash written beside it.
 
 Arrow files have no checksums: from one that is cut off or has a flipped byte other rows would be
-read, or none. A file without a seal was left by a process that was killed and is made again; what
+read, or none. A file without a seal was left by a process that was killed and is regenerated; what
 was finished before it, like the other splits, is kept. xxh3 reads some gigabytes a second.
 """
 
@@ -40,7 +40,7 @@ def intact(path: Path, note: Callable[[str], object]) -> bool:
     if sealed.exists():
         if _same(path):
             return True
-        note(f"the cached file {path} is damaged (its size or hash has changed): made again")
+        note(f"the cached file {path} is damaged (its size or hash has changed): regenerated")
     path.unlink()
     sealed.unlink(missing_ok=True)
     return False
@@ -57,7 +57,7 @@ def loaded(load: Callable[[str | None], Loaded], note: Callable[[str], object]) 
 
     Args:
         load: Takes the ``download_mode`` of ``datasets.load_dataset``.
-        note: Is given a sentence if the cache was damaged; then it is made again.
+        note: Is given a sentence if the cache was damaged; then it is regenerated.
     """
     try:
         found = load(None)
@@ -69,7 +69,7 @@ def loaded(load: Callable[[str | None], Loaded], note: Callable[[str], object]) 
             raise  # not of Arrow: the network, the disk
         found, paths, broken = None, set(), [f"of a data set ({error})"]
     if broken:
-        note(f"the cached file {broken[0]} is damaged: made again")
+        note(f"the cached file {broken[0]} is damaged: regenerated")
         found = load("reuse_cache_if_exists")  # of the downloads
     for path in paths:
         if (broken or not _seal(path).exists()) and os.access(path.parent, os.W_OK):

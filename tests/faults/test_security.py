@@ -683,7 +683,7 @@ def test_a_damaged_cache_is_noticed_and_made_again(
     changed = [path for path, when in written.items() if path.stat().st_mtime_ns != when]
     assert changed == [harmed]  # what was finished is kept
     notes = [note for note in again.notes if "damaged" in note]
-    named = f"the cached file {harmed} is damaged (its size or hash has changed): made again"
+    named = f"the cached file {harmed} is damaged (its size or hash has changed): regenerated"
     assert notes == ([] if harm is never_finished else [named])
     assert not [note for note in recipe().notes if "damaged" in note]
     assert rows(recipe()) == expected
