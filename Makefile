@@ -7,7 +7,7 @@ OLDEST := .venv-oldest
 FAST := not slow and not processes and not trains
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all test-oldest check lint format bench gpu-check clean
+.PHONY: help env demo test test-all test-oldest check lint format audit bench gpu-check clean
 
 help:  ## list the targets
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,13 @@ lint: $(READY)  ## lint and types
 format: $(READY)  ## rewrite the files as the linter wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# strict: what cannot be looked up is a failure, and no clean result
+audit:  ## look constraints.txt up in PyPI's advisories, in a throw-away environment (needs pypi.org)
+	@place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \
+	$(PYTHON) -m venv "$$place" && "$$place/bin/python" -m pip install --quiet --disable-pip-version-check pip-audit && \
+	{ "$$place/bin/pip-audit" --strict --disable-pip --no-deps --progress-spinner off -r constraints.txt || \
+	{ echo 'audit: not clean. Above are either advisories, or why pypi.org could not be asked: then nothing is known'; exit 1; }; }
 
 bench: $(READY)  ## speed, memory and accuracy against the stock script; CASE=training picks one
 	$(BIN)/python benchmarks/bench.py $(CASE)

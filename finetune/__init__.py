@@ -9,8 +9,9 @@
 The names are imported when they are first used: ``import finetune`` costs nothing.
 """
 
-from __future__ import annotations
+from finetune.runtime import import_path as import_path
 
+# isort: split
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -8,8 +8,21 @@ A :class:`UserError` is a mistake of the person at the keyboard; a broken invari
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable, Sequence
 from types import TracebackType
+
+#: What stands before the host in a URL, and variables that hold a token.
+_USER = re.compile(r"(?<=://)[^\s/]*@")
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def masked(text: str) -> str:
+    """Return ``text`` without users and passwords in URLs, and with ``***`` for the Hub's token."""
+    for token in filter(None, map(os.environ.get, _TOKENS)):
+        text = text.replace(token, "***")
+    return _USER.sub("", text) if "://" in text else text
 
 
 class UserError(Exception):
@@ -20,8 +33,8 @@ class UserError(Exception):
     """
 
     def __init__(self, *mistakes: str) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = mistakes
+        self.mistakes = tuple(map(masked, mistakes))
+        super().__init__("\n".join(self.mistakes))
 
 
 class Mistakes:

@@ -425,6 +425,7 @@ def test_a_regression_predicts_a_number(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     facts = {"recipe": str(ROOT / "examples" / "regression.py"), "options": {}, "labels": []}
     dataclasses.replace(trained().manifest, **facts, arguments={}).write(run.path)
+    catalog.find(facts["recipe"])  # imported here, so that it may be named
     model = run.recipe().build_model([])
     save_model(model, str(run.path / "model.safetensors"))
     values = np.random.default_rng(0).random((5, 20)).tolist()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from finetune.cli.parser import Parser
+from finetune.cli.parser import Parser, load_run
 from finetune.errors import counted
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ def main(words: Sequence[str]) -> int:
         metavar="PAGE",
         help="the page (default: comparison.html)",
     )
+    parser.add_trust_recipe()
     given = parser.parse_args(words)
 
     from finetune.pipeline.compare import compare
 
-    _show(compare(given.runs, given.output), given.output)
+    runs = [load_run(each, given.trust_recipe) for each in given.runs]
+    _show(compare(runs, given.output), given.output)
     return 0
 
 

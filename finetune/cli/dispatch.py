@@ -9,12 +9,11 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from finetune.cli.parser import Parser
 from finetune.errors import UserError, suggestion
 from finetune.recipe import catalog
-from finetune.runtime import distributed, faults, namesakes, signals, versions
+from finetune.runtime import distributed, faults, import_path, namesakes, signals, versions
 from finetune.runtime.terminal import visible
 from finetune.runtime.version import __version__
 
@@ -42,8 +41,8 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # "USDT: profiler_start", with --profile
-    namesakes.found()  # before the current directory, where one may lie, is forgotten
-    _forget_current_directory()
+    import_path.forget_current_directory()
+    faults.keep_secrets()
     try:
         return _run(list(words))
     except UserError as error:
@@ -123,15 +122,3 @@ def _lines(described: dict[str, str]) -> list[str]:
 
 def _may_be_recipe(word: str) -> bool:
     return word in catalog.names() or word.endswith(".py") or "." in word or word.startswith("-")
-
-
-def _forget_current_directory() -> None:
-    """Import nothing from the current directory, which ``python -m`` puts first.
-
-    A folder there named like an optional dependency (``mlx``, ``wandb``), or like ours
-    (``recipes``), would be imported instead of it.
-    """
-    here = Path.cwd()
-    if here == namesakes.HOUSE:
-        return
-    sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != here]

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from finetune.cli import console, imports
-from finetune.cli.parser import Parser
+from finetune.cli.parser import Parser, load_run
 from finetune.data.delimited import QUOTING
 from finetune.errors import UserError, counted
 from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
-from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:
@@ -68,8 +67,9 @@ def main(words: Sequence[str]) -> int:
         help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
         "(default: as in the training)",
     )
+    parser.add_trust_recipe()
     given = parser.parse_args(words)
-    run = Run.load(given.run)
+    run = load_run(given.run, given.trust_recipe)
     run.require_model()
     reading = {name: value for name in _READING if (value := getattr(given, name)) is not None}
     if reading and given.data is None:

@@ -6,7 +6,18 @@ import argparse
 import re
 from typing import NoReturn
 
+from finetune.cli import console
 from finetune.errors import UserError, option_suggestion
+from finetune.recipe import catalog
+from finetune.runs.run import Run
+
+
+def load_run(path: str, trust_recipe: bool) -> Run:
+    """Return the run in a directory; its recipe file is imported if the user trusts it."""
+    run = Run.load(path)
+    if trust_recipe:
+        catalog.trust(run.manifest.recipe, console.tell)
+    return run
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,6 +31,16 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.verb = verb
+
+    def add_trust_recipe(self) -> None:
+        """Add ``--trust_recipe``, of the subcommands that read a run."""
+        self.add_argument(
+            "--trust_recipe",
+            "--trust-recipe",
+            action="store_true",
+            help="import the recipe file that the run names, which runs its code; its path and "
+            "sha256 are shown (default: only installed recipes are imported)",
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise a ``UserError``, for unknown flags with the nearest known ones."""

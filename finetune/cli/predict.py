@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.cli import console, imports
-from finetune.cli.parser import Parser
+from finetune.cli.parser import Parser, load_run
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, Progress, Seldom
 from finetune.predicting.options import Options
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
     given = _parser().parse_args(words)
     options = {option.name: getattr(given, option.name) for option in fields(Options)}
     _refuse_contradictions(given, options)
-    run = Run.load(given.run)
+    run = load_run(given.run, given.trust_recipe)
     hub.go_offline()  # everything is in the run: the libraries shall not ask the network
     imports.at_once("datasets", "finetune.predicting.request")
     console.quiet()
@@ -73,6 +73,7 @@ def _parser() -> Parser:
         "(default: lines to the standard output)",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
+    parser.add_trust_recipe()
     for option in fields(Options):
         flag = f"--{option.name}"
         spellings = dict.fromkeys((flag, f"--{option.name.replace('_', '-')}"))
@@ -90,6 +91,7 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         "--output: not with --text": with_text and given.output,
         "--text_column: not with --text": with_text and given.text_column,
         "--csv_quoting: not with --text": with_text and given.csv_quoting,
+        "--csv_safe: not with --text": with_text and given.csv_safe,
         "--resume: needs --output": given.resume and given.output is None,
         "INPUT is empty: expected a file, a folder of images, or -": given.input == "",
         "--resume: the standard input cannot be read again, write it to a file": given.resume
@@ -131,12 +133,14 @@ def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
 
     request = Request(run, Input.open(source, csv_quoting(run, source, options)), options)
     suffix = output.of_screen(request.input.kind)
+    output.refuse_csv_safe(suffix, options["csv_safe"])
     descriptor = os.dup(sys.stdout.fileno())
     with open(descriptor, "w", encoding="utf-8", newline="") as screen, _bar() as bar:
         lines = io.StringIO(newline="")
-        output.write_header(lines, suffix, request.columns)
+        output.write_header(lines, suffix, request.columns, options["csv_safe"])
         for chunk, added in stream(request, bar):
-            output.write_rows(lines, suffix, request.input.columns, chunk, added)
+            safe = options["csv_safe"]
+            output.write_rows(lines, suffix, request.input.columns, chunk, added, safe)
             screen.write(console.data(lines.getvalue()))
             screen.flush()
             lines = io.StringIO(newline="")

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune.cli.parser import Parser
+from finetune.cli.parser import Parser, load_run
 
 
 def main(words: Sequence[str]) -> int:
     """``finetune report RUN``."""
     parser = Parser("report", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+    parser.add_trust_recipe()
     given = parser.parse_args(words)
 
     from finetune.cli import console
     from finetune.pipeline.report import report
 
-    written = report(given.run)
+    written = report(load_run(given.run, given.trust_recipe))
     console.say(f"report: {written.page}; model card: {written.card}")
     return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.flags import CHOICES, Flags, add_unknown, refuse_clashes
-from finetune.errors import Mistakes, UserError
+from finetune.errors import Mistakes, UserError, masked
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
 
@@ -104,8 +104,8 @@ def from_command_line(
     typed = Flags(cls).read(flags, mistakes=wrong)
     given = {**_read_config(cls, typed.get("config"), wrong), **typed}
     words = [*distributed.launcher(), "-m", "finetune", recipe, *flags]
-    command = shlex.join(_without_secrets(words))
-    settled = _settle(cls, given, command, _resuming(words), wrong)
+    command = masked(shlex.join(_without_secrets(words)))
+    settled = _settle(cls, given, command, masked(_resuming(words)), wrong)
     wrong.hand_to(mistakes)
     return settled
 

@@ -29,7 +29,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from finetune.data import delimited
+from finetune.data import bounds, delimited
 from finetune.data.delimited import SEPARATORS, Placed, Row
 from finetune.errors import UserError, suggestion
 
@@ -233,6 +233,7 @@ def _json_lines(path: Path, lines: IO[str]) -> Iterator[Placed]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        bounds.refuse_deep(line, f"{path}, line {number}")
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
@@ -275,12 +276,14 @@ def _lines(_: Path, lines: IO[str]) -> Iterator[Placed]:
 
 def _parquet(path: Path) -> Iterator[Read]:
     end = 0
-    with pq.ParquetFile(path) as file:
-        delimited.refuse_repeated(path, file.schema_arrow.names)
+    schema = pq.read_schema(path)
+    delimited.refuse_repeated(path, schema.names)
+    with bounds.open_parquet(path) as file:
         for batch in file.iter_batches(batch_size=CHUNK_ROWS):
             if batch.num_rows:
+                place = f"{path}, rows {end + 1} to {end + batch.num_rows}"
                 end += batch.num_rows
-                yield pa.Table.from_batches([batch]), end
+                yield bounds.unpacked(batch, schema, place), end
 
 
 _PARSERS: dict[str, tuple[Parser, str]] = {".jsonl": (_json_lines, "\n"), ".txt": (_lines, "\n")}

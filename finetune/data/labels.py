@@ -146,7 +146,7 @@ def _with_label(rows: Dataset, names: Sequence[str], values: list[str]) -> Datas
         features = Features({**rows.features, "label": label})
         return Dataset.from_dict({name: [] for name in features}, features=features)
     numbers = np.array(label.str2int(values), dtype=np.int64)
-    return rows.remove_columns("label").add_column("label", numbers).cast_column("label", label)
+    return rows.remove_columns("label").add_column("label", numbers, feature=label)
 
 
 def _as_names(rows: Dataset) -> list[str]:

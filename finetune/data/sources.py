@@ -16,9 +16,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, Features, load_dataset
+from datasets import (
+    Dataset,
+    DatasetBuilder,
+    DatasetDict,
+    DownloadManager,
+    Features,
+    load_dataset,
+    load_dataset_builder,
+)
 
-from finetune.data import embedded, files
+from finetune.data import bounds, embedded, files, seals
 from finetune.data.delimited import SEPARATORS
 from finetune.errors import UserError
 from finetune.runtime import activity, hub
@@ -85,7 +93,7 @@ def read(
     elif dataset.startswith(embedded.PREFIX):
         splits = embedded.read(dataset)
     else:
-        splits = _read_hub(dataset, revision)
+        splits = _read_hub(dataset, revision, note)
     if replaced := [name for name, split in splits.items() if "id" in split.column_names]:
         note(
             f"dropped the column 'id' of the {' and '.join(replaced)} data: the toolkit numbers "
@@ -189,7 +197,7 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
     facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
     name = hashlib.sha256(f"{facts} {csv_quoting}".encode()).hexdigest()[:16]
     cached = hub.caches()["datasets"] / "finetune-files" / name / "rows.arrow"
-    if not cached.exists():
+    if not seals.intact(cached, note):
         try:
             quoting, sentence = files.csv_quoting(path, csv_quoting)
             schema = _schema(path, quoting)
@@ -201,6 +209,7 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
                     for chunk in _chunks(path, quoting, "converting"):
                         rows.write_table(_typed(chunk, schema))
                 os.replace(written, cached)
+            seals.seal(cached)
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
     with pa.OSFile(str(cached)) as file:  # repeated by runs that read the cache
@@ -267,11 +276,23 @@ def revision(rows: Dataset) -> str | None:
     return next((name for name in folders if _COMMIT.fullmatch(name)), None)
 
 
-def _read_hub(name: str, wanted: str | None) -> dict[str, Any]:
+def _refuse_deep(builder: DatasetBuilder, name: str) -> None:
+    """Refuse JSON that would end the process in the library's parser; the files are cached."""
+    if type(builder).__module__.endswith(".json.json"):
+        found = DownloadManager(base_path=builder.base_path).download(builder.config.data_files)
+        for paths in found.values():
+            for path in paths:
+                bounds.refuse_deep_file(Path(path), f"data set '{name}'")
+
+
+def _read_hub(name: str, wanted: str | None, note: Callable[[str], None]) -> dict[str, Any]:
     from datasets.exceptions import DatasetNotFoundError
 
     try:
-        loaded = load_dataset(name, revision=wanted)
+        _refuse_deep(load_dataset_builder(name, revision=wanted), name)
+        loaded = seals.loaded(
+            lambda mode: load_dataset(name, revision=wanted, download_mode=mode), note
+        )
     except ValueError as error:  # a configuration has to be chosen, says the library
         raise UserError(f"data set '{name}' cannot be loaded: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:

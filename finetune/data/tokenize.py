@@ -7,13 +7,15 @@ tokens unchanged, see :func:`shortened`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from finetune.data import seals
 from finetune.data.splits import fingerprint
 from finetune.runtime import activity
 
@@ -25,7 +27,10 @@ _WHITE_SPACE = " \t\n\r"
 
 
 def tokenize(
-    dataset: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int
+    dataset: DatasetDict,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    note: Callable[[str], object] = lambda sentence: None,
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
@@ -37,18 +42,26 @@ def tokenize(
         dataset: Splits with ``text`` and ``label``.
         tokenizer: Of the model.
         max_length: Longer texts are truncated to this many tokens, special tokens included.
+        note: Is given a sentence about a cache that was damaged.
     """
     identity, tokenized = _identity(tokenizer), DatasetDict()
     for split, rows in dataset.items():
         content = fingerprint(DatasetDict({split: rows}), "text")
+        key, cached = Hasher.hash([content, identity, max_length]), None
+        if rows.cache_files:
+            cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{key}.arrow")
+            known = seals.intact(cached, note)
         tokenized[split] = rows.map(
             activity.counted(_encode, f"tokenizing {split}", len(rows)),
             batched=True,
             remove_columns=rows.column_names,
             fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
-            new_fingerprint=Hasher.hash([content, identity, max_length]),
+            new_fingerprint=key,
+            cache_file_name=cached and str(cached),
             desc=f"tokenizing {split}",
         )
+        if cached is not None and not known and cached.exists():
+            seals.seal(cached)
     return tokenized
 
 

@@ -16,6 +16,7 @@ from itertools import combinations, permutations
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from finetune.errors import masked
 from finetune.runtime import distributed, hub, threads
 from finetune.runtime.version import __version__
 
@@ -167,8 +168,7 @@ def variables(environment: Mapping[str, str] = os.environ) -> list[str]:
 def reach(environment: Mapping[str, str] = os.environ) -> Facts:
     """Return whether the Hub is reachable; a password in the endpoint is not shown."""
     endpoint = hub.endpoint(environment)
-    parts = urlsplit(endpoint)
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    shown = masked(endpoint)
     if hub.offline(environment):
         return {"endpoint": shown, "reach": "not checked: HF_HUB_OFFLINE is set"}
     over = ""

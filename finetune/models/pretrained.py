@@ -4,9 +4,11 @@ package.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -89,6 +91,11 @@ def load_classifier(
             id2label=dict(enumerate(labels)),
             label2id={name: index for index, name in enumerate(labels)},
         )
+        if "/" in str(config._attn_implementation):
+            raise UserError(
+                f"--model {model}: its config.json asks for code from the Hub, attn_implementation "
+                f"'{config._attn_implementation}', which is not run: take it out of config.json"
+            )
         _set_dropout(config, "hidden_dropout", hidden_dropout)
         _set_dropout(config, "attention_dropout", attention_dropout)
         classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
@@ -148,10 +155,28 @@ def _loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
         raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
     pinned = {} if revision is None else {"revision": revision}
     try:
-        yield {"pretrained_model_name_or_path": source, **pinned}
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"--model {model} cannot be loaded: {reason}") from error
+        yield {"pretrained_model_name_or_path": source, "trust_remote_code": False, **pinned}
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever is in its files
+        raise UserError(f"--model {model} cannot be loaded: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return in a line what is wrong with the files of a model."""
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            "its weights are a pickle that holds more than tensors; nothing in it was run. "
+            "Expected model.safetensors"
+        )
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs code of its own (auto_map in its configuration), which is never run; "
+            "expected a model of a type that transformers has"
+        )
+    if isinstance(error, (OSError, ValueError)):
+        return str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {shorten(str(error), 200)}"
 
 
 def _set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:

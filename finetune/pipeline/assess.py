@@ -112,7 +112,7 @@ def assess_again(run: Run) -> None:
         labels=labels,
         names=names,
         scoring=manifest.scoring,
-        compute=run.recipe().compute_metrics,
+        compute=run.compute_metrics,
         ordered=manifest.ordered_labels,
     )
     statistics = _statistics(assessment.statistics(manifest.temperature), assessment)

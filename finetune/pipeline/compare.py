@@ -76,18 +76,21 @@ class Comparison:
 _Judged = tuple[Mapping[str, Any], dict[str, Any]]
 
 
-def compare(runs: Sequence[Run | str | Path], page: str | Path | None = None) -> Comparison:
+def compare(
+    runs: Sequence[Run | str | Path], page: str | Path | None = None, *, trust_recipe: bool = False
+) -> Comparison:
     """Compare two runs or more with the first.
 
     Args:
         runs: Runs, or their directories.
         page: Where to write the comparison as a page; one that is there is replaced.
+        trust_recipe: Whether to import recipe files that the runs name; see :meth:`Run.load`.
 
     Raises:
         UserError: if their test rows or their classes are not the same, or if they have no metric
             that is a number.
     """
-    loaded = [Run.load(run) for run in runs]
+    loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
     if len(loaded) < 2:
         raise UserError("compare: expected two runs or more")
     path = None if page is None else Path(page).expanduser()
@@ -201,7 +204,7 @@ def _of_classes(run: Run, first: ScoredRows, second: ScoredRows) -> _Judged:
 
 def _by_its_own(run: Run, labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> _Judged:
     """Score the second by metrics of the recipe of which nothing is known."""
-    own = assessment.Resampled(run.recipe().compute_metrics, second, labels, assessment.Budget())
+    own = assessment.Resampled(run.compute_metrics, second, labels, assessment.Budget())
     return own.metrics(), own.beyond(first)
 
 

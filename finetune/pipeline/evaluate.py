@@ -54,6 +54,7 @@ def evaluate(
     *,
     per_device_eval_batch_size: int = 32,
     cpu_kernels: str | None = None,
+    trust_recipe: bool = False,
     progress: Progress = ignore,
     **reading: Any,
 ) -> Evaluation:
@@ -64,6 +65,7 @@ def evaluate(
         data: A file, a directory or a data set on the Hub; the test rows of the run if None.
         per_device_eval_batch_size: Rows of a batch on one device.
         cpu_kernels: ``auto`` or ``off``; as in the training if None.
+        trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Is given :class:`~finetune.pipeline.events.Advanced`, on rank 0.
         **reading: Options of the recipe that say how to read ``data``, like ``text_column``.
 
@@ -75,7 +77,7 @@ def evaluate(
     from finetune.training.trainer import build_trainer
 
     versions.warn_once(stacklevel=2)
-    run = Run.load(run)
+    run = Run.load(run, trust_recipe=trust_recipe)
     run.require_model()
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")

@@ -51,6 +51,7 @@ def predict(
     run: Run | str | Path,
     data: pd.DataFrame | Iterable[str] | Iterable[Mapping[str, Any]],
     *,
+    trust_recipe: bool = False,
     progress: Progress = ignore,
     **options: Any,
 ) -> pd.DataFrame:
@@ -60,6 +61,7 @@ def predict(
         run: A run with a model, or its directory.
         data: A frame, texts, or rows as mappings. What the model reads is the column
             ``text_column`` (default: that of the run if there is one, else ``text``).
+        trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
         **options: Those of :class:`~finetune.predicting.options.Options`.
 
@@ -77,8 +79,10 @@ def predict(
     from finetune.predicting.request import Request
 
     versions.warn_once(stacklevel=2)
+    if options.get("csv_safe"):
+        raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
     frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
-    request = Request(Run.load(run), Input.of_frame(frame), options)
+    request = Request(Run.load(run, trust_recipe=trust_recipe), Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]
     for name in request.added:
         frame[name] = [value for added in chunks for value in added[name]]
@@ -91,6 +95,7 @@ def predict_file(
     output: str | Path,
     *,
     resume: bool = False,
+    trust_recipe: bool = False,
     progress: Progress = ignore,
     **options: Any,
 ) -> FilePrediction:
@@ -104,6 +109,7 @@ def predict_file(
             images.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
         resume: Whether to go on where an interrupted prediction stopped.
+        trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`, on rank 0.
         **options: Those of :class:`~finetune.predicting.options.Options`.
 
@@ -119,10 +125,11 @@ def predict_file(
     versions.warn_once(stacklevel=2)
     if mistakes := output_mistakes(str(source), output):
         raise UserError(*mistakes)
-    me, parts = distributed.ranks(), PartialOutput(Path(output).expanduser())
+    me, safe = distributed.ranks(), bool(options.get("csv_safe"))
+    parts = PartialOutput(Path(output).expanduser(), safe)
 
     def prepared() -> Request:
-        loaded = Run.load(run)
+        loaded = Run.load(run, trust_recipe=trust_recipe)
         opened = Input.open(str(source), csv_quoting(loaded, source, options))
         request = Request(loaded, opened, options)
         if me.rank == 0:

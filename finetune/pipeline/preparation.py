@@ -76,6 +76,7 @@ def prepare(
 def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: bool) -> Prepared:
     from finetune.pipeline import provenance
     from finetune.training.directory import occupy, refuse_foreign
+    from finetune.training.pickles import refuse_code
     from finetune.training.profile import BEFORE
 
     recipe = chosen.recipe
@@ -91,6 +92,8 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             if touch and chosen.output_dir.is_dir():
                 occupy(chosen.output_dir)  # or a living run might be writing what is verified
             found = resumption.find(wish, chosen.output_dir, touch=touch)
+            if found is not None and found.path is not None:
+                refuse_code(found.path)
     if values is not None:
         _refuse_unknown_metric(values, recipe, wrong)
     with telling(progress) as tell:

@@ -16,11 +16,15 @@ class Report:
     card: Path
 
 
-def report(run: Run | str | Path) -> Report:
+def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
     """Write the report, the plots and the model card of a run; those that are there are replaced.
 
     A run without statistics, since it failed or is of an older release, gets them from its
     predictions.
+
+    Args:
+        run: A run, or its directory.
+        trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
 
     Raises:
         UserError: if the training did not end.
@@ -28,7 +32,7 @@ def report(run: Run | str | Path) -> Report:
     from finetune.pipeline.assess import assess_again
     from finetune.reporting import card, page
 
-    run = Run.load(run)
+    run = Run.load(run, trust_recipe=trust_recipe)
     if run.metrics.statistics is None:
         assess_again(run)
     return Report(page=page.write(run), card=card.write(run))

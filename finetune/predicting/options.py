@@ -54,6 +54,12 @@ class Options:
         metavar="N",
         help="tokens per batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
     )
+    csv_safe: bool = _option(
+        False,
+        action="store_true",
+        help="in .csv and .tsv output put an apostrophe before texts that a spreadsheet would run "
+        "as a formula (those that begin with = + - @, a tab or a line break)",
+    )
 
 
 def mistakes(options: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,13 @@ import pyarrow.parquet as pq
 from finetune.data.files import Chunk, Rows
 from finetune.errors import UserError
 from finetune.predicting.request import Added
+from finetune.runtime.files import refuse_link, replacing, write_whole
 
 _MANIFEST = "manifest.json"
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _PARTS_OF_A_GROUP = 16
+#: With which a formula begins, also written in full width.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,11 @@ class PartialOutput:
 
     Attributes:
         output: The file that they will become.
+        csv_safe: Whether to write no formulas, see :func:`write_rows`.
     """
 
     output: Path
+    csv_safe: bool = False
 
     @property
     def directory(self) -> Path:
@@ -57,10 +61,12 @@ class PartialOutput:
         """
         if not self.output.parent.is_dir():
             raise UserError(f"--output {self.output}: no such directory: {self.output.parent}")
+        refuse_csv_safe(self.output.suffix, self.csv_safe)
+        refuse_link(self.directory)
         manifest = self.directory / _MANIFEST
         if not self.directory.exists():
             self.directory.mkdir()
-            manifest.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            write_whole(manifest, json.dumps(facts, indent=2) + "\n")
             return
         if not resume:
             raise UserError(
@@ -110,15 +116,14 @@ class PartialOutput:
             UserError: if the format cannot store a column or the types of its values.
         """
         path, suffix = self._path(chunk.number), self.output.suffix
-        temporary = path.with_name(path.name + ".tmp")
-        if suffix == ".parquet":
-            _write_parquet(temporary, columns, chunk, added)
-            if first := next(self._done(), None):
-                _schema([first, temporary])  # what cannot be joined is told now
-        else:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                write_rows(file, suffix, columns, chunk, added)
-        os.replace(temporary, path)
+        with replacing(path) as new:
+            if suffix == ".parquet":
+                _write_parquet(new, columns, chunk, added)
+                if first := next(self._done(), None):
+                    _schema([first, new])  # what cannot be joined is told now
+            else:
+                with new.open("w", encoding="utf-8", newline="") as file:
+                    write_rows(file, suffix, columns, chunk, added, self.csv_safe)
 
     def finish(self, count: int, columns: Sequence[str]) -> None:
         """Join the parts into the output, a few in memory at a time, and remove the directory.
@@ -127,19 +132,18 @@ class PartialOutput:
             count: Of the chunks, all of them done.
             columns: Of the input and added.
         """
-        whole = self.directory / f"whole{self.output.suffix}"
         parts = [self._path(number) for number in range(count)]
-        if self.output.suffix == ".parquet":
-            with pq.ParquetWriter(whole, schema := _schema(parts)) as writer:
-                for start in range(0, count, _PARTS_OF_A_GROUP):
-                    group = parts[start : start + _PARTS_OF_A_GROUP]
-                    writer.write_table(pq.read_table(group, schema=schema))
-        else:
-            with whole.open("w", encoding="utf-8", newline="") as file:
-                write_header(file, self.output.suffix, columns)
-            with whole.open("ab") as joined:
-                joined.writelines(part.read_bytes() for part in parts)
-        os.replace(whole, self.output)
+        with replacing(self.output, self.directory) as whole:
+            if self.output.suffix == ".parquet":
+                with pq.ParquetWriter(whole, schema := _schema(parts)) as writer:
+                    for start in range(0, count, _PARTS_OF_A_GROUP):
+                        group = parts[start : start + _PARTS_OF_A_GROUP]
+                        writer.write_table(pq.read_table(group, schema=schema))
+            else:
+                with whole.open("w", encoding="utf-8", newline="") as file:
+                    write_header(file, self.output.suffix, columns, self.csv_safe)
+                with whole.open("ab") as joined:
+                    joined.writelines(part.read_bytes() for part in parts)
         shutil.rmtree(self.directory)
 
     def _done(self) -> Iterator[Path]:
@@ -154,14 +158,31 @@ def of_screen(kind: str) -> str:
     return {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", "-": ".tsv"}.get(kind, ".csv")
 
 
-def write_header(file: IO[str], suffix: str, columns: Sequence[str]) -> None:
+def refuse_csv_safe(suffix: str, csv_safe: bool) -> None:
+    """Refuse ``--csv_safe`` where no spreadsheet would read formulas.
+
+    Raises:
+        UserError: if the output is neither ``.csv`` nor ``.tsv``.
+    """
+    if csv_safe and suffix not in _SEPARATORS:
+        raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+
+
+def write_header(
+    file: IO[str], suffix: str, columns: Sequence[str], csv_safe: bool = False
+) -> None:
     """Write the names of the columns, where the format has them on top."""
     if suffix in _SEPARATORS:
-        _delimited(file, suffix).writerow(columns)
+        _delimited(file, suffix).writerow(map(_harmless, columns) if csv_safe else columns)
 
 
 def write_rows(
-    file: IO[str], suffix: str, columns: Sequence[str], chunk: Chunk, added: Added
+    file: IO[str],
+    suffix: str,
+    columns: Sequence[str],
+    chunk: Chunk,
+    added: Added,
+    csv_safe: bool = False,
 ) -> None:
     """Write the rows of a chunk as text.
 
@@ -171,6 +192,7 @@ def write_rows(
         columns: Of the input.
         chunk: The rows.
         added: What was predicted.
+        csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
 
     Raises:
         UserError: if a row has columns that the first rows lack and the format cannot store.
@@ -184,9 +206,9 @@ def write_rows(
     if suffix == ".jsonl":
         file.writelines(_json(row) + "\n" for row in whole)
     else:
-        names = [*columns, *added]
+        names, of_value = [*columns, *added], _harmless if csv_safe else _cell
         _delimited(file, suffix).writerows(
-            [_cell(row.get(name)) for name in names] for row in whole
+            [of_value(row.get(name)) for name in names] for row in whole
         )
 
 
@@ -222,6 +244,17 @@ def _delimited(file: IO[str], suffix: str) -> Any:
 
 def _cell(value: Any) -> Any:
     return _json(value) if isinstance(value, (list, dict, bytes)) else value
+
+
+def _harmless(value: Any) -> Any:
+    """Return a cell that no spreadsheet runs, by the rule of OWASP; numbers stay as they are."""
+    cell = _cell(value)
+    if not isinstance(cell, str) or not cell.startswith(_FORMULAS):
+        return cell
+    with contextlib.suppress(ValueError):
+        float(cell)
+        return cell
+    return f"'{cell}"
 
 
 def _json(value: Any) -> str:

@@ -121,6 +121,7 @@ class Request:
             "the temperature": self.temperature,
             "--precision": self.precision,
             "--cpu_kernels": self.cpu_kernels,
+            "--csv_safe": self.options.csv_safe,
             "the rows of a part": files.CHUNK_ROWS,
         }
 

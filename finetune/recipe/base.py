@@ -206,10 +206,15 @@ class Recipe:
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         """Return the model saved in ``directory`` by a run."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_model
 
-        model = self.build_model(labels)
-        load_model(model, Path(directory) / "model.safetensors")
+        model, weights = self.build_model(labels), Path(directory) / "model.safetensors"
+        try:
+            load_model(model, weights)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            first = str(error).partition("\n")[0]
+            raise UserError(f"{weights} cannot be loaded: {first}") from error
         return model
 
     def base_revision(self) -> str | None:

@@ -12,7 +12,7 @@ import importlib
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -62,9 +62,7 @@ def find(name: str) -> type[Recipe]:
         path = Path(name).expanduser().resolve()
         if not path.exists():
             raise UserError(f"recipe file not found: {name}")
-        _let_import(path.parent)
-        unique = f"recipe_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-        return _only_recipe(sys.modules.get(unique) or _loaded(unique, path, name), name)
+        return _only_recipe(sys.modules.get(_module_name(path)) or _import_file(path, name), name)
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
@@ -86,8 +84,53 @@ def find(name: str) -> type[Recipe]:
     )
 
 
+def of_run(name: str, manifest: Path) -> type[Recipe]:
+    """Return the recipe that a manifest names, which is data and must not make code run.
+
+    That is an installed recipe, or one whose file this process has imported before.
+
+    Args:
+        name: As :func:`origin` returned it.
+        manifest: The file, for messages.
+
+    Raises:
+        UserError: if the recipe would have to be imported from elsewhere.
+    """
+    if name in names():
+        return find(name)
+    if module := _imported(name):
+        return _only_recipe(module, name)
+    if _is_file(name):
+        raise UserError(
+            f"{manifest} names a recipe file, {name}, which would be run as code: if you trust "
+            "that file, add --trust_recipe (in Python trust_recipe=True, or import it first)"
+        )
+    raise UserError(
+        f"{manifest} names the recipe '{name}', which is not installed{suggestion(name, names())} "
+        f"(available: {', '.join(names())})"
+    )
+
+
+def trust(name: str, tell: Callable[[str], object]) -> None:
+    """Import the recipe file that a manifest names, if it names one; the user has said so.
+
+    Args:
+        name: As :func:`origin` returned it.
+        tell: Is given a sentence with the file and its hash, before it is imported.
+
+    Raises:
+        UserError: if there is no such file.
+    """
+    if _is_file(name) and not _imported(name):
+        _import_file(Path(name), name, tell)
+
+
 def origin(recipe: type[Recipe]) -> str:
     """Return the words that make :func:`find` find this class again, for the manifest of a run."""
+    for point in entry_points(group=ENTRY_POINTS):
+        defined = point.module == recipe.__module__ and point.attr in ("", recipe.__qualname__)
+        if defined and point.name not in _shipped():
+            return point.name
     file = getattr(sys.modules.get(recipe.__module__), "__file__", None)
     if file is None:
         return recipe.__module__
@@ -102,14 +145,44 @@ def shown(recipe: type[Recipe]) -> str:
     return str(Path(name).relative_to(Path.cwd())) if below else name
 
 
+def _module_name(path: Path) -> str:
+    return f"recipe_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") and Path(name).is_absolute()
+
+
+def _imported(name: str) -> ModuleType | None:
+    """Return the module that this process has imported from a file, if it has."""
+    if not _is_file(name):
+        return None
+    path, loaded = Path(name), list(sys.modules.values())
+    alike = [m for m in loaded if str(getattr(m, "__file__", None)).endswith(path.name)]
+    return next((m for m in alike if Path(str(m.__file__)).resolve() == path), None)
+
+
+def _import_file(
+    path: Path, name: str, tell: Callable[[str], object] = lambda sentence: None
+) -> ModuleType:
+    """Import a recipe file; what is hashed is what is run, and not a compiled copy beside it."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"recipe file {path} cannot be read: {error.strerror}") from error
+    tell(f"importing the recipe {path} (sha256 {hashlib.sha256(source).hexdigest()})")
+    _let_import(path.parent)
+    return _loaded(path, name, source)
+
+
 def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in namesakes.files("recipes")}
 
 
-def _loaded(module: str, path: Path, name: str) -> ModuleType:
+def _loaded(path: Path, name: str, source: bytes) -> ModuleType:
     """Return the module of a recipe file; what stops it is told by file and line."""
     try:
-        return namesakes.load_file(module, path)
+        return namesakes.load_file(_module_name(path), path, source)
     except UserError as error:
         raise UserError(*(f"{name}: {mistake}" for mistake in error.mistakes)) from error
     except SyntaxError as error:

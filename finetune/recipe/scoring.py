@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,20 @@ class Scoring:
 
 
 def load(name: str) -> EvaluationModule:
-    """Return the metric in ``metrics/NAME`` of the toolkit."""
-    import evaluate
+    """Return the metric in ``metrics/NAME`` of the toolkit.
 
-    return evaluate.load(str(namesakes.HOUSE / "metrics" / name), keep_in_memory=True)
+    ``evaluate.load`` would run the copy that it keeps in a cache, which others may write to.
+    """
+    from evaluate import EvaluationModule
+
+    path = namesakes.HOUSE / "metrics" / name / f"{name}.py"
+    own = f"finetune_metric_{name}"
+    module = sys.modules.get(own) or namesakes.load_file(own, path)
+    (metric,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, EvaluationModule)
+        and value.__module__ == own
+    )
+    return metric(keep_in_memory=True)

@@ -109,7 +109,7 @@ class TextClassification(Recipe):
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data.tokenize import tokenize
 
-        return tokenize(dataset, self.processing_class(), self.max_length)
+        return tokenize(dataset, self.processing_class(), self.max_length, self.note)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         from finetune.data.tokenize import whole_lengths

@@ -19,6 +19,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from finetune.runtime.files import replacing
+
 #: Nearly those of Okabe and Ito (2008), which colour-blind readers can tell apart; each has a
 #: contrast of 3 to 1 on white and on the page's dark background.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
@@ -81,7 +83,8 @@ class Plot:
     @styled
     def save(self, path: Path) -> None:
         """Write it as PNG, dark on white."""
-        self.figure.savefig(path, dpi=200, facecolor="white")
+        with replacing(path) as new:
+            self.figure.savefig(new, format="png", dpi=200, facecolor="white")
 
 
 def figure_of(

@@ -16,6 +16,7 @@ import pandas as pd
 from finetune.reporting import curves, facts, html, plots, ranking, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
+from finetune.runtime.files import refuse_link
 from finetune.statistics import calibration, classification, mistakes, threshold
 from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Manifest, Statistics
@@ -46,6 +47,7 @@ def write(run: Run) -> Path:
     """
     content, figures = _content(run)
     directory = run.path / PLOTS
+    refuse_link(directory)
     directory.mkdir(exist_ok=True)
     for left in directory.glob("*.png"):  # what this run has too few rows or steps for
         if left.stem not in figures:

@@ -13,6 +13,7 @@ from scipy.special import softmax
 
 from finetune.data.labels import class_names
 from finetune.runs.run import PREDICTIONS
+from finetune.runtime.files import replacing
 
 
 def write(directory: Path, rows: Dataset, logits: Any, tokens: Sequence[int] | None = None) -> None:
@@ -43,4 +44,5 @@ def write(directory: Path, rows: Dataset, logits: Any, tokens: Sequence[int] | N
     for name in rows.column_names:
         if name not in columns and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]
-    pd.DataFrame(columns).to_parquet(directory / PREDICTIONS, index=False)
+    with replacing(directory / PREDICTIONS) as new:
+        pd.DataFrame(columns).to_parquet(new, index=False)

@@ -14,7 +14,10 @@ runs/yelp/
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +29,7 @@ from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Sta
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+    from transformers import EvalPrediction
 
     from finetune.recipe import Recipe
 
@@ -40,12 +44,22 @@ class Run:
     path: Path
 
     @classmethod
-    def load(cls, path: str | Path | Run) -> Run:
+    def load(cls, path: str | Path | Run, *, trust_recipe: bool = False) -> Run:
         """Return the run in ``path``; a run is returned as it is.
+
+        Args:
+            path: The directory.
+            trust_recipe: Whether to import the recipe file that the manifest names, if it names
+                one; a warning gives its path and its hash.
 
         Raises:
             UserError: if there is none.
         """
+        if trust_recipe:
+            from finetune.recipe import catalog
+
+            warn = functools.partial(warnings.warn, stacklevel=5)
+            catalog.trust(cls.load(path).manifest.recipe, warn)
         if isinstance(path, Run):
             return path
         directory = Path(path).expanduser()
@@ -161,14 +175,27 @@ class Run:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
     def recipe(self) -> Recipe:
-        """Return the recipe with the options it had; model and tokenizer are those of the run."""
+        """Return the recipe with the options it had; model and tokenizer are those of the run.
+
+        Raises:
+            UserError: if it is neither installed nor imported: a manifest is data, which may come
+                from elsewhere.
+        """
         from finetune.recipe import catalog
 
         manifest = self.manifest
         options = dict(manifest.options)
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
-        return catalog.find(manifest.recipe)(**options)
+        return catalog.of_run(manifest.recipe, self.path / MANIFEST)(**options)
+
+    @property
+    def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        """The metrics of the recipe, which is not imported if they are those of the toolkit."""
+        from finetune.recipe.scoring import Scoring
+
+        scoring = self.manifest.scoring
+        return Scoring(**scoring) if scoring else self.recipe().compute_metrics
 
     def model(self) -> torch.nn.Module:
         """Return the model of the run, in evaluation mode."""

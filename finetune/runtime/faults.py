@@ -7,15 +7,37 @@ too.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 import time
 import traceback
+from typing import Any
 
-from finetune.errors import UserError
+from finetune.errors import UserError, masked
 from finetune.runtime import distributed, signals
 from finetune.runtime.terminal import visible
 
 _LAUNCHER_ENDS_US_WITHIN = 3.0  # seconds; torchrun polls ten times a second
+
+
+def keep_secrets() -> None:
+    """Mask passwords and tokens in tracebacks and in what the libraries log."""
+    if sys.excepthook is not sys.__excepthook__:
+        return
+
+    def show(*error: Any) -> None:
+        print(masked("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
+
+    def record(*given: Any, **named: Any) -> logging.LogRecord:
+        made = make(*given, **named)
+        with contextlib.suppress(Exception):  # arguments that do not fit the message
+            made.msg, made.args = masked(made.getMessage()), ()
+        return made
+
+    make = logging.getLogRecordFactory()
+    sys.excepthook = show
+    logging.setLogRecordFactory(record)
 
 
 def refuse(error: UserError) -> int:
@@ -59,5 +81,5 @@ def stop(error: Exception) -> int:
         told = f"error: rank {rank} lost the connection to another rank, which has exited: {line}"
     else:
         told = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip()
-    print(visible(told), file=sys.stderr, flush=True)
+    print(visible(masked(told)), file=sys.stderr, flush=True)
     return 1

@@ -12,11 +12,13 @@ import functools
 import hashlib
 import importlib.util
 import sys
+from importlib.machinery import PathFinder
 from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 
 from finetune.errors import UserError
+from finetune.runtime import import_path
 from finetune.runtime.version import DISTRIBUTION, __version__
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -37,11 +39,7 @@ def files(package: str, *, ours: bool = True) -> list[Path]:
 
 @functools.cache
 def found() -> tuple[str, ...]:
-    """Return a warning for each package of the same name that will not be imported.
-
-    The path is searched once: the command line calls this before it removes the current directory
-    from the path.
-    """
+    """Return a warning for each package of the same name that will not be imported."""
     sentences = []
     for package in PACKAGES:
         if (place := _first_on_path(package)) not in (None, HOUSE / package):
@@ -108,15 +106,18 @@ def claim() -> tuple[str, ...]:
     return told
 
 
-def load_file(name: str, path: Path) -> ModuleType:
-    """Import a file as the module ``name``, wherever it lies, and return it."""
+def load_file(name: str, path: Path, source: bytes | None = None) -> ModuleType:
+    """Import a file, or the ``source`` that was read from it, as the module ``name``."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look the module up by its name
     try:
-        spec.loader.exec_module(module)
+        if source is None:
+            spec.loader.exec_module(module)
+        else:
+            exec(compile(source, path, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
@@ -127,7 +128,9 @@ def _first_on_path(package: str) -> Path | None:
     """Return the directory or file that ``import PACKAGE`` would load; None if there is none."""
     if package in sys.modules:  # whatever it is, it is found there; `claim` judges it
         return None
-    spec = importlib.util.find_spec(package)
+    spec = PathFinder.find_spec(package, import_path.forgotten)
+    if spec is None or spec.origin is None:
+        spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:  # a folder without `__init__.py` runs no code
         return None
     origin = Path(spec.origin).resolve()

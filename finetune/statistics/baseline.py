@@ -5,21 +5,27 @@ In a regression, the mean of the training labels.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 
-import joblib
 import numpy as np
 import sklearn
 from datasets import DatasetDict, Value
 
+from finetune.data import seals
 from finetune.data.labels import class_names
 from finetune.runtime import hub
+from finetune.runtime.files import write_whole
 
 #: More rows take scikit-learn longer than the training of the model itself.
 MOST_ROWS = 100_000
 #: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
 #: one for each row and class.
 MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
+#: The class of each test text, and in words where the baseline was bounded.
+Fitted = tuple[np.ndarray, list[str]]
+_CACHE_VERSION = 1  # increment when the same rows should yield other classes
 
 
 def outputs(
@@ -51,15 +57,12 @@ def outputs(
         return {"mean": np.full((len(test), 1), np.mean(train["label"][:]), dtype=np.float32)}
     predicted = {"majority class": majority(train["label"][:], len(test))}
     if fit and isinstance(train.features[input_column], Value):
-        memory = joblib.Memory(hub.caches()["datasets"] / "finetune-baselines", verbose=0)
-        rows = ["train_texts", "train_labels", "test_texts"]  # the fingerprint stands for them
         texts, labels, others = train[input_column][:], train["label"][:], test[input_column][:]
-        identity = f"{fingerprint} {sklearn.__version__}"
+        bounds = _bounds(len(names))
+        key = f"{fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
         name = "TF-IDF + logistic regression"
         try:
-            fitted = memory.cache(bag_of_words, ignore=rows)(
-                texts, labels, others, seed, *_bounds(len(names)), identity
-            )
+            fitted = _remembered(key, lambda: bag_of_words(texts, labels, others, seed, *bounds))
         except Exception as error:  # whatever it is, the run is worth what it is without
             note(failed(name, error))
             fitted = None
@@ -82,6 +85,21 @@ def _bounds(classes: int) -> tuple[int, int]:
     return min(MOST_ROWS, MOST_SCORES // of_binary), MOST_WEIGHTS // of_binary
 
 
+def _remembered(key: str, fit: Callable[[], Fitted | None]) -> Fitted | None:
+    """Return what was fitted before under that key, or fit it; a damaged file is fitted again."""
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    cached = hub.caches()["datasets"] / "finetune-baselines" / f"{name}.json"
+    if seals.intact(cached, lambda sentence: None):
+        content = json.loads(cached.read_text(encoding="utf-8"))
+        return content and (np.asarray(content["classes"]), content["limits"])
+    fitted = fit()
+    content = fitted and {"classes": fitted[0].tolist(), "limits": fitted[1]}
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(cached, json.dumps(content))
+    seals.seal(cached)
+    return fitted
+
+
 def majority(train_labels: Sequence[int], rows: int) -> np.ndarray:
     """Return the most frequent class of training, for each of ``rows`` rows."""
     return np.full(rows, np.bincount(np.asarray(train_labels)).argmax())
@@ -94,8 +112,7 @@ def bag_of_words(
     seed: int,
     most_rows: int = MOST_ROWS,
     most_terms: int = MOST_WEIGHTS,
-    identity: str = "",
-) -> tuple[np.ndarray, list[str]] | None:
+) -> Fitted | None:
     """Predict with TF-IDF over one- and two-word terms, sublinear, and logistic regression, C = 10.
 
     Args:
@@ -105,7 +122,6 @@ def bag_of_words(
         seed: Of the sample, if there are more than ``most_rows``.
         most_rows: On how many it is fitted at most.
         most_terms: How many terms it has at most, the most frequent ones.
-        identity: Stands for the texts and labels where the result is remembered.
 
     Returns:
         The class of each test text, and in words where the baseline was bounded; None if the texts

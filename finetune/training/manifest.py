@@ -191,14 +191,14 @@ def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         process = content.get("process")
         return str(content["status"]), Process(**process) if process else None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "unreadable", None
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is damaged: expected an object, found {str(content)[:40]}")

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback, TrainerState
 
 from finetune.runtime import distributed
+from finetune.runtime.files import refuse_link, replacing, write_whole
 from finetune.training.speed import PREFIX, Mark, Meter
 
 DIRECTORY = "profile"
@@ -84,8 +85,10 @@ class Profile(TrainerCallback):
         if distributed.ranks().rank:
             return
         table = output_dir / DIRECTORY / TABLE
+        refuse_link(table.parent)
         table.parent.mkdir(parents=True, exist_ok=True)
-        found.export_chrome_trace(str(table.with_name(TRACE)))
+        with replacing(table.with_name(TRACE)) as new:
+            found.export_chrome_trace(str(new))
         events = list(found.events() or ())  # type: ignore[no-untyped-call]
         steps, phases = where(events)
         content = {
@@ -94,7 +97,7 @@ class Profile(TrainerCallback):
             "operators": _operators(found, steps),
             "speed": speed,
         }
-        table.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_whole(table, json.dumps(content, indent=2) + "\n")
 
 
 def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:

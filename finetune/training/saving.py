@@ -26,6 +26,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import UserError
 from finetune.runtime import distributed, signals
+from finetune.runtime.files import apply_umask
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
@@ -233,6 +234,7 @@ class Saving(transformers.Trainer):
         if self.is_fsdp_enabled and not _internal_call:
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         super().save_model(output_dir, _internal_call)
+        apply_umask(Path(output_dir or self.args.output_dir or ""), "*.safetensors")
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None

@@ -1,0 +1,1 @@
+"""What must not go wrong, each tried: hostile files, damaged caches."""

@@ -1,0 +1,102 @@
+"""Refuse what would end the process instead of being read: deep nesting, decompression bombs."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from finetune.errors import UserError
+
+#: Lists and objects inside each other; pyarrow ends the process at some ten thousand of them.
+DEEPEST = 100
+#: Data that is more times larger than its file was made to be so, if it is too large as well.
+_LARGEST_RATIO = 100
+#: Bytes of a chunk of rows, and the share of the available memory that they may take.
+_MOST, _SHARE_OF_MEMORY = 2**30, 8
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])')
+
+
+def refuse_deep(text: str, place: str) -> None:
+    """Refuse JSON that is nested too deeply, before it is parsed; ``place`` is for the message.
+
+    Raises:
+        UserError: if it has more than :data:`DEEPEST` lists and objects inside each other.
+    """
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return
+    depth = 0
+    for found in _BRACKETS.finditer(text):  # or a string, whose brackets are text
+        depth += bool(found[1]) - bool(found[2])
+        if depth > DEEPEST:
+            raise UserError(
+                f"{place}: more than {DEEPEST} lists and objects inside each other; expected rows "
+                "of plain values"
+            )
+
+
+def refuse_deep_file(path: Path, name: str) -> None:
+    """Refuse a file of JSON, gzip or not, that is nested too deeply; ``name`` is for the message.
+
+    Raises:
+        UserError: likewise.
+    """
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    with (
+        gzip.open(path, "rt", encoding="utf-8", errors="replace")
+        if zipped
+        else path.open(encoding="utf-8", errors="replace")
+    ) as lines:
+        for line in lines:
+            refuse_deep(line, name)
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a parquet file whose texts stay compressed as dictionaries; see :func:`unpacked`.
+
+    Raises:
+        UserError: if a column is far larger than its file and than the memory.
+    """
+    with pq.ParquetFile(path) as file:
+        about = file.metadata
+        texts = []
+        for number in range(about.num_columns):
+            column = about.schema.column(number)
+            if column.physical_type == "BYTE_ARRAY" and column.path == column.name:
+                texts.append(column.path)
+            for group in range(about.num_row_groups):
+                chunk = about.row_group(group).column(number)
+                size = chunk.total_uncompressed_size
+                if size > _LARGEST_RATIO * max(1, chunk.total_compressed_size):
+                    _refuse_large(size, f"{path}, column '{column.path}'")
+    return pq.ParquetFile(path, read_dictionary=texts)
+
+
+def unpacked(batch: pa.RecordBatch, schema: pa.Schema, place: str) -> pa.Table:
+    """Return rows of :func:`open_parquet` with the types of ``schema``.
+
+    Raises:
+        UserError: if their texts would take too much of the memory.
+    """
+    size = 0
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            lengths = pc.binary_length(column.dictionary)
+            size += pc.sum(lengths.take(column.indices)).as_py() or 0
+    _refuse_large(size, place)
+    return pa.Table.from_batches([batch]).cast(schema)
+
+
+def _refuse_large(size: int, place: str) -> None:
+    most = min(_MOST, psutil.virtual_memory().available // _SHARE_OF_MEMORY)
+    if size > most:
+        raise UserError(
+            f"{place}: {size / 2**30:.2g} GiB decompressed; expected {most / 2**30:.2g} GiB at "
+            f"most (1/{_SHARE_OF_MEMORY} of the available memory, no more than {_MOST >> 30} GiB)"
+        )
