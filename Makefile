@@ -7,7 +7,7 @@ OLDEST := .venv-oldest
 FAST := not slow and not processes and not trains
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all test-oldest check lint format audit bench gpu-check clean
+.PHONY: help env demo test test-all test-oldest faults faults-long check lint format audit bench gpu-check clean
 
 help:  ## list the targets
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,13 @@ test: $(READY)  ## the tests (about 14 minutes on two cores)
 
 test-all: $(READY)  ## the tests, the slow ones too
 	$(BIN)/python -m pytest -m ''
+
+# one after the other: what is timed and killed is not disturbed
+faults: $(READY)  ## kill, damage and stop runs in every way, and print a table (about 20 minutes)
+	FAULT_TIMES=5 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' tests/faults
+
+faults-long: $(READY)  ## the same, with twenty kills of each kind (about an hour)
+	FAULT_TIMES=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' tests/faults
 
 test-oldest: $(OLDEST)/.ready  ## the fast tests with the oldest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest -q -m '$(FAST)'

@@ -200,11 +200,11 @@ def test_rows_with_an_empty_field_are_refused_by_training_and_evaluation(
 ) -> None:
     path = write(tmp_path, "a.csv", 'text,label\nx,good\n,bad\n"",bad\n')
 
-    for read in (
-        lambda: catalog.find("yelp")(dataset=path).load(),
-        lambda: evaluate(run, path),
+    for rows, read in (
+        ("train rows", lambda: catalog.find("yelp")(dataset=path).load()),
+        ("rows", lambda: evaluate(run, path)),
     ):
-        with pytest.raises(UserError, match=r"2 of 3 train rows without a text: lines 3, 4;"):
+        with pytest.raises(UserError, match=f"2 of 3 {rows} without a text: lines 3, 4;"):
             read()
 
 

@@ -246,7 +246,9 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     assert Run.load(run).manifest["status"] == "interrupted"
     with pytest.raises(UserError, match="its status is 'interrupted'"):
         _ = Run.load(run).metrics
-    (said,) = re.findall(r"^interrupted; to resume: (.*)$", capfd.readouterr().out, re.MULTILINE)
+    (said,) = re.findall(
+        r"^interrupted; to resume at step 9: (.*)$", capfd.readouterr().out, re.MULTILINE
+    )
     _, *typed = shlex.split(said)
     assert typed == ["-m", "finetune", *words, "--output_dir", str(run), "--resume"]
 
@@ -275,7 +277,9 @@ def test_in_a_notebook_the_way_on_is_python(
     monkeypatch.setenv("STOP_AT", str(EPOCH))
     with pytest.raises(KeyboardInterrupt):
         finetune.train(recipe, progress=print, **options)
-    (said,) = re.findall(r"^interrupted; to resume: (.*)$", capfd.readouterr().out, re.MULTILINE)
+    (said,) = re.findall(
+        r"^interrupted; to resume at step 9: (.*)$", capfd.readouterr().out, re.MULTILINE
+    )
     call = ast.parse(said, mode="eval").body
     assert isinstance(call, ast.Call)
     given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}

@@ -429,7 +429,7 @@ def test_load_refuses_what_is_no_run(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_has_no_metrics_and_says_why(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", status="running")
-    with pytest.raises(UserError, match=r"has no metrics\.json: its status is 'running'"):
+    with pytest.raises(UserError, match=r"has no metrics\.json: its status is 'stale'"):
         _ = Run.load(run.path).metrics
 
 

@@ -320,6 +320,7 @@ def test_a_resumed_run_with_too_few_steps_left_is_not_profiled(
     given = dict(profile=2, max_steps=6, save_strategy="steps", save_steps=4)
     first = trained(**given)
     shutil.rmtree(first.path / "checkpoint-6")
+    first.update(status="running")
     capsys.readouterr()
     run = trained(**given, resume_from_checkpoint="last")
     shown = capsys.readouterr().out

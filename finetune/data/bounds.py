@@ -79,7 +79,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def unpacked(batch: pa.RecordBatch, schema: pa.Schema, place: str) -> pa.Table:
-    """Return rows of :func:`open_parquet` with the types of ``schema``.
+    """Return rows of :func:`open_parquet` with the types of ``schema``, string views as strings.
 
     Raises:
         UserError: if their texts would take too much of the memory.
@@ -90,6 +90,9 @@ def unpacked(batch: pa.RecordBatch, schema: pa.Schema, place: str) -> pa.Table:
             lengths = pc.binary_length(column.dictionary)
             size += pc.sum(lengths.take(column.indices)).as_py() or 0
     _refuse_large(size, place)
+    for number, field in enumerate(schema):
+        if pa.types.is_string_view(field.type):  # to which pyarrow casts no dictionary
+            schema = schema.set(number, field.with_type(pa.string()))
     return pa.Table.from_batches([batch]).cast(schema)
 
 

@@ -262,7 +262,7 @@ def _plain(value: Any) -> Any:
 
 
 def refuse_changes(found: Resumption, now: Mapping[str, Any], allowed: str | None) -> None:
-    """Refuse to go on with another training than the one that was interrupted.
+    """Refuse to continue another training than the one that was interrupted.
 
     Args:
         found: What to go on from.

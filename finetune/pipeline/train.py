@@ -133,6 +133,13 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if leads(chosen.values):
             progress(Started(chosen, arguments, prepared.steps, trainer.model))
             run = _begin(prepared, provenance.manifest(chosen, arguments), progress)
+        if prepared.checkpoint and trainer.collator_draws():
+            progress(
+                Noted(
+                    "the data collator draws random numbers: those after the checkpoint are drawn "
+                    "anew, so the result is not exactly that of a run that was not stopped"
+                )
+            )
         give_up = functools.partial(_give_up, run)
         with signals.deferred(arguments.grace_seconds, give_up):
             trained, seconds, validated, tested = _trained(trainer, prepared)

@@ -76,7 +76,7 @@ class Run:
         Raises:
             UserError: with what to type next.
         """
-        if any(self.path.glob("*.safetensors*")):
+        if any(self.path.glob("*.safetensors*")) or any(self.path.glob("pytorch_model*.bin*")):
             return
         manifest, checkpoints = self.manifest, any(self.path.glob("checkpoint-*"))
         command = manifest.command

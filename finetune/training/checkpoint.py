@@ -71,12 +71,12 @@ def commit(staged: Path, final: Path, world_size: int, configuration: Mapping[st
     for directory, _, names in os.walk(staged):
         for name in [*names, "."]:
             _force_to_disk(Path(directory, name))
-    replaced = staged.with_name(f"{final.name}.replaced")
+    replaced = final.parent / UNCOMMITTED / f"{final.name}.replaced"
     if final.exists():  # see `clear`, where this is interrupted
         final.rename(replaced)
     staged.rename(final)
     _force_to_disk(final.parent)
-    shutil.rmtree(staged.parent, ignore_errors=True)  # with what was replaced
+    shutil.rmtree(final.parent / UNCOMMITTED, ignore_errors=True)  # with what was replaced
 
 
 def clear(directory: Path) -> None:

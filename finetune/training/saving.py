@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_model
@@ -164,6 +165,22 @@ class Saving(transformers.Trainer):
         if (reason := checkpoint.problem(Path(resume_from_checkpoint))) is not None:
             raise UserError(f"{resume_from_checkpoint} is damaged: {reason}")
         return str(resume_from_checkpoint)
+
+    def collator_draws(self) -> bool:
+        """Return whether collating a batch draws random numbers, which a resumed run draws anew."""
+        rows = self._remove_unused_columns(self.train_dataset, description="training")
+        assert self.data_collator is not None
+        python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self.data_collator([rows[0]])
+        draws = (
+            random.getstate() != python
+            or str(np.random.get_state()) != str(numpy)
+            or not torch.equal(torch.get_rng_state(), cpu)
+        )
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        return draws
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
         """Run an epoch as the library does; of the one that was resumed, what is left of it."""

@@ -156,3 +156,23 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(equal, one, other))
     return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table of `make faults`: how often each fault was survived, and how long it took."""
+    if "FAULT_TIMES" not in os.environ:
+        return
+    rows: dict[tuple[str, str], list[pytest.TestReport]] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            if report.when == "call" or outcome != "passed":
+                file, _, name = report.nodeid.partition("::")
+                name = name.partition("[")[0].removeprefix("test_").replace("_", " ")
+                rows.setdefault((Path(file).stem.removeprefix("test_"), name), []).append(report)
+    terminalreporter.section("faults")
+    for (area, name), reports in sorted(rows.items()):
+        passed = sum(report.passed for report in reports)
+        seconds = sum(report.duration for report in reports)
+        terminalreporter.line(
+            f"{area:12} {name:75} {passed:3} of {len(reports):3} {seconds:6.1f} s"
+        )

@@ -196,3 +196,26 @@ def test_a_job_that_is_started_again_resumes_by_itself(
     monkeypatch.setenv(name, "1")
     assert faulty(run, "--max_steps", "6") == 0
     assert Run.load(run).manifest.steps_before == 4
+
+
+def test_a_collator_that_draws_is_said_not_to_be_exact(
+    interrupted: Path, words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for draws, expected in (("random.random()", True), ("numpy.random.rand()", True), ("0", False)):
+        run = tmp_path / str(len(draws))
+        recipe = tmp_path / f"drawing{len(draws)}.py"
+        method = (
+            "    def data_collator(self):\n        import random, numpy\n"
+            "        collate = super().data_collator()\n"
+            f"        return lambda rows: ({draws}, collate(rows))[1]\n\n"
+        )
+        text = Path(words[0]).read_text(encoding="utf-8")
+        recipe.write_text(text.replace("    def prepare", f"{method}    def prepare"), "utf-8")
+        typed = [str(recipe), *words[1:], "--output_dir", str(run), "--max_steps", "6"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FAULT", "step 3,SIGTERM")
+            assert cli.main(typed) == 75
+            patch.delenv("FAULT")
+            capfd.readouterr()
+            assert cli.main([*typed, "--resume"]) == 0
+        assert ("the data collator draws random numbers" in capfd.readouterr().out) == expected

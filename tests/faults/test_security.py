@@ -30,6 +30,8 @@ from finetune import Run, UserError
 from finetune.cli import dispatch
 from finetune.data import files, seals, sources
 from finetune.statistics import baseline
+from finetune.training import checkpoint as checkpoints
+from finetune.training.checkpoint import Checkpoint
 from tests.conftest import LAUNCHERS, ROOT, Command
 from tests.hub import Hub, serve
 from tests.runs import trained, write_run
@@ -333,6 +335,14 @@ def test_hostile_weights_of_a_run_are_one_message(
     assert not canary.exists()
 
 
+def committed_again(path: Path) -> None:
+    """Whoever plants a file can write its checksum too."""
+    known = Checkpoint.read(path)
+    (path / Checkpoint.NAME).unlink()
+    path.rename(path.with_name("planted"))
+    checkpoints.commit(path.with_name("planted"), path, known.world_size, known.configuration)
+
+
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_a_hostile_file_of_a_checkpoint_is_one_message_that_names_it(
     name: str, run: Run, canary: Path, capsys: pytest.CaptureFixture[str]
@@ -342,10 +352,12 @@ def test_a_hostile_file_of_a_checkpoint_is_one_message_that_names_it(
     for option in ("dataset", "model", "text_column", "label_column", "max_length"):
         words += [f"--{option}", run.manifest.options[option]]
     archive(checkpoint / name, canary)
+    committed_again(checkpoint)
     before = (run.path / "run.json").read_bytes()
     told = refused(*words, "--num_train_epochs", 9, capsys=capsys)
     assert f"{checkpoint / name} holds more than tensors: posix.system" in told
     plain_pickle(checkpoint / name, canary)
+    committed_again(checkpoint)
     told = refused(*words, "--num_train_epochs", 9, capsys=capsys)
     assert f"{checkpoint / name} cannot be read as a file of torch.save" in told
     assert not canary.exists()

@@ -12,6 +12,7 @@ from finetune import Run
 from tests.faults.conftest import EPOCH, STEPS, Faulty, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
+MATRIX = pytest.mark.faults
 EPOCHS = ("--eval_strategy", "epoch", "--save_strategy", "epoch", "--logging_steps", "4")
 #: Place of the signal, flags, and the step that is saved.
 PHASES = {
@@ -29,7 +30,13 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize("phase", PHASES)
+#: The others belong to `make faults`.
+ALWAYS = ("the last step", "an evaluation", "the end of an epoch", "accumulation")
+
+
+@pytest.mark.parametrize(
+    "phase", [each if each in ALWAYS else pytest.param(each, marks=MATRIX) for each in PHASES]
+)
 def test_a_signal_saves_and_the_rest_is_what_it_would_have_been(
     faulty: Faulty,
     whole: Callable[..., Path],
@@ -139,6 +146,7 @@ def test_a_second_signal_ends_at_once(words: list[str], tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGTERM
 
 
+@MATRIX
 @pytest.mark.processes
 @pytest.mark.parametrize(("rank", "place", "step"), [("1", "step 4", 5), ("0", "batch 1", 3)])
 def test_ranks_agree_on_the_step(

@@ -1,0 +1,201 @@
+"""A run that is killed, again and again, becomes what it would have become."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from finetune import Run
+from finetune.training import checkpoint
+from tests.faults.conftest import assert_same
+
+pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.faults]
+TIMES = int(os.environ.get("FAULT_TIMES", "5"))
+PATIENCE = 120.0  # seconds, until a run that hangs fails the test
+#: Imported once, by the process that all others are forked from.
+WARM = ["finetune.training.trainer", "finetune.cli.train", "finetune.pipeline.train", "datasets"]
+Start = Callable[[list[str], Path], BaseProcess]
+
+
+def work(words: list[str], log: str) -> None:
+    """Run the command line in a forked process, with its output in a file."""
+    from finetune import cli
+
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.exit(cli.main(words))
+
+
+@pytest.fixture(scope="module")
+def start() -> Start:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(WARM)
+
+    def run(words: list[str], log: Path) -> BaseProcess:
+        process = context.Process(target=work, args=(words, str(log)))
+        process.start()
+        return process
+
+    return run
+
+
+def until(is_so: Callable[[], object], process: BaseProcess) -> None:
+    """Wait for something to be so, or for the process to end."""
+    end = time.monotonic() + PATIENCE
+    while not is_so() and process.is_alive():
+        assert time.monotonic() < end, "it hangs"
+        time.sleep(0.001)
+
+
+def kill(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize("seed", range(TIMES))
+def test_kills_at_random_moments(
+    start: Start, words: list[str], whole: Callable[..., Path], seed: int, tmp_path: Path
+) -> None:
+    """Killed up to nine times, anywhere from the lock to the report."""
+    generator, run, log = random.Random(seed), tmp_path / "run", tmp_path / "log"
+    typed = [*words, "--output_dir", str(run), "--resume"]
+    for _ in range(9):
+        process = start(typed, log)
+        moment = time.monotonic() + generator.uniform(0, 6)
+        until(lambda moment=moment: time.monotonic() > moment, process)  # type: ignore[misc]
+        kill(process)
+    last = start(typed, log)
+    last.join(PATIENCE)
+    assert last.exitcode == 0, log.read_text()
+    assert_same(run, whole())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]  # nothing was moved
+
+
+@pytest.mark.parametrize("seed", range(2 * TIMES))
+def test_kills_within_50_ms_of_a_save(
+    start: Start, words: list[str], whole: Callable[..., Path], seed: int, tmp_path: Path
+) -> None:
+    generator, run, log = random.Random(seed), tmp_path / "run", tmp_path / "log"
+    typed = [*words, "--output_dir", str(run), "--resume"]
+    step = 3 * generator.randint(1, 6)
+    process = start(typed, log)
+    staged, final = run / ".uncommitted" / f"checkpoint-{step}", run / f"checkpoint-{step}"
+    until(lambda: staged.exists() or final.exists(), process)
+    time.sleep(generator.uniform(0, 0.05))
+    kill(process)
+    assert [checkpoint.problem(path) for path in checkpoint.committed(run)] == [
+        None for _ in checkpoint.committed(run)
+    ]
+    resumed = start(typed, log)
+    resumed.join(PATIENCE)
+    assert resumed.exitcode == 0, log.read_text()
+    assert "damaged" not in log.read_text()
+    assert_same(run, whole())
+
+
+def test_two_at_once_in_one_directory(
+    start: Start, words: list[str], whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Started in one instant, three times over: one trains, the other is refused, all is whole."""
+    for flags in ([], ["--resume"], ["--resume_from_checkpoint", "last"]):
+        run = tmp_path / "run"
+        typed = [*words, "--output_dir", str(run), *flags]
+        logs = [tmp_path / f"{len(flags)}{number}" for number in range(2)]
+        if flags == ["--resume_from_checkpoint", "last"]:
+            Run.load(run).update(status="running")
+            os.unlink(run / "metrics.json")
+        pair = [start(typed, log) for log in logs]
+        for process in pair:
+            process.join(PATIENCE)
+        said = "".join(log.read_text() for log in logs if log.exists())
+        assert sorted(process.exitcode or 0 for process in pair) in ([0, 2], [0, 0]), said
+        if any(process.exitcode for process in pair):
+            assert "a run is in progress there (process " in said
+        assert_same(run, whole())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("time_", range(TIMES))
+def test_a_rank_that_is_killed_is_restarted(
+    words: list[str], two: Callable[..., Path], time_: int, tmp_path: Path
+) -> None:
+    """By ``torchrun --max-restarts``: the weights are those of a job that nothing happened to."""
+    generator, run = random.Random(time_), tmp_path / "run"
+    with launched(words, run, "--max-restarts", "1") as job:
+        ready = run / f"checkpoint-{3 * generator.randint(1, 5)}"
+        watch(lambda: ready.exists() or job.poll() is not None)
+        time.sleep(generator.uniform(0, 0.3))
+        os.kill(generator.choice(workers(job)), signal.SIGKILL)
+        output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, output
+    assert_same(run, two(), world_size=2)
+
+
+@pytest.mark.processes
+def test_ranks_whose_launcher_was_killed_end_within_ten_seconds(
+    words: list[str], two: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with launched(words, run) as job:
+        watch(lambda: (run / "checkpoint-3").exists() or job.poll() is not None)
+        ranks = workers(job)
+        job.kill()
+        killed = time.monotonic()
+        watch(lambda: not any(map(alive, ranks)))
+    assert time.monotonic() - killed < 10
+    assert Run.load(run).status in ("interrupted", "failed", "stale")
+    with launched(words, run, more=("--resume",)) as job:
+        output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, output
+    assert_same(run, two(), world_size=2)
+
+
+@pytest.fixture(scope="module")
+def two(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The run of two processes that nothing happened to."""
+    run = tmp_path_factory.mktemp("two") / "run"
+    with launched(words, run) as job:
+        output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, output
+    return lambda: run
+
+
+def launched(
+    words: list[str], run: Path, *flags: str, more: tuple[str, ...] = ()
+) -> "subprocess.Popen[str]":
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *flags]
+    address = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    return subprocess.Popen(
+        [*torchrun, *address, "-m", "finetune", *words, "--output_dir", str(run), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def workers(job: "subprocess.Popen[str]") -> list[int]:
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    return [int(pid) for pid in children]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def watch(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end, "it hangs"
+        time.sleep(0.01)
