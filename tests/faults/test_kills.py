@@ -70,7 +70,7 @@ def test_kills_at_random_moments(
     typed = [*words, "--output_dir", str(run), "--resume"]
     for _ in range(9):
         process = start(typed, log)
-        moment = time.monotonic() + generator.uniform(0, 6)
+        moment = time.monotonic() + generator.uniform(0, 3)
         until(lambda moment=moment: time.monotonic() > moment, process)  # type: ignore[misc]
         kill(process)
     last = start(typed, log)
