@@ -1,0 +1,139 @@
+"""One run, one directory: who has it is known by a lock, whatever a file says."""
+
+import dataclasses
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from finetune import Run, UserError
+from finetune.pipeline import resumption
+from finetune.pipeline.launch import in_fresh_processes
+from finetune.runtime import distributed, lock
+from finetune.training import checkpoint
+from finetune.training.directory import occupy
+from finetune.training.manifest import Process
+from tests.faults.conftest import Faulty, assert_same
+from tests.runs import trained
+
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
+ELSEWHERE = Process(host="another-machine", pid=1, started="2026-01-02T03:04:05+00:00")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    """A run of another machine, whose lock this one does not see."""
+    manifest = dataclasses.replace(trained().manifest, status="running", process=ELSEWHERE)
+    manifest.write(tmp_path / "run")
+    (tmp_path / "run" / ".lock").touch()
+    return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def released() -> object:
+    yield
+    lock.release()
+
+
+def test_a_run_whose_process_is_gone_is_stale(running: Path) -> None:
+    assert Run.load(running).status == "stale"
+    with FileLock(running / ".lock"):
+        assert Run.load(running).status == "running"
+    assert Run.load(running).manifest.status == "running"
+
+
+def test_a_machine_that_still_touches_its_lock_is_not_disturbed(running: Path) -> None:
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.05):
+            os.utime(running / ".lock")
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(
+            UserError, match=r"in progress there \(process 1 on another-"
+        ):
+            occupy(running)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_machine_that_is_silent_is_gone(running: Path) -> None:
+    os.utime(running / ".lock", (0, 0))
+    occupy(running)
+    assert lock.mine(running)
+
+
+def test_a_directory_that_is_a_link_to_nothing_is_refused(
+    faulty: Faulty, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "gone")
+    assert faulty(tmp_path / "run") == 2
+    assert f"run is a link to nothing: {tmp_path / 'gone'}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}"])
+def test_a_manifest_that_is_broken_stops_no_resume(
+    faulty: Faulty, whole: Callable[..., Path], content: str, tmp_path: Path
+) -> None:
+    """What a run was made by is in its checkpoints, too."""
+    run = tmp_path / "run"
+    shutil.copytree(whole(), run)
+    for path in checkpoint.committed(run)[:2]:
+        shutil.rmtree(path)
+    (run / "run.json").write_text(content)
+    assert faulty(run, "--resume", "--seed", "7") == 2
+    assert (run / "run.json").read_text() == content
+    assert faulty(run, "--resume") == 0
+    assert_same(run, whole())
+
+
+# ---- machines with a disk each -------------------------------------------------------------------
+
+
+def agree(directory: str) -> tuple[int, list[str]] | str:
+    """In one of two processes: what it goes on from, in a directory of its own."""
+    from finetune.pipeline.train import resumption  # as the training does
+
+    distributed.join(None, 60, use_cpu=True)
+    mine = Path(directory, str(distributed.ranks().rank))
+    try:
+        found = resumption.agreed(resumption.find("resume", mine, touch=True), mine)
+        assert found is not None
+        return found.step, found.notes
+    except UserError as error:
+        return str(error)
+    finally:
+        distributed.leave()
+
+
+@pytest.mark.faults
+@pytest.mark.processes
+def test_machines_go_back_to_what_is_whole_on_all(
+    whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    for rank in range(2):
+        shutil.copytree(whole(), tmp_path / str(rank))
+        Run.load(tmp_path / str(rank)).update(status="running")
+    for name in ("checkpoint-18/optimizer.pt", "checkpoint-15/scheduler.pt"):
+        (tmp_path / "1" / name).unlink()
+    shutil.rmtree(tmp_path / "0" / "checkpoint-12")
+    found = in_fresh_processes(2, agree, str(tmp_path))
+    assert [each[0] for each in found] == [9, 9]
+    assert ["scheduler.pt" in note for note in found[1][1]] == [False, True]
+    shutil.rmtree(tmp_path / "1")
+    for told in in_fresh_processes(2, agree, str(tmp_path)):
+        assert isinstance(told, str)
+        assert "rank 1 has no whole checkpoint there, and rank 0 has checkpoint-18" in told
+
+
+def test_one_machine_agrees_with_itself(whole: Callable[..., Path]) -> None:
+    found = resumption.find("last", whole(), touch=False)
+    assert resumption.agreed(found, whole()) is found
