@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.config import settings
 from finetune.config.settings import Settings
-from finetune.errors import Mistakes
+from finetune.errors import Diverged, Mistakes, RunError, UserError
 from finetune.pipeline.events import (
     Collated,
     Finished,
@@ -119,6 +119,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         arguments = chosen.arguments
         trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
         trainer.configuration = prepared.configuration
+        trainer.raw_rows = recipe.splits["train"]
         trainer.reschedules = found is not None and found.differs(prepared.configuration)
         _report_to(trainer, progress)
         distributed.gather(None)  # every rank has read its model, which may lie in the directory
@@ -132,10 +133,12 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         stopped = trainer.early_stopping.reason if trainer.early_stopping is not None else ""
         if stopped:
             progress(Noted(stopped))
+        trainer.refuse_broken_weights()
         trainer.save_model()
         validated = trainer.predict_evaluated()
         tested = trainer.predict(recipe.prepared["test"])
         state, speed = trainer.state, trainer.speed()
+        skipped = trainer.verdicts.skipped
         profiled = trainer.profile is not None and trainer.profile.written
         del trainer
         gc.collect()
@@ -143,6 +146,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if run is not None:
             outcome = provenance.outcome(trained, state, seconds, before, speed)
             outcome["stopped_early"] = stopped or None
+            outcome["skipped_steps"] = skipped
             _write_results(
                 run,
                 recipe,
@@ -157,9 +161,14 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             run.update(status="interrupted")
             progress(Interrupted(f"interrupted; {how_to_go_on(chosen)}"))
         raise
-    except BaseException:  # the process group is left as it is: leaving it waits for the others
+    except BaseException as error:  # the process group is left: leaving it waits for the others
         if run is not None:
-            run.update(status="failed")
+            status = error.status if isinstance(error, RunError) else "failed"
+            told = isinstance(error, (RunError, UserError))  # others might hold anything
+            failure = str(error) if told else type(error).__name__
+            run.update(status=status, failure=failure)
+        if isinstance(error, Diverged):  # on every rank: the first to exit ends the others
+            distributed.gather(None)
         raise
     if run is not None:
         _tell_finished(run, progress, profiled=profiled)

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from finetune.data.files import Chunk, Rows
 from finetune.errors import UserError
 from finetune.predicting.request import Added
+from finetune.runtime.files import to_json
 
 _MANIFEST = "manifest.json"
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -60,7 +61,7 @@ class PartialOutput:
         manifest = self.directory / _MANIFEST
         if not self.directory.exists():
             self.directory.mkdir()
-            manifest.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            manifest.write_text(to_json(facts, indent=2) + "\n", encoding="utf-8")
             return
         if not resume:
             raise UserError(
@@ -71,7 +72,7 @@ class PartialOutput:
         if changed := [
             f"--resume: {name} has changed (was {before.get(name)}, is {now}); remove "
             f"{self.directory} to start again"
-            for name, now in json.loads(json.dumps(facts)).items()
+            for name, now in json.loads(to_json(facts)).items()
             if now != before.get(name)
         ]:
             raise UserError(*changed)
@@ -225,7 +226,7 @@ def _cell(value: Any) -> Any:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_as_text)
+    return to_json(value, ensure_ascii=False, default=_as_text)
 
 
 def _as_text(value: Any) -> str:

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 
-from finetune.errors import UserError
+from finetune.errors import RunError, UserError
 from finetune.runtime import distributed
 from finetune.runtime.terminal import visible
 
@@ -50,6 +50,8 @@ def stop(error: Exception) -> int:
         told = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
     elif lost:
         told = f"error: rank {rank} lost the connection to another rank, which has exited: {line}"
+    elif isinstance(error, RunError):
+        told = f"error: {error}"
     else:
         told = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip()
     print(visible(told), file=sys.stderr, flush=True)

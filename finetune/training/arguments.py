@@ -85,6 +85,11 @@ class FinetuneArguments(TrainingArguments):
         "dropout, padding, memory allocation, gradient averaging), off for those of the "
         "libraries; no effect elsewhere",
     )
+    on_nonfinite: str = _option(
+        "stop",
+        "what to do about a step whose loss or gradient is not finite: stop, or skip it without "
+        "advancing the learning-rate schedule (ten in a row stop)",
+    )
     profile: int | None = _option(None, "profile N steps after the first two")
     baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]

@@ -116,7 +116,11 @@ def refuse(values: Any) -> None:
             "--max_tokens_per_batch batches rows of similar length: it needs "
             "--train_sampling_strategy group_by_length, and rows with a length"
         )
-    for name, choices in (("precision", precision.CHOICES), ("cpu_kernels", cpu.CHOICES)):
+    for name, choices in (
+        ("precision", precision.CHOICES),
+        ("cpu_kernels", cpu.CHOICES),
+        ("on_nonfinite", ("stop", "skip")),
+    ):
         if (value := getattr(values, name)) not in choices:
             mistakes.append(
                 f"--{name} {value}: expected {', '.join(choices[:-1])} or {choices[-1]}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from finetune.errors import UserError
-from finetune.runtime.files import write_whole
+from finetune.runtime.files import to_json, write_whole
 
 SCHEMA = 1
 MANIFEST, METRICS = "run.json", "metrics.json"
@@ -64,7 +64,7 @@ class File(Record):
                 name: value for name, value in content["statistics"].items() if value is not None
             }
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / self.NAME, json.dumps(content, indent=2, default=str) + "\n")
+        write_whole(directory / self.NAME, to_json(content, indent=2, default=str) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Manifest(File):
     NAME = MANIFEST
     RECORDS = {"data": Data, "launch": Launch, "process": Process}
 
-    status: str  # running, finished, interrupted or failed
+    status: str  # running, finished, interrupted, diverged or failed
     recipe: str  # the words that find it again
     command: str  # starts the same training again
     options: dict[str, Any]  # of the recipe
@@ -127,6 +127,8 @@ class Manifest(File):
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed
     stopped_early: str | None = None  # why, if it was before the last step
+    skipped_steps: int = 0  # whose loss or gradient was not finite; see ``nonfinite.json``
+    failure: str | None = None  # why, where the status is diverged or failed
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
     finished: str | None = None  # the end of training: ISO 8601, UTC

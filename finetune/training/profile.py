@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback, TrainerState
 
 from finetune.runtime import distributed
+from finetune.runtime.files import to_json
 from finetune.training.speed import PREFIX, Mark, Meter
 
 DIRECTORY = "profile"
@@ -94,7 +94,7 @@ class Profile(TrainerCallback):
             "operators": _operators(found, steps),
             "speed": speed,
         }
-        table.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        table.write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
 
 def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:

@@ -110,7 +110,7 @@ class Trainer(ExactEvaluation, Saving):
         return built
 
     def _prepare_for_training(self, *args: Any) -> Any:
-        prepared = super()._prepare_for_training(*args)  # type: ignore[no-untyped-call]
+        prepared = super()._prepare_for_training(*args)
         ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
         if ours and isinstance(self.model_wrapped, DistributedDataParallel):
             # which DDP holds on to: a reference to the trainer there would keep both for ever
@@ -131,7 +131,8 @@ class Trainer(ExactEvaluation, Saving):
         if isinstance(num_items_in_batch, torch.Tensor):  # under DataParallel once for each GPU
             num_items_in_batch = num_items_in_batch.reshape(-1)[0]
         loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        loss = loss * self.accelerator.num_processes
+        # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
+        loss = loss * (self.accelerator.num_processes + 0 * loss.detach())
         return (loss, outputs) if return_outputs else loss
 
     def train(

@@ -1,0 +1,1 @@
+"""What a run survives, broken from outside."""
