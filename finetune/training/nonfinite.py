@@ -120,10 +120,11 @@ class FiniteSteps(transformers.Trainer):
 
     def _prepare_for_training(self, *args: Any) -> Any:
         prepared = super()._prepare_for_training(*args)  # type: ignore[no-untyped-call]
-        self._begin()
+        self.watch()
         return prepared
 
-    def _begin(self) -> None:
+    def watch(self) -> None:
+        """Begin to count, and choose how flags are read, once the optimizer is there."""
         skips, scaler = self.args.on_nonfinite == "skip", getattr(self.accelerator, "scaler", None)
         entries = [each for each in self.state.log_history if SKIPPED in each]
         in_a_row, steps = 0, {each["step"] for each in entries}

@@ -8,14 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from finetune import Run, cli
+from finetune.errors import Diverged
 from finetune.runtime.files import to_json
+from finetune.training.arguments import FinetuneArguments
+from finetune.training.loss import GlobalLoss
 from finetune.training.nonfinite import MOST_OVERFLOWS, MOST_SKIPPED, Verdicts
+from finetune.training.trainer import Trainer
+from recipes.yelp import Yelp
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.trains]
 RECIPE = '''
@@ -318,9 +325,79 @@ def test_all_ranks_stop_at_the_step_that_is_broken_on_one(
     if broken == "constant":  # the rank is known
         assert record["rows"] == record["micro_batches"][1]["rows"]
     assert len(record["rows"]) == (8 if broken == "constant" else 16)
-    monkeypatch.setenv("AT", "1")
-    again = ("--output_dir", run, "--resume", "--on_nonfinite", "skip")
-    done = command(*words, *again, launcher="torchrun")
+    skips = ("--output_dir", tmp_path / "skips", "--on_nonfinite", "skip")
+    done = command(*words, *skips, launcher="torchrun")
     assert done.returncode == 0, done.stderr
-    manifest = Run.load(run).manifest
+    manifest = Run.load(tmp_path / "skips").manifest
     assert (manifest.status, manifest.skipped_steps) == ("finished", 1)
+
+
+# ---- the gate of a GPU, on the CPU's fused optimizers --------------------------------------------
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.linear(x)}
+
+
+class Late(Trainer):
+    """As on a GPU: the flag is read a step later."""
+
+    def watch(self) -> None:
+        super().watch()
+        self.reads_late = True
+
+
+class Recorded(TrainerCallback):
+    """Keeps the weights after each step."""
+
+    def __init__(self) -> None:
+        self.weights: list[torch.Tensor] = []
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.weights.append(kwargs["model"].linear.weight.detach().clone())
+
+
+@pytest.mark.parametrize("every", [100, 1], ids=["read a step later", "read before it is logged"])
+def test_a_fused_optimizer_is_held_back(tmp_path: Path, every: int) -> None:
+    """What `found_inf` does in torch's fused steps, until the flag is read."""
+    x = [[0.1 * row, 1.0] for row in range(16)]
+    x[11] = [math.nan, 1.0]
+    data = datasets.Dataset.from_dict({"x": x, "labels": [0, 1] * 8}).with_format("torch")
+    recorded = Recorded()
+    arguments = FinetuneArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        precision="fp32",
+        global_batch_size=2,
+        optim="adamw_torch_fused",
+        weight_decay=0.1,
+        learning_rate=0.1,
+        logging_steps=every,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = Late(
+        model=Net(),
+        args=arguments,
+        train_dataset=data,
+        compute_loss_func=GlobalLoss(Yelp().loss),
+        callbacks=[recorded],
+    )
+    with pytest.raises(Diverged, match=r"the loss is nan at step \d \(learning rate"):
+        trainer.train()
+    (record,) = strict(tmp_path / "nonfinite.json")["steps"]
+    assert 11 in record["rows"]
+    step = record["step"]
+    assert 3 <= step < 24
+    assert len(recorded.weights) == step  # it was not known before
+    assert not torch.equal(recorded.weights[step - 3], recorded.weights[step - 2])
+    assert torch.equal(recorded.weights[step - 2], recorded.weights[step - 1])
+    assert torch.equal(trainer.model.linear.weight, recorded.weights[step - 1])
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == (step - 1 if every == 1 else 0)
+    assert all(map(math.isfinite, losses))
