@@ -29,7 +29,7 @@ from finetune.pipeline.events import (
 from finetune.pipeline.preparation import Prepared, leads, prepare, refuse_different_machines
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, versions
+from finetune.runtime import distributed, files, versions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +103,8 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
 
 
 def _fit(prepared: Prepared, progress: Progress) -> Run:
-    from finetune.pipeline import provenance
+    from finetune.pipeline import provenance, room
+    from finetune.training import disk
     from finetune.training.trainer import build_trainer
 
     chosen, found = prepared.settings, prepared.resumption
@@ -122,10 +123,12 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         trainer.raw_rows = recipe.splits["train"]
         trainer.reschedules = found is not None and found.differs(prepared.configuration)
         _report_to(trainer, progress)
-        distributed.gather(None)  # every rank has read its model, which may lie in the directory
+        # every rank has read its model, which may lie in the directory
+        room.refuse_too_little(prepared, trainer)
         if leads(chosen.values):
             progress(Started(chosen, arguments, prepared.steps, trainer.model))
-            run = _begin(prepared, provenance.manifest(chosen, arguments), progress)
+            with disk.explained(chosen.output_dir, "writing run.json"):
+                run = _begin(prepared, provenance.manifest(chosen, arguments), progress)
         before = found.step if found is not None else 0
         started = time.perf_counter()
         trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
@@ -134,7 +137,8 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if stopped:
             progress(Noted(stopped))
         trainer.refuse_broken_weights()
-        trainer.save_model()
+        with disk.explained(chosen.output_dir, "writing the model"):
+            trainer.save_model()
         validated = trainer.predict_evaluated()
         tested = trainer.predict(recipe.prepared["test"])
         state, speed = trainer.state, trainer.speed()
@@ -147,15 +151,16 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             outcome = provenance.outcome(trained, state, seconds, before, speed)
             outcome["stopped_early"] = stopped or None
             outcome["skipped_steps"] = skipped
-            _write_results(
-                run,
-                recipe,
-                validated,
-                tested,
-                outcome,
-                baseline=arguments.baseline,
-                progress=progress,
-            )
+            with disk.explained(chosen.output_dir, "writing the results"):
+                _write_results(
+                    run,
+                    recipe,
+                    validated,
+                    tested,
+                    outcome,
+                    baseline=arguments.baseline,
+                    progress=progress,
+                )
     except KeyboardInterrupt:
         if run is not None:
             run.update(status="interrupted")
@@ -167,6 +172,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             told = isinstance(error, (RunError, UserError))  # others might hold anything
             failure = str(error) if told else type(error).__name__
             run.update(status=status, failure=failure)
+            files.release(run.path)
         if isinstance(error, Diverged):  # on every rank: the first to exit ends the others
             distributed.gather(None)
         raise
@@ -201,6 +207,7 @@ def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
         manifest = dataclasses.replace(manifest, resumed=[*earlier, this])
     checkpoint.clear(chosen.output_dir)
     manifest.write(chosen.output_dir)
+    files.reserve(chosen.output_dir)
     return Run(chosen.output_dir)
 
 
@@ -212,6 +219,13 @@ def _tell_finished(run: Run, progress: Progress, *, profiled: bool) -> None:
     try:
         card.write(run)
         written = page.write(run)
+    except OSError as error:
+        if not files.is_full(error):
+            raise
+        raise RunError(
+            f"the disk of {run.path} is full: the run is finished and saved, but not its report. "
+            f"Free some space, then: python -m finetune report {run.path}"
+        ) from error
     finally:
         progress(Finished(run, profiled, written))
 
@@ -271,6 +285,7 @@ def _write_results(
     run.update(**outcome)
     assess(run, recipe, validated, tested, baseline=baseline, progress=progress)
     run.update(status="finished")
+    files.release(run.path)
 
 
 def refuse_other_labels(rows: Dataset, label_ids: Any) -> None:

@@ -43,4 +43,9 @@ def write(directory: Path, rows: Dataset, logits: Any, tokens: Sequence[int] | N
     for name in rows.column_names:
         if name not in columns and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]
-    pd.DataFrame(columns).to_parquet(directory / PREDICTIONS, index=False)
+    part = directory / f"{PREDICTIONS}.tmp"
+    try:
+        pd.DataFrame(columns).to_parquet(part, index=False)
+        part.replace(directory / PREDICTIONS)
+    finally:
+        part.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
@@ -9,12 +11,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+#: Bytes that are kept beside a run's files, so that its status can be written on a full disk.
+_RESERVE, _RESERVED = ".reserve", 1 << 18
+
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader never sees half of it."""
+    """Write a file so that a reader never sees half of it; on a full disk, into the reserve."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if not is_full(error) or not path.with_name(_RESERVE).exists():
+            raise
+        release(path.parent)
+        temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def reserve(directory: Path) -> None:
+    """Take some bytes of the disk, for when it is full."""
+    with contextlib.suppress(OSError):
+        (directory / _RESERVE).write_bytes(os.urandom(_RESERVED))  # zeros might take no space
+
+
+def release(directory: Path) -> None:
+    """Give the bytes of :func:`reserve` back."""
+    (directory / _RESERVE).unlink(missing_ok=True)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether a disk, a quota or the size that a file may have ended the writing."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def to_json(content: Any, **options: Any) -> str:

@@ -82,6 +82,7 @@ class _Flag:
     """Whether loss and gradient norm of a step were not finite, on its way from the device."""
 
     step: int
+    epoch: int
     rate: float
     losses: list[torch.Tensor]
     norm: torch.Tensor
@@ -181,8 +182,8 @@ class FiniteSteps(transformers.Trainer):
             there = torch.empty(2, dtype=torch.bool, pin_memory=True)
             flags, arrived = there.copy_(flags, non_blocking=True), torch.Event(flags.device.type)
             arrived.record()
-        step = self.state.global_step + 1
-        return _Flag(step, self._get_learning_rate(), self._losses, norm, flags, arrived)
+        step, epoch = self.state.global_step + 1, int(self.state.epoch or 0)
+        return _Flag(step, epoch, self._get_learning_rate(), self._losses, norm, flags, arrived)
 
     @property
     def _inner_optimizer(self) -> Any:
@@ -267,19 +268,16 @@ class FiniteSteps(transformers.Trainer):
 
     def _recorded(self, flag: _Flag) -> dict[str, Any]:
         """Write what is known of a step into the run directory; every process calls it."""
-        sampler = GlobalBatchSampler.of(self.args, self.train_dataset, self.args.process_index)
-        epoch, index = divmod(flag.step - 1, len(sampler.sizes))
-        sampler.set_epoch(epoch)
-        parts = list(sampler)[index * sampler.accumulation : (index + 1) * sampler.accumulation]
+        losses, rank = torch.stack(flag.losses).tolist(), self.args.process_index
         mine = [
-            {"rank": self.args.process_index, "loss": loss, "rows": self._names(rows)}
-            for loss, rows in zip(torch.stack(flag.losses).tolist(), parts, strict=False)
+            {"rank": rank, "loss": loss, "rows": self.names(rows)}
+            for loss, rows in zip(losses, self.micro_batches(flag.step), strict=True)
         ]
         batches = [each for rank in distributed.gather(mine) for each in rank]
         suspects = [each for each in batches if not math.isfinite(each["loss"])]
         record = {
             "step": flag.step,
-            "epoch": epoch,
+            "epoch": flag.epoch,
             "learning_rate": flag.rate,
             "not_finite": "loss" if suspects else "gradient",
             "gradient_norm": _shown(flag.norm.item()),
@@ -295,7 +293,15 @@ class FiniteSteps(transformers.Trainer):
             logging.getLogger("finetune").warning(f"{_headline(record)}: the step is skipped")
         return record
 
-    def _names(self, rows: Sequence[int]) -> list[Any]:
+    def micro_batches(self, step: int) -> list[list[int]]:
+        """Return the rows, by their number, that this process has in a step, the first being 1."""
+        sampler = GlobalBatchSampler.of(self.args, self.train_dataset, self.args.process_index)
+        epoch, index = divmod(step - 1, len(sampler.sizes))
+        sampler.set_epoch(epoch)
+        parts = list(sampler)
+        return parts[index * sampler.accumulation : (index + 1) * sampler.accumulation]
+
+    def names(self, rows: Sequence[int]) -> list[Any]:
         """Return the ids of rows; their numbers where they have none."""
         raw = self.raw_rows
         if raw is None or "id" not in raw.column_names or len(raw) != len(self.train_dataset):

@@ -69,7 +69,6 @@ class Saving(FiniteSteps):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save as the library does, then commit the checkpoint and delete the surplus ones."""
-        self.refuse_broken_weights()
         state, directory = self.state, Path(self._get_output_dir(trial))
         final = directory / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         with self._staged(directory) as staging:

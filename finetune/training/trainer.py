@@ -25,7 +25,7 @@ from transformers.trainer_utils import TrainOutput
 from finetune.data import batches
 from finetune.models.cpu import exchange, unpadded
 from finetune.runtime import lock, precision
-from finetune.training import checkpoint
+from finetune.training import checkpoint, disk
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.directory import clear_way, occupy
 from finetune.training.early_stopping import EarlyStopping
@@ -33,6 +33,7 @@ from finetune.training.evaluation import ExactEvaluation, quiet_workers
 from finetune.training.keep_epochs import KeepEpochs
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
+from finetune.training.memory import Memory
 from finetune.training.parallel import DataParallel
 from finetune.training.profile import Profile
 from finetune.training.sampler import GlobalBatchSampler
@@ -42,7 +43,7 @@ from finetune.training.speed import Meter, Progress
 _PADDED_LENGTHS = 4  # that torch.compile sees
 
 
-class Trainer(ExactEvaluation, Saving):
+class Trainer(ExactEvaluation, Saving, Memory):
     """``transformers.Trainer`` whose training depends on the global batch only.
 
     Args:
@@ -182,6 +183,15 @@ class Trainer(ExactEvaluation, Saving):
             loss = super().training_step(*args, **kwargs)
         self.meter.optimizer_begins()
         return loss
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Save weights that are finite; tell a full disk in a sentence, and leave nothing half."""
+        assert self.model is not None
+        self.refuse_broken_weights()
+        directory, name = self.args.output_dir or "", f"checkpoint-{self.state.global_step}"
+        needed = disk.checkpoint_bytes(self.model, self.args)
+        with disk.explained(Path(directory), f"writing {name}", needed):
+            super()._save_checkpoint(model, trial)
 
     def speed(self) -> dict[str, Any]:
         """Return the :meth:`~finetune.training.speed.Meter.summary` of this training."""
