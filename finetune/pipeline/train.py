@@ -117,6 +117,9 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
     _join(prepared)
     run = None
     try:
+        if chosen.values.auto_find_batch_size:
+            prepared = room.with_accumulation(prepared, progress)
+            chosen = prepared.settings
         arguments = chosen.arguments
         trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
         trainer.configuration = prepared.configuration

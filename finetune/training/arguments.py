@@ -111,6 +111,11 @@ class FinetuneArguments(TrainingArguments):
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = distributed.ranks().rank != 0 or not watched
         checks.refuse(self)
+        if self.auto_find_batch_size:
+            raise UserError(
+                "--auto_find_batch_size is for the command line, finetune.train and "
+                "finetune.launch: a trainer alone would change the global batch"
+            )
         resolve(self)
         threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
@@ -139,11 +144,14 @@ class ArgumentValues(SimpleNamespace):
     def build(self) -> FinetuneArguments:
         """Return the training arguments; in a job of several processes the group must exist.
 
+        Without ``auto_find_batch_size``, by which the library would change the global batch: the
+        pipeline finds the accumulation before a trainer is built.
+
         Raises:
             UserError: in the library's words, if they contradict each other.
         """
         try:
-            return FinetuneArguments(**vars(self))
+            return FinetuneArguments(**vars(self) | {"auto_find_batch_size": False})
         except (ValueError, ImportError) as error:
             raise UserError(str(error)) from error
 

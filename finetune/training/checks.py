@@ -71,9 +71,9 @@ def refuse(values: Any) -> None:
             mistakes.append(f"--{name}: the metrics and the report need the outputs of all rows")
     if "labels" not in (values.label_names or ["labels"]):
         mistakes.append("--label_names: the labels of a recipe are in the column 'labels'")
-    if values.auto_find_batch_size:
+    if values.auto_find_batch_size and shards(values):
         mistakes.append(
-            "--auto_find_batch_size would change the global batch during training; raise "
+            "--auto_find_batch_size: a model that FSDP shards cannot be tried before it is; raise "
             "--gradient_accumulation_steps instead"
         )
     if not values.average_tokens_across_devices:

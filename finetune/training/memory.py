@@ -194,3 +194,41 @@ def _place(device: torch.device) -> str:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def fits(trainer: Memory) -> bool:
+    """Return whether both passes over the largest micro-batch fit in memory, beside the optimizer.
+
+    Nothing is trained, but gradients are left and random numbers are drawn: the trainer is not to
+    be used afterwards. No process waits for another.
+    """
+    arguments, model = trainer.args, trainer.model
+    assert model is not None
+    loader = trainer.get_train_dataloader()
+    parts, rows = list(loader.batch_sampler or ()), arguments.per_device_train_batch_size or 1
+    lengths = batches.lengths_of(trainer.train_dataset, arguments.length_column_name)
+    worst = parts[0][:rows] if lengths is None else np.argsort(-lengths, kind="stable")[:rows]
+    if arguments.max_tokens_per_batch and lengths is not None:
+        worst = max(parts, key=lambda part: len(part) * int(np.max(lengths[part])))
+    tokens = 0 if lengths is None else int(np.sum(lengths[list(worst)]))
+    if needed_bytes(model, arguments, tokens) > available(arguments.device):
+        return False
+    if arguments.gradient_checkpointing or arguments.activation_checkpointing:
+        model.gradient_checkpointing_enable(  # type: ignore[operator]
+            gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs
+        )
+    try:
+        states = torch.empty(
+            disk.optimizer_bytes(model, arguments), dtype=torch.uint8, device=arguments.device
+        )
+        batch = loader.collate_fn([loader.dataset[int(row)] for row in worst])
+        inputs = trainer._prepare_inputs(batch)
+        with trainer.accelerator.autocast():
+            loss = trainer.compute_loss(model.train(), inputs, num_items_in_batch=len(worst))
+        loss.backward()  # type: ignore[union-attr]
+        del states
+    except (RuntimeError, MemoryError) as error:
+        if not failed_to_allocate(error):
+            raise
+        return False
+    return True

@@ -1,12 +1,15 @@
 """Memory that runs out: the batch and what helps are told, and what cannot fit is refused."""
 
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from finetune import Run, cli
 
@@ -31,10 +34,14 @@ class Large(TextClassification):
 
     def adapt(self, model, arguments):
         self.calls = 0
-        model.register_forward_pre_hook(self.allocate)
+        model.register_forward_pre_hook(self.allocate, with_kwargs=True)
         return model
 
-    def allocate(self, model, inputs):
+    def allocate(self, model, args, inputs):
+        here = os.environ.get("RANK", "0") == os.environ.get("SMALL_RANK", "0")
+        rows = len(inputs["input_ids"])
+        if here and model.training and rows > int(os.environ.get("MOST_ROWS", 99)):
+            torch.empty(1 << 50)
         self.calls += model.training
         phase = "train" if model.training else "eval"
         if phase == os.environ.get("IN") and self.calls >= int(os.environ["AT"]):
@@ -134,3 +141,83 @@ def test_what_cannot_fit_is_refused(
     ), told
     assert not run.exists()
     assert finetune(run) == 0
+
+
+# ---- --auto_find_batch_size ----------------------------------------------------------------------
+
+
+def learned(run: Path) -> list[object]:
+    """What was logged and measured, without the speed."""
+    speed = ("runtime", "per_second", "flos", "memory_mib")
+    history = [
+        {name: value for name, value in entry.items() if not name.endswith(speed)}
+        for entry in Run.load(run).manifest.history
+    ]
+    return [history, Run.load(run).metrics.test, Run.load(run).predictions.to_dict()]
+
+
+def assert_same_training(one: Path, other: Path) -> None:
+    left, right = (load_file(each / "model.safetensors") for each in (one, other))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert learned(one) == learned(other)
+    arguments = [Run.load(each).manifest.arguments for each in (one, other)]
+    for name in ("global_batch_size", "gradient_accumulation_steps", "per_device_train_batch_size"):
+        assert arguments[0][name] == arguments[1][name]
+
+
+@pytest.mark.parametrize("batch", ["--global_batch_size", "--per_device_train_batch_size"])
+def test_the_accumulation_that_fits_is_found(
+    finetune: Finetune,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found, expected = tmp_path / "found", tmp_path / "expected"
+    monkeypatch.setenv("MOST_ROWS", "4")
+    assert finetune(found, batch, "16", "--auto_find_batch_size") == 0
+    assert (
+        "--auto_find_batch_size: 4 accumulation steps instead of 1, as the micro-batches do not fit"
+        " in memory; the global batch is the same" in capfd.readouterr().out
+    )
+    chosen = ("--global_batch_size", "16", "--gradient_accumulation_steps", "4")
+    assert finetune(expected, *chosen) == 0
+    assert_same_training(found, expected)
+
+
+def test_where_all_fits_nothing_is_changed(finetune: Finetune, tmp_path: Path) -> None:
+    assert finetune(tmp_path / "found", "--auto_find_batch_size") == 0
+    assert finetune(tmp_path / "expected") == 0
+    assert_same_training(tmp_path / "found", tmp_path / "expected")
+
+
+def test_not_even_a_row_may_fit(
+    finetune: Finetune,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("MOST_ROWS", "0")
+    assert finetune(tmp_path / "run", "--auto_find_batch_size") == 1
+    assert "not even a micro-batch of one row fits" in only_sentence(capfd)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.processes
+def test_the_processes_find_the_same_accumulation(
+    command: Callable[..., "subprocess.CompletedProcess[str]"],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of which one has less memory than the other."""
+    found, expected = tmp_path / "found", tmp_path / "expected"
+    monkeypatch.setenv("MOST_ROWS", "4")
+    monkeypatch.setenv("SMALL_RANK", "1")
+    for run, flags in (
+        (found, ("--auto_find_batch_size",)),
+        (expected, ("--gradient_accumulation_steps", "2")),
+    ):
+        done = command(*words, "--output_dir", run, *flags, launcher="torchrun")
+        assert done.returncode == 0, done.stderr
+    assert_same_training(found, expected)
