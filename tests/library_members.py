@@ -104,7 +104,12 @@ _CHECKS, _RESOLUTION = "finetune/training/checks.py", "finetune/training/resolut
 _CHECKPOINT, _METER = "finetune/training/keep_epochs.py", "finetune/training/speed.py"
 _STOPPING, _PACKAGES = "finetune/training/early_stopping.py", "finetune/training/packages.py"
 _FINITE = "finetune/training/nonfinite.py"
-_BOTH = ("_prepare_for_training", "get_batch_samples", "training_step")
+_MEMORY = "finetune/training/memory.py"
+_BOTH = {
+    "_prepare_for_training": f"{_OURS} {_FINITE}",
+    "get_batch_samples": f"{_OURS} {_FINITE} {_MEMORY}",
+    "training_step": f"{_OURS} {_FINITE} {_MEMORY}",
+}
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
 _PACKING, _EXCHANGE = "finetune/models/cpu/packing.py", "finetune/models/cpu/exchange.py"
@@ -127,8 +132,8 @@ _ANSWERS, _SHARDS = "test_small_functions_answer", "test_the_plugin_of_fsdp_has_
 MEMBERS = (
     # transformers: methods of Trainer that are overridden
     *(
-        Member("hook", _TRAINER, name, f"{_OURS} {_FINITE}" if name in _BOTH else _OURS, reason,
-               parameters, behaviour=_CALLED)
+        Member("hook", _TRAINER, name, _BOTH.get(name, _OURS), reason, parameters,
+               behaviour=_CALLED)
         for name, reason, parameters in (
             ("_build_accelerator_args", "DDP keeps gradients once, compiled shapes are static",
              "kwargs"),
@@ -151,8 +156,6 @@ MEMBERS = (
             ("_get_dataloader", "rows are evaluated sorted by length",
              "dataset description batch_size sampler_fn is_training dataloader_key"),
             ("_get_eval_sampler", "predictions keep the order of the data", "eval_dataset"),
-            ("evaluation_loop", "the loss is that of the gathered rows, in the order of the data",
-             "dataloader description prediction_loss_only ignore_keys metric_key_prefix"),
             ("evaluate", "outputs of the model that is kept are not computed twice",
              "eval_dataset ignore_keys metric_key_prefix"),
         )
@@ -161,7 +164,6 @@ MEMBERS = (
         Member("hook", _TRAINER, name, _SAVING, reason, parameters, behaviour=_CALLED)
         for name, reason, parameters in (
             ("_get_output_dir", "checkpoints are written aside, and deleted by us", "trial"),
-            ("_save_checkpoint", "a checkpoint is committed when it is whole", "model trial"),
             ("_load_rng_state", "another number of processes takes fresh ones", "checkpoint"),
             ("_load_optimizer_and_scheduler", "a failure names the checkpoint", "checkpoint"),
             ("_load_scaler", "a failure names the checkpoint", "checkpoint"),
@@ -170,6 +172,14 @@ MEMBERS = (
             ("_issue_warnings_after_load", "a lack of weights is refused", "load_result"),
         )
     ),
+    Member("hook", _TRAINER, "evaluation_loop", f"{_EVALUATION} {_MEMORY}",
+           "the loss is that of the gathered rows, in the order of the data; memory may run out",
+           "dataloader description prediction_loss_only ignore_keys metric_key_prefix",
+           behaviour=_CALLED),
+    Member("hook", _TRAINER, "_save_checkpoint", f"{_OURS} {_SAVING}",
+           "a checkpoint is committed when it is whole, its weights are finite", "model trial",
+           behaviour=_CALLED),
+    Member("member", _TRAINER, "_prepare_inputs", _MEMORY, "the largest batch is tried", "inputs"),
     Member("hook", _TRAINER, "_get_grad_norm", _FINITE, "its norm is read before each step",
            "model grad_norm", behaviour=_CALLED),
     *(
@@ -210,7 +220,7 @@ MEMBERS = (
            "a checkpoint is pushed once it is committed", "checkpoint_folder",
            source=f"{_TRAINER}._save_checkpoint"),
     # transformers: what else of Trainer and of its arguments is relied on
-    Member("member", _TRAINER, "train", _OURS, "it is extended",
+    Member("member", _TRAINER, "train", f"{_OURS} {_MEMORY}", "it is extended",
            "resume_from_checkpoint trial ignore_keys_for_eval"),
     Member("member", _TRAINER, "_remove_unused_columns", _OURS,
            "batches hold what the model takes", "dataset description"),
@@ -325,7 +335,7 @@ MEMBERS = (
         for name, users, reason in (
             ("SaveStrategy", _CHECKPOINT, "whether epochs are saved"),
             ("EvalLoopOutput", _EVALUATION, "rows are put back into their order"),
-            ("TrainOutput", f"{_OURS} {_SAVING}", "its type"),
+            ("TrainOutput", f"{_OURS} {_SAVING} {_MEMORY}", "its type"),
             ("PredictionOutput", f"{_EVALUATION} finetune/pipeline/assess.py", "its type"),
         )
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,6 +180,17 @@ class Metrics(File):
     statistics: Statistics | None = None  # None until they are computed
     schema: int = SCHEMA
 
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read the file; a score that was not finite, null in the file, is NaN."""
+        found = super().read(directory)
+        return dataclasses.replace(
+            found,
+            validation=_numbers(found.validation),
+            test=_numbers(found.test),
+            baseline={name: _numbers(scores) for name, scores in found.baseline.items()},
+        )
+
 
 def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
     """Return the status of the run in a directory and who writes it, whatever the schema.
@@ -198,7 +210,7 @@ def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_interval)
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
@@ -210,6 +222,15 @@ def _read(path: Path) -> dict[str, Any]:
             "the release that wrote it"
         )
     return {**content, "schema": SCHEMA}
+
+
+def _interval(content: dict[str, Any]) -> dict[str, Any]:
+    """Return an interval with NaN where JSON, which has none, says null."""
+    return _numbers(content) if {"value", "low", "high"} <= content.keys() else content
+
+
+def _numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in scores.items()}
 
 
 def _filled(kind: type[Any], content: Mapping[str, Any], path: Path) -> Any:

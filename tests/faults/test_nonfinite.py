@@ -17,9 +17,11 @@ from transformers import TrainerCallback
 
 from finetune import Run, cli
 from finetune.errors import Diverged
+from finetune.reporting import curves
 from finetune.runtime.files import to_json
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.loss import GlobalLoss
+from finetune.training.manifest import Metrics, Statistics
 from finetune.training.nonfinite import MOST_OVERFLOWS, MOST_SKIPPED, Verdicts
 from finetune.training.trainer import Trainer
 from recipes.yelp import Yelp
@@ -298,6 +300,29 @@ def test_json_has_null_where_a_number_is_not_finite() -> None:
     content = {"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}, "d": "NaN"}
     assert json.loads(to_json(content)) == {"a": [None, 1.5, [None]], "b": {"c": None}, "d": "NaN"}
     assert to_json({"a": 1.0}, indent=1) == json.dumps({"a": 1.0}, indent=1)
+
+
+def test_a_score_that_is_not_finite_is_null_in_the_file_and_nan_again(tmp_path: Path) -> None:
+    interval = {"value": 0.5, "low": math.nan, "high": math.nan}
+    statistics = Statistics(rows=1, metrics={"mine": interval}, beyond={})
+    Metrics(validation={"loss": math.nan}, test={"mine": 0.5}, statistics=statistics).write(
+        tmp_path
+    )
+    assert strict(tmp_path / "metrics.json")["validation"] == {"loss": None}
+    found = Metrics.read(tmp_path)
+    assert math.isnan(found.validation["loss"])
+    assert found.statistics is not None
+    assert math.isnan(found.statistics.metrics["mine"]["low"])
+
+
+def test_curves_leave_out_what_is_not_finite() -> None:
+    entry = {"loss": 0.5, "learning_rate": 0.1, "eval_loss": 0.5, "eval_accuracy": 0.5}
+    broken: dict[str, Any] = dict.fromkeys(entry)
+    history = [{"step": step, **(broken if step == 5 else entry)} for step in range(1, 6)]
+    plot = curves.learning_curves(history, None)
+    assert plot is not None
+    assert "final validation loss 0.500" in plot.alt
+    assert len(curves.overlaid({"one": history}, "eval_accuracy")) == 3
 
 
 # ---- two processes -------------------------------------------------------------------------------
