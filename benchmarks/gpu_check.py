@@ -8,7 +8,9 @@ listed as unverified; without a GPU that is everything. The exit status is 1 if 
 """
 
 import argparse
+import contextlib
 import functools
+import json
 import math
 import os
 import subprocess
@@ -193,6 +195,20 @@ def predicted(launcher: Launcher, launch: Launch, reference: Launch, model: Laun
     return [Line("rows", differences.in_tables(*tables), OTHER_DEVICE["rows"])]
 
 
+def diverged(launcher: Launcher, launch: Launch) -> list[Line]:
+    """Check that a training whose weights explode is stopped, and that no checkpoint is broken."""
+    with contextlib.suppress(Incomparable):  # its exit status is 1
+        launcher.train(launch)
+    run = launcher.directory / launch.name
+    status = differences.manifest(run)["status"]
+    (record,) = json.loads((run / "nonfinite.json").read_text(encoding="utf-8"))["steps"]
+    saved = [int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")]
+    return [
+        Line("status", float(status != "diverged"), 0.0),
+        Line("checkpoints of it or later", sum(step >= record["step"] for step in saved), 0.0),
+    ]
+
+
 def share_of_peak(launcher: Launcher) -> list[Line]:
     """Measure which share of the measured bf16 peak the training of BERT base reaches."""
     from benchmarks.gpu import SHAPES, saved_model
@@ -260,11 +276,17 @@ def _predict_on_all(launcher: Launcher, count: int) -> list[Line]:
     return predicted(launcher, launch, Launch("predicted-on-one"), ONE)
 
 
+EXPLODES = ("--learning_rate=1e30", "--warmup_steps=0", "--save_strategy=steps", "--save_steps=1")
 #: Everything that is verified on GPUs; README names the same.
 CHECKS = (
     Check("one GPU in fp32 against the CPU", 1, _of(ONE, CPU, OTHER_DEVICE)),
     Check("bf16", 1, _of(Launch("bf16", precision="bf16"), ONE, HALF)),
     Check("fp16", 1, _of(Launch("fp16", precision="fp16"), ONE, HALF)),
+    Check(
+        "a loss that is not finite",
+        1,
+        lambda launcher, _: diverged(launcher, Launch("diverges", flags=EXPLODES)),
+    ),
     Check("resume", 1, _of(RESUMED, ONE, SAME)),
     Check(
         "predict",

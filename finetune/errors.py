@@ -37,6 +37,24 @@ class UserError(Exception):
         super().__init__("\n".join(self.mistakes))
 
 
+class RunError(Exception):
+    """What ended a run through no mistake in what was typed: told without a traceback.
+
+    The command line prints it once and exits with status 1.
+
+    Attributes:
+        status: Of the run, in its ``run.json``.
+    """
+
+    status = "failed"
+
+
+class Diverged(RunError):
+    """A loss, a gradient or a weight is not finite."""
+
+    status = "diverged"
+
+
 class Mistakes:
     """Collects mistakes, so that all are told at once::
 

@@ -104,6 +104,13 @@ _CHECKS, _RESOLUTION = "finetune/training/checks.py", "finetune/training/resolut
 _CHECKPOINT, _METER = "finetune/training/keep_epochs.py", "finetune/training/speed.py"
 _STOPS = "finetune/training/stopping.py"
 _STOPPING, _PACKAGES = "finetune/training/early_stopping.py", "finetune/training/packages.py"
+_FINITE = "finetune/training/nonfinite.py"
+_MEMORY = "finetune/training/memory.py"
+_BOTH = {
+    "_prepare_for_training": f"{_OURS} {_FINITE}",
+    "get_batch_samples": f"{_OURS} {_FINITE} {_MEMORY}",
+    "training_step": f"{_OURS} {_FINITE} {_MEMORY}",
+}
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
 _PACKING, _EXCHANGE = "finetune/models/cpu/packing.py", "finetune/models/cpu/exchange.py"
@@ -126,7 +133,8 @@ _ANSWERS, _SHARDS = "test_small_functions_answer", "test_the_plugin_of_fsdp_has_
 MEMBERS = (
     # transformers: methods of Trainer that are overridden
     *(
-        Member("hook", _TRAINER, name, _OURS, reason, parameters, behaviour=_CALLED)
+        Member("hook", _TRAINER, name, _BOTH.get(name, _OURS), reason, parameters,
+               behaviour=_CALLED)
         for name, reason, parameters in (
             ("_build_accelerator_args", "DDP keeps gradients once, compiled shapes are static",
              "kwargs"),
@@ -149,8 +157,6 @@ MEMBERS = (
             ("_get_dataloader", "rows are evaluated sorted by length",
              "dataset description batch_size sampler_fn is_training dataloader_key"),
             ("_get_eval_sampler", "predictions keep the order of the data", "eval_dataset"),
-            ("evaluation_loop", "the loss is that of the gathered rows, in the order of the data",
-             "dataloader description prediction_loss_only ignore_keys metric_key_prefix"),
             ("evaluate", "outputs of the model that is kept are not computed twice",
              "eval_dataset ignore_keys metric_key_prefix"),
         )
@@ -159,7 +165,6 @@ MEMBERS = (
         Member("hook", _TRAINER, name, _SAVING, reason, parameters, behaviour=_CALLED)
         for name, reason, parameters in (
             ("_get_output_dir", "checkpoints are written aside, and deleted by us", "trial"),
-            ("_save_checkpoint", "a checkpoint is committed when it is whole", "model trial"),
             ("_load_rng_state", "another number of processes takes fresh ones", "checkpoint"),
             ("_load_optimizer_and_scheduler", "a failure names the checkpoint", "checkpoint"),
             ("_load_scaler", "a failure names the checkpoint", "checkpoint"),
@@ -168,7 +173,40 @@ MEMBERS = (
             ("_issue_warnings_after_load", "a lack of weights is refused", "load_result"),
         )
     ),
-    Member("hook", _TRAINER, "_finalize_training", f"{_OURS} {_SAVING}",
+    Member("hook", _TRAINER, "evaluation_loop", f"{_EVALUATION} {_MEMORY}",
+           "the loss is that of the gathered rows, in the order of the data; memory may run out",
+           "dataloader description prediction_loss_only ignore_keys metric_key_prefix",
+           behaviour=_CALLED),
+    Member("hook", _TRAINER, "_save_checkpoint", f"{_OURS} {_SAVING}",
+           "a checkpoint is committed when it is whole, its weights are finite", "model trial",
+           behaviour=_CALLED),
+    Member("member", _TRAINER, "_prepare_inputs", _MEMORY, "the largest batch is tried", "inputs"),
+    Member("hook", _TRAINER, "_get_grad_norm", _FINITE, "its norm is read before each step",
+           "model grad_norm", behaviour=_CALLED),
+    *(
+        Member("mention", "accelerate.optimizer:AcceleratedOptimizer", name, _FINITE, reason,
+               source=f"accelerate.optimizer:AcceleratedOptimizer.{source}")
+        for name, source, reason in (
+            ("_is_overflow", "step", "the schedule passes a step by"),
+            ("optimizer", "step", "the optimizer of torch"),
+        )
+    ),
+    *(
+        Member("mention", "torch.optim:Adam", name, _FINITE, reason,
+               source=f"torch.optim:Adam.{source}")
+        for name, source, reason in (
+            ("_step_supports_amp_scaling", "__init__", "whether it reads found_inf, on the device"),
+            ("found_inf", "step", "above zero, the step leaves the weights alone"),
+        )
+    ),
+    Member("member", _TRAINER, "_get_learning_rate", _FINITE, "the rate of a broken step is told",
+           source=f"{_TRAINER}._run_epoch"),
+    Member("mention", _TRAINER, "_initial_global_step", _FINITE,
+           "train_loss is the mean over the steps that were not skipped",
+           source=f"{_TRAINER}._finalize_training"),
+    Member("mention", "accelerate:Accelerator", "scaler", _FINITE, "whether fp16 is trained",
+           source="accelerate:Accelerator.__init__"),
+    Member("hook", _TRAINER, "_finalize_training", f"{_OURS} {_SAVING} {_FINITE}",
            "train_loss is the mean over the processes, the library deletes no checkpoint",
            "trial num_train_samples start_time",
            behaviour=_CALLED),
@@ -180,14 +218,15 @@ MEMBERS = (
     Member("hook", _TRAINER, "_run_epoch", _SAVING,
            "no step is trained, and no evaluation lost, at the end of an epoch that is resumed",
            behaviour=_CALLED),
-    Member("member", _TRAINER, "_maybe_log_save_evaluate", _SAVING,
+    Member("hook", _TRAINER, "_maybe_log_save_evaluate", f"{_SAVING} {_FINITE}",
            "an epoch that was saved before its end is evaluated",
-           "tr_loss grad_norm model trial epoch ignore_keys_for_eval start_time"),
+           "tr_loss grad_norm model trial epoch ignore_keys_for_eval start_time learning_rate",
+           behaviour=_CALLED),
     Member("member", _TRAINER, "_push_from_checkpoint", _SAVING,
            "a checkpoint is pushed once it is committed", "checkpoint_folder",
            source=f"{_TRAINER}._save_checkpoint"),
     # transformers: what else of Trainer and of its arguments is relied on
-    Member("member", _TRAINER, "train", _OURS, "it is extended",
+    Member("member", _TRAINER, "train", f"{_OURS} {_MEMORY}", "it is extended",
            "resume_from_checkpoint trial ignore_keys_for_eval"),
     Member("member", _TRAINER, "_remove_unused_columns", _OURS,
            "batches hold what the model takes", "dataset description"),
@@ -195,12 +234,15 @@ MEMBERS = (
            "our loss is divided by the rows of the step already, and not by micro-batches again",
            source=f"{_TRAINER}.training_step"),
     *(
-        Member("mention", _TRAINER, name, _SAVING, "a resumed run logs what it would have logged",
+        Member("mention", _TRAINER, name, users, "a resumed run logs what it would have logged",
                source=f"{_TRAINER}._maybe_log_save_evaluate",
                behaviour="test_the_loss_since_the_last_log_is_in_a_checkpoint")
-        for name in ("_globalstep_last_logged", "_total_loss_scalar")
+        for name, users in {
+            "_globalstep_last_logged": f"{_SAVING} {_FINITE}",
+            "_total_loss_scalar": _SAVING,
+        }.items()
     ),
-    Member("mention", _TRAINER, "_tr_loss", f"{_OURS} {_SAVING}",
+    Member("mention", _TRAINER, "_tr_loss", f"{_OURS} {_SAVING} {_FINITE}",
            "the loss since the last log, for train_loss averaged over the processes",
            source=f"{_TRAINER}._finalize_training", behaviour="test_the_rest_of_the_loss_is_kept"),
     *(
@@ -215,7 +257,8 @@ MEMBERS = (
     Member("mention", _TRAINER, "compute_loss_func", _OURS,
            "with one, the rows of the global step are counted",
            source=f"{_TRAINER}._get_num_items_in_batch", behaviour="test_rows_are_counted"),
-    Member("mention", "transformers.trainer_callback:TrainerState", "log_history", _METER,
+    Member("mention", "transformers.trainer_callback:TrainerState", "log_history",
+           f"{_METER} {_FINITE}",
            "speed is added to the entry that on_log was called for",
            source=f"{_TRAINER}.log", behaviour="test_each_logged_loss_has_its_throughput"),
     Member("hook", "transformers.training_args:TrainingArguments", "__post_init__", _ARGUMENTS,
@@ -312,7 +355,7 @@ MEMBERS = (
         for name, users, reason in (
             ("SaveStrategy", _CHECKPOINT, "whether epochs are saved"),
             ("EvalLoopOutput", _EVALUATION, "rows are put back into their order"),
-            ("TrainOutput", f"{_OURS} {_SAVING}", "its type"),
+            ("TrainOutput", f"{_OURS} {_SAVING} {_MEMORY}", "its type"),
             ("PredictionOutput", f"{_EVALUATION} finetune/pipeline/assess.py", "its type"),
         )
     ),

@@ -68,6 +68,14 @@ def test_steps_change_the_weights_by_far_more_than_is_tolerated(run: Path) -> No
 
 
 @pytest.mark.processes
+def test_a_training_that_explodes_is_verified_to_stop(launcher: Launcher) -> None:
+    launch = replace(CPU, name="explodes", flags=gpu_check.EXPLODES)
+
+    assert all(line.verified for line in gpu_check.diverged(launcher, launch))
+    assert not (launcher.directory / "explodes" / "model.safetensors").exists()
+
+
+@pytest.mark.processes
 def test_predictions_of_two_processes_are_those_of_one(launcher: Launcher) -> None:
     one, two = (Launch(f"{count}-predicts", gpus=0, processes=count, mode="") for count in (0, 2))
 

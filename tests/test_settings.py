@@ -543,7 +543,6 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(
     ("words", "message"),
     [
         ("--dataloader_drop_last", "--dataloader_drop_last would also drop evaluation rows"),
-        ("--auto_find_batch_size", "--auto_find_batch_size would change the global batch"),
         ("--prediction_loss_only", "--prediction_loss_only: the metrics and the report need"),
         ("--batch_eval_metrics", "--batch_eval_metrics: the metrics and the report need"),
         ("--label_names mine", "--label_names: the labels of a recipe are in the column 'labels'"),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from finetune.cli.parser import Parser
-from finetune.errors import UserError, suggestion
+from finetune.errors import RunError, UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import distributed, faults, import_path, namesakes, signals, versions
 from finetune.runtime.terminal import visible
@@ -35,8 +35,8 @@ def main(words: Sequence[str] | None = None) -> int:
         words: The arguments; those of the process if None.
 
     Returns:
-        The exit status: 0, 2 for a mistake of the user, 75 for a training that a signal stopped,
-        130 for Ctrl-C elsewhere.
+        The exit status: 0, 1 for a run that failed, 2 for a mistake of the user, 75 for a training
+        that a signal stopped, 130 for Ctrl-C elsewhere.
     """
     words = sys.argv[1:] if words is None else words
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
@@ -47,6 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return _run(list(words))
     except UserError as error:
         return faults.refuse(error)
+    except RunError as error:
+        return faults.stop(error)
     except signals.Stopped:
         return faults.stopped()
     except KeyboardInterrupt as error:

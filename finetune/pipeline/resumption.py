@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.splits import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.runtime import distributed
+from finetune.runtime.files import to_json
 from finetune.training import checkpoint
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.early_stopping import stopped_early
@@ -34,6 +35,7 @@ _FREE = {
     "grace_seconds",
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_threads", "use_cpu", "profile", "baseline", "debug", "skip_memory_metrics", "precision"),
+    *("on_nonfinite", "auto_find_batch_size"),
     *("log_level", "log_level_replica", "log_on_each_node", "disable_tqdm", "report_to"),
     *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
     *("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
@@ -253,7 +255,7 @@ def configuration(chosen: Settings, values: ArgumentValues) -> dict[str, Any]:
         **{name: value for name, value in options.items() if name not in _PLACES},
         **{name: value for name, value in vars(values).items() if name not in _FREE},
     }
-    canonical: dict[str, Any] = json.loads(json.dumps(facts, default=_plain))
+    canonical: dict[str, Any] = json.loads(to_json(facts, default=_plain))
     return canonical
 
 

@@ -12,11 +12,12 @@ import functools
 import gc
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config import settings
 from finetune.config.settings import Settings
-from finetune.errors import Mistakes
+from finetune.errors import Diverged, Mistakes, RunError, UserError
 from finetune.pipeline import resumption
 from finetune.pipeline.events import (
     Collated,
@@ -33,7 +34,7 @@ from finetune.pipeline.events import (
 from finetune.pipeline.preparation import Prepared, leads, prepare, refuse_different_machines
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, lock, signals, versions
+from finetune.runtime import distributed, files, lock, signals, versions
 from finetune.runtime.signals import Stopped
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
 
 
 def _fit(prepared: Prepared, progress: Progress) -> Run:
-    from finetune.pipeline import provenance
+    from finetune.pipeline import provenance, room
+    from finetune.training import disk
     from finetune.training.trainer import build_trainer
 
     chosen = prepared.settings
@@ -124,15 +126,21 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
     prepared = _join(prepared)
     found, run = prepared.resumption, None
     try:
+        if chosen.values.auto_find_batch_size:
+            prepared = room.with_accumulation(prepared, progress)
+            chosen = prepared.settings
         arguments = chosen.arguments
         trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
         trainer.configuration = prepared.configuration
+        trainer.raw_rows = recipe.splits["train"]
         trainer.reschedules = found is not None and found.differs(prepared.configuration)
         _report_to(trainer, progress)
-        distributed.gather(None)  # every rank has read its model, which may lie in the directory
+        # every rank has read its model, which may lie in the directory
+        room.refuse_too_little(prepared, trainer)
         if leads(chosen.values):
             progress(Started(chosen, arguments, prepared.steps, trainer.model))
-            run = _begin(prepared, provenance.manifest(chosen, arguments), progress)
+            with disk.explained(chosen.output_dir, "writing run.json"):
+                run = _begin(prepared, provenance.manifest(chosen, arguments), progress)
         if prepared.checkpoint and trainer.collator_draws():
             progress(
                 Noted(
@@ -147,6 +155,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         if stopped:
             progress(Noted(stopped))
         state, speed = trainer.state, trainer.speed()
+        skipped = trainer.verdicts.skipped
         profiled = trainer.profile is not None and trainer.profile.written
         del trainer
         gc.collect()
@@ -156,15 +165,17 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             before = found.step if found is not None else 0
             outcome = provenance.outcome(trained, state, seconds, before, speed)
             outcome["stopped_early"] = stopped or None
-            _write_results(
-                run,
-                recipe,
-                validated,
-                tested,
-                outcome,
-                baseline=arguments.baseline,
-                progress=progress,
-            )
+            outcome["skipped_steps"] = skipped
+            with disk.explained(chosen.output_dir, "writing the results"):
+                _write_results(
+                    run,
+                    recipe,
+                    validated,
+                    tested,
+                    outcome,
+                    baseline=arguments.baseline,
+                    progress=progress,
+                )
     except KeyboardInterrupt as wish:
         if run is not None:
             by = f" by {wish}" if isinstance(wish, Stopped) else ""
@@ -172,10 +183,16 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             wish.args = (f"interrupted{by}; {how_to_go_on(chosen)}",)
             progress(Interrupted(*wish.args))
         raise
-    except BaseException:  # the process group is left as it is: leaving it waits for the others
+    except BaseException as error:  # the process group is left: leaving it waits for the others
         if run is not None:
+            status = error.status if isinstance(error, RunError) else "failed"
+            told = isinstance(error, (RunError, UserError))  # others might hold anything
+            failure = str(error) if told else type(error).__name__
             with contextlib.suppress(OSError):  # the failure itself is what counts
-                run.update(status="failed")
+                run.update(status=status, failure=failure)
+            files.release(run.path)
+        if isinstance(error, Diverged):  # on every rank: the first to exit ends the others
+            distributed.gather(None)
         raise
     if run is not None:
         _tell_finished(run, progress, profiled=profiled)
@@ -193,11 +210,15 @@ def _trained(
     Raises:
         Stopped: on every rank, if a signal asked for it; what is trained is in a checkpoint.
     """
+    from finetune.training import disk
+
     started = time.perf_counter()
     trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
     seconds = time.perf_counter() - started
+    trainer.refuse_broken_weights()
     try:
-        trainer.save_model()
+        with disk.explained(Path(trainer.args.output_dir or ""), "writing the model"):
+            trainer.save_model()
         validated = trainer.predict_evaluated()
         tested = trainer.predict(prepared.settings.recipe.prepared["test"])
     except Stopped as wish:
@@ -238,6 +259,7 @@ def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
         manifest = dataclasses.replace(manifest, resumed=[*earlier, this])
     checkpoint.clear(chosen.output_dir)
     manifest.write(chosen.output_dir)
+    files.reserve(chosen.output_dir)
     return Run(chosen.output_dir)
 
 
@@ -249,6 +271,13 @@ def _tell_finished(run: Run, progress: Progress, *, profiled: bool) -> None:
     try:
         card.write(run)
         written = page.write(run)
+    except OSError as error:
+        if not files.is_full(error):
+            raise
+        raise RunError(
+            f"the disk of {run.path} is full: the run is finished and saved, but not its report. "
+            f"Free some space, then: python -m finetune report {run.path}"
+        ) from error
     finally:
         progress(Finished(run, profiled, written))
 
@@ -316,6 +345,7 @@ def _write_results(
     run.update(**outcome)
     assess(run, recipe, validated, tested, baseline=baseline, progress=progress)
     run.update(status="finished")
+    files.release(run.path)
 
 
 def refuse_other_labels(rows: Dataset, label_ids: Any) -> None:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from finetune.data.files import Chunk, Rows
 from finetune.errors import UserError
 from finetune.predicting.request import Added
-from finetune.runtime.files import refuse_link, replacing, write_whole
+from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
 
 _MANIFEST = "manifest.json"
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -66,7 +66,7 @@ class PartialOutput:
         manifest = self.directory / _MANIFEST
         if not self.directory.exists():
             self.directory.mkdir()
-            write_whole(manifest, json.dumps(facts, indent=2) + "\n")
+            write_whole(manifest, to_json(facts, indent=2) + "\n")
             return
         if not resume:
             raise UserError(
@@ -77,7 +77,7 @@ class PartialOutput:
         if changed := [
             f"--resume: {name} has changed (was {before.get(name)}, is {now}); remove "
             f"{self.directory} to start again"
-            for name, now in json.loads(json.dumps(facts)).items()
+            for name, now in json.loads(to_json(facts)).items()
             if now != before.get(name)
         ]:
             raise UserError(*changed)
@@ -258,7 +258,7 @@ def _harmless(value: Any) -> Any:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_as_text)
+    return to_json(value, ensure_ascii=False, default=_as_text)
 
 
 def _as_text(value: Any) -> str:

@@ -32,8 +32,8 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
     """Plot the losses of training and validation, the metrics, and the learning rate; panels that
     would have too few points are left out.
     """
-    trained = [entry for entry in history if "loss" in entry]
-    validated = [entry for entry in history if "eval_loss" in entry]
+    trained = [entry for entry in history if entry.get("loss") is not None]
+    validated = [entry for entry in history if entry.get("eval_loss") is not None]
     is_trained = len(trained) >= _FEWEST_LOGGED
     is_validated = len(validated) >= _FEWEST_EVALUATIONS
     if not is_trained and not is_validated:
@@ -61,6 +61,7 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
             for name in validated[0]
             if name.startswith("eval_")
             and not name.endswith(("loss", "runtime", "_per_second", "_time"))
+            and validated[-1].get(name) is not None
         ]
         for name, colour, marker in zip(names, (GREEN, *COLOURS[3:]), MARKERS, strict=False):
             label = wording.name(name.removeprefix("eval_"))

@@ -135,7 +135,7 @@ def titled(
 
 def columns(entries: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
     """Return steps and values of what was logged under a name."""
-    there = [entry for entry in entries if name in entry]
+    there = [entry for entry in entries if entry.get(name) is not None]  # null: not finite
     return [entry["step"] for entry in there], [entry[name] for entry in there]
 
 

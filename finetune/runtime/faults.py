@@ -14,7 +14,7 @@ import time
 import traceback
 from typing import Any
 
-from finetune.errors import UserError, masked
+from finetune.errors import RunError, UserError, masked
 from finetune.runtime import distributed, signals
 from finetune.runtime.terminal import visible
 
@@ -79,6 +79,8 @@ def stop(error: Exception) -> int:
         told = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
     elif lost:
         told = f"error: rank {rank} lost the connection to another rank, which has exited: {line}"
+    elif isinstance(error, RunError):
+        told = f"error: {error}"
     else:
         told = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip()
     print(visible(masked(told)), file=sys.stderr, flush=True)

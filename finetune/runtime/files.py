@@ -1,14 +1,21 @@
-"""Files that are written whole or not at all, and never through a link that somebody left."""
+"""Files that are written whole or not at all and never through a link, and JSON for any parser."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
+import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from finetune.errors import UserError
+
+#: Bytes that are kept beside a run's files, so that its status can be written on a full disk.
+_RESERVE, _RESERVED = ".reserve", 1 << 18
 
 
 @contextlib.contextmanager
@@ -29,7 +36,17 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader never sees half of it."""
+    """Write a file so that a reader never sees half of it; on a full disk, into the reserve."""
+    try:
+        _write(path, text)
+    except OSError as error:
+        if not is_full(error) or not path.with_name(_RESERVE).exists():
+            raise
+        release(path.parent)
+        _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
 
@@ -54,3 +71,40 @@ def refuse_link(directory: Path) -> None:
             f"{directory} is a link to {os.readlink(directory)}, where nothing is written: remove "
             "the link"
         )
+
+
+def reserve(directory: Path) -> None:
+    """Take some bytes of the disk, for when it is full."""
+    with contextlib.suppress(OSError):
+        (directory / _RESERVE).write_bytes(os.urandom(_RESERVED))  # zeros might take no space
+
+
+def release(directory: Path) -> None:
+    """Give the bytes of :func:`reserve` back."""
+    (directory / _RESERVE).unlink(missing_ok=True)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether a disk, a quota or the size that a file may have ended the writing."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def to_json(content: Any, **options: Any) -> str:
+    """Return JSON in which numbers that are not finite, which JSON lacks, are null.
+
+    Args:
+        content: What ``json.dumps`` takes.
+        **options: Of ``json.dumps``.
+    """
+    try:
+        return json.dumps(content, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_finite(content), allow_nan=False, **options)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {_finite(name): _finite(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(each) for each in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -90,6 +90,11 @@ class FinetuneArguments(TrainingArguments):
         "dropout, padding, memory allocation, gradient averaging), off for those of the "
         "libraries; no effect elsewhere",
     )
+    on_nonfinite: str = _option(
+        "stop",
+        "what to do about a step whose loss or gradient is not finite: stop, or skip it without "
+        "advancing the learning-rate schedule (ten in a row stop)",
+    )
     profile: int | None = _option(None, "profile N steps after the first two")
     baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
@@ -116,6 +121,11 @@ class FinetuneArguments(TrainingArguments):
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = distributed.ranks().rank != 0 or not watched
         checks.refuse(self)
+        if self.auto_find_batch_size:
+            raise UserError(
+                "--auto_find_batch_size is for the command line, finetune.train and "
+                "finetune.launch: a trainer alone would change the global batch"
+            )
         resolve(self)
         threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
@@ -144,11 +154,14 @@ class ArgumentValues(SimpleNamespace):
     def build(self) -> FinetuneArguments:
         """Return the training arguments; in a job of several processes the group must exist.
 
+        Without ``auto_find_batch_size``, by which the library would change the global batch: the
+        pipeline finds the accumulation before a trainer is built.
+
         Raises:
             UserError: in the library's words, if they contradict each other.
         """
         try:
-            return FinetuneArguments(**vars(self))
+            return FinetuneArguments(**vars(self) | {"auto_find_batch_size": False})
         except (ValueError, ImportError) as error:
             raise UserError(str(error)) from error
 

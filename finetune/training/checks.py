@@ -77,9 +77,9 @@ def refuse(values: Any) -> None:
             mistakes.append(f"--{name}: the metrics and the report need the outputs of all rows")
     if "labels" not in (values.label_names or ["labels"]):
         mistakes.append("--label_names: the labels of a recipe are in the column 'labels'")
-    if values.auto_find_batch_size:
+    if values.auto_find_batch_size and shards(values):
         mistakes.append(
-            "--auto_find_batch_size would change the global batch during training; raise "
+            "--auto_find_batch_size: a model that FSDP shards cannot be tried before it is; raise "
             "--gradient_accumulation_steps instead"
         )
     if not values.average_tokens_across_devices:
@@ -122,7 +122,11 @@ def refuse(values: Any) -> None:
             "--max_tokens_per_batch batches rows of similar length: it needs "
             "--train_sampling_strategy group_by_length, and rows with a length"
         )
-    for name, choices in (("precision", precision.CHOICES), ("cpu_kernels", cpu.CHOICES)):
+    for name, choices in (
+        ("precision", precision.CHOICES),
+        ("cpu_kernels", cpu.CHOICES),
+        ("on_nonfinite", ("stop", "skip")),
+    ):
         if (value := getattr(values, name)) not in choices:
             mistakes.append(
                 f"--{name} {value}: expected {', '.join(choices[:-1])} or {choices[-1]}"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from finetune.errors import UserError
-from finetune.runtime.files import write_whole
+from finetune.runtime.files import to_json, write_whole
 
 SCHEMA = 1
 MANIFEST, METRICS = "run.json", "metrics.json"
@@ -64,7 +65,7 @@ class File(Record):
                 name: value for name, value in content["statistics"].items() if value is not None
             }
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / self.NAME, json.dumps(content, indent=2, default=str) + "\n")
+        write_whole(directory / self.NAME, to_json(content, indent=2, default=str) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ class Manifest(File):
     NAME = MANIFEST
     RECORDS = {"data": Data, "launch": Launch, "process": Process}
 
-    status: str  # running, finished, interrupted or failed
+    status: str  # running, finished, interrupted, diverged or failed
     recipe: str  # the words that find it again
     command: str  # starts the same training again
     options: dict[str, Any]  # of the recipe
@@ -128,6 +129,8 @@ class Manifest(File):
     steps_before: int = 0  # the run was resumed
     stopped_early: str | None = None  # why, if it was before the last step
     stopped_by: str | None = None  # the signal that interrupted it
+    skipped_steps: int = 0  # whose loss or gradient was not finite; see ``nonfinite.json``
+    failure: str | None = None  # why, where the status is diverged or failed
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
     finished: str | None = None  # the end of training: ISO 8601, UTC
@@ -178,6 +181,17 @@ class Metrics(File):
     statistics: Statistics | None = None  # None until they are computed
     schema: int = SCHEMA
 
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read the file; a score that was not finite, null in the file, is NaN."""
+        found = super().read(directory)
+        return dataclasses.replace(
+            found,
+            validation=_numbers(found.validation),
+            test=_numbers(found.test),
+            baseline={name: _numbers(scores) for name, scores in found.baseline.items()},
+        )
+
 
 def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
     """Return the status of the run in a directory and who writes it, whatever the schema.
@@ -197,7 +211,7 @@ def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_interval)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
@@ -209,6 +223,15 @@ def _read(path: Path) -> dict[str, Any]:
             "the release that wrote it"
         )
     return {**content, "schema": SCHEMA}
+
+
+def _interval(content: dict[str, Any]) -> dict[str, Any]:
+    """Return an interval with NaN where JSON, which has none, says null."""
+    return _numbers(content) if {"value", "low", "high"} <= content.keys() else content
+
+
+def _numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in scores.items()}
 
 
 def _filled(kind: type[Any], content: Mapping[str, Any], path: Path) -> Any:

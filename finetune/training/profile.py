@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from transformers import TrainerCallback, TrainerState
 
 from finetune.runtime import distributed
-from finetune.runtime.files import refuse_link, replacing, write_whole
+from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
 from finetune.training.speed import PREFIX, Mark, Meter
 
 DIRECTORY = "profile"
@@ -97,7 +96,7 @@ class Profile(TrainerCallback):
             "operators": _operators(found, steps),
             "speed": speed,
         }
-        write_whole(table, json.dumps(content, indent=2) + "\n")
+        write_whole(table, to_json(content, indent=2) + "\n")
 
 
 def where(events: Iterable[FunctionEvent]) -> tuple[int, dict[str, float]]:

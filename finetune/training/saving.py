@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pickle
 import random
@@ -12,7 +13,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-import transformers
 from safetensors.torch import save_model
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
@@ -27,18 +27,19 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import UserError
 from finetune.runtime import distributed, signals
-from finetune.runtime.files import apply_umask
+from finetune.runtime.files import apply_umask, to_json
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.checkpoint import Checkpoint
+from finetune.training.nonfinite import FiniteSteps
 from finetune.training.stopping import Stopping
 
 #: In a checkpoint: the loss since the last log, which the library forgets.
 _LOSS = "loss_since_log.json"
 
 
-class Saving(transformers.Trainer):
+class Saving(FiniteSteps):
     """The saving half of :class:`~finetune.training.trainer.Trainer`.
 
     Attributes:
@@ -86,7 +87,9 @@ class Saving(transformers.Trainer):
         losses = distributed.gather(self._tr_loss.item())  # every process has written its part
         if self.args.should_save:
             staged = staging / final.name
-            state.save_to_json(str(staged / checkpoint.STATE))  # with the path of the best
+            content = to_json(dataclasses.asdict(state), indent=2, sort_keys=True)
+            # with the path of the best
+            (staged / checkpoint.STATE).write_text(content + "\n", encoding="utf-8")
             since = {
                 "step": self._globalstep_last_logged,
                 "loss_by_rank": losses,
@@ -94,7 +97,7 @@ class Saving(transformers.Trainer):
                 "to_evaluate": self._stopped_evaluation,
                 "to_save": self._stopped_evaluation and self.control.should_save,
             }
-            (staged / _LOSS).write_text(json.dumps(since) + "\n", encoding="utf-8")
+            (staged / _LOSS).write_text(to_json(since) + "\n", encoding="utf-8")
             checkpoint.commit(staged, final, self.args.world_size, self.configuration)
             best = state.best_model_checkpoint
             checkpoint.rotate(directory, self.args.save_total_limit, Path(best) if best else None)
@@ -137,7 +140,7 @@ class Saving(transformers.Trainer):
         self._finish_step(True, model=self.model_wrapped, ignore_keys_for_eval=None, **facts)
         directory = Path(self._get_output_dir(None))
         with self._staged(directory):  # where there is nothing that the library could delete
-            output: TrainOutput = super()._finalize_training(*args)  # type: ignore[no-untyped-call]
+            output: TrainOutput = super()._finalize_training(*args)
         best = self.state.best_model_checkpoint
         if self.args.should_save and self.args.save_total_limit == 1 and best:
             for path in checkpoint.committed(directory):

@@ -25,7 +25,7 @@ from transformers.trainer_utils import TrainOutput
 from finetune.data import batches
 from finetune.models.cpu import exchange, unpadded
 from finetune.runtime import lock, precision
-from finetune.training import checkpoint
+from finetune.training import checkpoint, disk
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.directory import clear_way, occupy
 from finetune.training.early_stopping import EarlyStopping
@@ -33,6 +33,7 @@ from finetune.training.evaluation import ExactEvaluation, quiet_workers
 from finetune.training.keep_epochs import KeepEpochs
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
+from finetune.training.memory import Memory
 from finetune.training.parallel import DataParallel
 from finetune.training.profile import Profile
 from finetune.training.sampler import GlobalBatchSampler
@@ -42,7 +43,7 @@ from finetune.training.speed import Meter, Progress
 _PADDED_LENGTHS = 4  # that torch.compile sees
 
 
-class Trainer(ExactEvaluation, Saving):
+class Trainer(ExactEvaluation, Saving, Memory):
     """``transformers.Trainer`` whose training depends on the global batch only.
 
     Args:
@@ -110,7 +111,7 @@ class Trainer(ExactEvaluation, Saving):
         return built
 
     def _prepare_for_training(self, *args: Any) -> Any:
-        prepared = super()._prepare_for_training(*args)  # type: ignore[no-untyped-call]
+        prepared = super()._prepare_for_training(*args)
         ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
         if ours and isinstance(self.model_wrapped, DistributedDataParallel):
             # which DDP holds on to: a reference to the trainer there would keep both for ever
@@ -131,7 +132,8 @@ class Trainer(ExactEvaluation, Saving):
         if isinstance(num_items_in_batch, torch.Tensor):  # under DataParallel once for each GPU
             num_items_in_batch = num_items_in_batch.reshape(-1)[0]
         loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        loss = loss * self.accelerator.num_processes
+        # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
+        loss = loss * (self.accelerator.num_processes + 0 * loss.detach())
         return (loss, outputs) if return_outputs else loss
 
     def train(
@@ -192,6 +194,15 @@ class Trainer(ExactEvaluation, Saving):
             loss = super().training_step(*args, **kwargs)
         self.meter.optimizer_begins()
         return loss
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Save weights that are finite; tell a full disk in a sentence, and leave nothing half."""
+        assert self.model is not None
+        self.refuse_broken_weights()
+        directory, name = self.args.output_dir or "", f"checkpoint-{self.state.global_step}"
+        needed = disk.checkpoint_bytes(self.model, self.args)
+        with disk.explained(Path(directory), f"writing {name}", needed):
+            super()._save_checkpoint(model, trial)
 
     def speed(self) -> dict[str, Any]:
         """Return the :meth:`~finetune.training.speed.Meter.summary` of this training."""

@@ -1,1 +1,1 @@
-"""What must not go wrong, each tried: hostile files, damaged caches."""
+"""What a run survives, each tried from outside."""

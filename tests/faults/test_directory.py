@@ -56,9 +56,7 @@ def test_a_machine_that_still_touches_its_lock_is_not_disturbed(running: Path) -
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        with pytest.raises(
-            UserError, match=r"in progress there \(process 1 on another-"
-        ):
+        with pytest.raises(UserError, match=r"in progress there \(process 1 on another-"):
             occupy(running)
     finally:
         ended.set()
