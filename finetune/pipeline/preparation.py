@@ -88,7 +88,7 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     with wrong:
         if leads(values):  # who has locked it for the others
             refuse_foreign(chosen.output_dir)
-        if values is not None and (wish := resumption.wanted(values)):
+        if values is not None and (wish := resumption.wanted(values, chosen.output_dir)):
             if touch and chosen.output_dir.is_dir():
                 occupy(chosen.output_dir)  # or a living run might be writing what is verified
             found = resumption.find(wish, chosen.output_dir, touch=touch)

@@ -69,6 +69,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             host=platform.node(),
             pid=os.getpid(),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
+            job=distributed.job(),
         ),
         model_revision=recipe.base_revision(),
     )

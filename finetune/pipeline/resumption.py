@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from finetune.runtime.files import to_json
 from finetune.training import checkpoint
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.early_stopping import stopped_early
-from finetune.training.manifest import MANIFEST, METRICS, Manifest
+from finetune.training.manifest import MANIFEST, METRICS, Manifest, status_and_process
 
 if TYPE_CHECKING:
     from finetune.config.settings import Settings
@@ -95,10 +95,10 @@ class Resumption:
         return bool(_changed(self, now))
 
 
-def wanted(values: ArgumentValues) -> str | None:
+def wanted(values: ArgumentValues, output_dir: Path) -> str | None:
     """Return what is to be resumed: ``resume``, ``last``, a path, or None to begin a new run.
 
-    A launcher that started the job again wants what ``--resume`` does.
+    A job that was started again goes on with its own run, which is not whatever lies there.
 
     Raises:
         UserError: if both flags are given.
@@ -111,10 +111,18 @@ def wanted(values: ArgumentValues) -> str | None:
             "--resume and --resume_from_checkpoint are mutually exclusive: --resume goes on from "
             "the newest checkpoint, and starts where there is none"
         )
-    again = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    if values.resume or any(int(os.environ.get(name) or 0) > 0 for name in again):
+    if values.resume or (distributed.was_restarted() and _is_of_this_job(output_dir)):
         return "resume"
     return named
+
+
+def _is_of_this_job(directory: Path) -> bool:
+    known = status_and_process(directory)
+    process = known[1] if known is not None else None
+    if process is None:
+        return False
+    elsewhere = process.host != platform.node() and (process.job or "").startswith("torchrun")
+    return elsewhere or process.job == distributed.job()
 
 
 def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +97,21 @@ def launcher() -> list[str]:
         address = f"--master_addr={os.environ['MASTER_ADDR']}"
         words[1:1] = [f"--nnodes={machines()}", "--node_rank=N", address]
     return words
+
+
+def job() -> str | None:
+    """Return what a scheduler or launcher that starts a job again keeps; None without one."""
+    if "SLURM_JOB_ID" in os.environ:
+        return f"slurm {os.environ['SLURM_JOB_ID']}"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return f"torchrun {platform.node()} {os.getppid()}"
+    return None
+
+
+def was_restarted() -> bool:
+    """Return whether a scheduler or launcher started this job again."""
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return any(int(os.environ.get(name) or 0) > 0 for name in counts)
 
 
 def device_type(use_cpu: bool) -> str:

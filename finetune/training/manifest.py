@@ -100,6 +100,7 @@ class Process(Record):
     host: str
     pid: int
     started: str | None = None  # ISO 8601, UTC
+    job: str | None = None  # of the scheduler or launcher, which may start it again
 
 
 @dataclass(frozen=True, kw_only=True)

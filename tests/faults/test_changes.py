@@ -187,6 +187,19 @@ def test_the_two_flags_do_not_go_together(
     assert "--resume and --resume_from_checkpoint are mutually exclusive" in capfd.readouterr().err
 
 
+def test_a_job_that_is_started_again_leaves_the_run_of_another_alone(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed before it could move that one aside."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert faulty(tmp_path / "run", "--max_steps", "3") == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert faulty(tmp_path / "run", "--max_steps", "3") == 0
+    moved = Run.load(tmp_path / "run.1").manifest.process
+    assert (moved.job, Run.load(tmp_path / "run").manifest.process.job) == ("slurm 7", "slurm 8")
+
+
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
 def test_a_job_that_is_started_again_resumes_by_itself(
     faulty: Faulty, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
