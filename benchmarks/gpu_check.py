@@ -102,7 +102,7 @@ class Launcher:
         texts, output = self.directory / "texts.parquet", self.directory / f"{launch.name}.parquet"
         pd.read_parquet(run / "predictions.parquet", columns=["text"]).to_parquet(texts)
         flags = ["--all_probabilities", "--precision=fp32", f"--output={output}"]
-        self.start(launch, "predict", str(run), str(texts), *flags)
+        self.start(launch, "predict", str(run), str(texts), "--trust_recipe", *flags)
         return output
 
     def start(self, launch: Launch, *words: str) -> None:

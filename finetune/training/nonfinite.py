@@ -115,7 +115,7 @@ class FiniteSteps(transformers.Trainer):
         self.reads_late = False
         self.verdicts = Verdicts(skips=False, scaled=False)
         self._losses: list[torch.Tensor] = []
-        self._loss_before = torch.zeros(())
+        self._tr_loss = self._loss_before = torch.zeros(())
         self._flag: _Flag | None = None
         self._was_skipped = False
 

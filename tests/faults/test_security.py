@@ -518,10 +518,15 @@ def test_tracebacks_and_logs_of_the_libraries_show_no_secret(
         f"url = 'https://planted-user:{PASSWORD}@host/path'\n"
         "logging.getLogger('httpx').error('asked %s with %s', url, os.environ['HF_TOKEN'])\n"
         "logging.getLogger('httpx').error('not for', 'this message')\n"
-        "raise RuntimeError(f'no answer from {url}: Bearer ' + os.environ['HF_TOKEN'])\n",
+        "from finetune import TextClassification\n"
+        "class Broken(TextClassification):\n"
+        "    def load(self):\n"
+        "        raise RuntimeError(f'no answer from {url}: Bearer ' + os.environ['HF_TOKEN'])\n",
         encoding="utf-8",
     )
-    done = command(recipe, env={**os.environ, "HF_TOKEN": TOKEN})
+    done = command(
+        recipe, "--embedded", "--model", "embedded:minilm", env={**os.environ, "HF_TOKEN": TOKEN}
+    )
     assert done.returncode == 1
     assert "asked https://host/path with ***" in done.stderr
     assert "RuntimeError: no answer from https://host/path: Bearer ***" in done.stderr
