@@ -88,7 +88,7 @@ assert not any("gloo" in name for name in threads), threads
 """
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_process_has_the_average(processes: int, tmp_path: Path) -> None:
     """Of several buckets, in steps after each other, with an accumulated micro-batch; the same to
     the last bit.

@@ -53,6 +53,7 @@ def edit(run: Path, change: Callable[[dict], None]) -> None:  # type: ignore[typ
     (run / "run.json").write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_that_were_interrupted_are_verified(launcher: Launcher) -> None:
     lines = gpu_check.trained(launcher, TWO, CPU, SAME)

@@ -683,6 +683,7 @@ def test_standard_input_is_answered_before_it_ends(run: Run, tmp_path: Path) -> 
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_file_of_100_000_rows_in_bounded_memory(run: Run, tmp_path: Path) -> None:
     """Beside 1,100 rows in the same process; each has characters that are only carried along."""

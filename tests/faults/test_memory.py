@@ -203,6 +203,7 @@ def test_not_even_a_row_may_fit(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.faults
 @pytest.mark.processes
 def test_the_processes_find_the_same_accumulation(
     command: Callable[..., "subprocess.CompletedProcess[str]"],
