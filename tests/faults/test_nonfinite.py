@@ -329,9 +329,7 @@ def test_curves_leave_out_what_is_not_finite() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "broken", ["constant", pytest.param("gradient", marks=pytest.mark.faults)]
-)
+@pytest.mark.parametrize("broken", ["constant", pytest.param("gradient", marks=pytest.mark.faults)])
 def test_all_ranks_stop_at_the_step_that_is_broken_on_one(
     command: Callable[..., "subprocess.CompletedProcess[str]"],
     words: list[str],
