@@ -77,7 +77,7 @@ class Resumption:
     @property
     def step(self) -> int:
         """The optimizer steps that are done."""
-        return 0 if self.path is None else _step(self.path)
+        return 0 if self.path is None else checkpoint.number(self.path) or 0
 
     @property
     def world_size(self) -> int | None:
@@ -161,12 +161,9 @@ def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | Non
             return ended
     if wish == "resume" and not known:
         return Resumption(None, output_dir, manifest) if output_dir.exists() else None
-    damaged = "".join(f"; {note}" for note in notes)
-    word = "whole checkpoint" if known else "checkpoint"
-    raise UserError(
-        f"--resume{'' if wish == 'resume' else '_from_checkpoint last'}: no {word} in {output_dir}"
-        f"{damaged}; leave the flag out to start from the beginning"
-    )
+    flag = "--resume" if wish == "resume" else "--resume_from_checkpoint last"
+    told = [f"no {'whole ' * bool(known)}checkpoint in {output_dir}", *notes]
+    raise UserError(f"{flag}: {'; '.join(told)}; leave the flag out to start from the beginning")
 
 
 def agreed(found: Resumption | None, output_dir: Path) -> Resumption | None:
@@ -188,13 +185,13 @@ def agreed(found: Resumption | None, output_dir: Path) -> Resumption | None:
                 "every machine, or remove the directory on all of them to start again"
             )
         if found is not None and found.step > least:
-            older = [path for path in checkpoint.committed(output_dir) if _step(path) <= least]
+            older = [
+                path
+                for path in checkpoint.committed(output_dir)
+                if (checkpoint.number(path) or 0) <= least
+            ]
             whole = next((path for path in older if checkpoint.problem(path) is None), None)
             found = None if whole is None else _from(whole, output_dir, found.manifest, found.notes)
-
-
-def _step(path: Path) -> int:
-    return checkpoint.number(path) or 0
 
 
 def _named(path: Path, output_dir: Path) -> Resumption:
