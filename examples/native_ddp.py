@@ -109,7 +109,7 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
             losses.append(loss.item())
             say(f"step {step} of {steps}: loss {losses[-1]:.4f}")
         scores = evaluate(parts, arguments)
-        say(f"epoch {epoch + 1}: {', '.join(f'{name} {scores[name]:g}' for name in scores)}")
+        say(f"epoch {epoch + 1}: {', '.join(f'{n} {scores[n]:g}' for n in scores)}; saving {path}")
         rng = distributed.gather([each.get_rng_state() for each in generators])
         if me.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -134,6 +134,12 @@ def option_suggestion(name: str, known: Iterable[str]) -> str:
     return found.replace("'", f"'{dashes}", 1)
 
 
+def typed_as(kind: type) -> str:
+    """Return what a value of a type is called where one is expected: ``a whole number``."""
+    known = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return known.get(kind, kind.__name__)
+
+
 def counted(number: int, noun: str) -> str:
     """Return ``1 step``, ``2 steps``, ``1,200 steps``."""
     plural = noun + ("es" if noun.endswith(("s", "x", "ch")) else "s")

@@ -172,12 +172,12 @@ CASES = {
     "wrong type": (
         None,
         ["yelp", "--embedded", "--num_train_epochs", "many"],
-        ["--num_train_epochs: expected float, found 'many'"],
+        ["--num_train_epochs: expected a number, found 'many'"],
     ),
     "wrong type in a file": (
         write("options.yaml", "max_length: long\n"),
         ["yelp", "--embedded", "--config", "options.yaml"],
-        ["options.yaml: 'max_length': expected int, found 'long'"],
+        ["options.yaml: 'max_length': expected a whole number, found 'long'"],
     ),
     "fewer rows than a step": (
         write("data.csv", GOOD),

@@ -13,9 +13,11 @@ import pytest
 
 from finetune import cli
 from finetune.cli import imports
+from finetune.errors import UserError
 from finetune.recipe import catalog
 from finetune.runtime import hub
 from finetune.runtime.version import __version__
+from recipes.yelp import Yelp
 from tests.conftest import ROOT
 
 RECIPES = catalog.names()
@@ -305,11 +307,12 @@ def test_the_hub_out_of_reach_is_one_message_before_a_library_is_imported(
     )
     assert [way.split()[0] for way in ways] == [
         "--embedded",
+        "--model",
         "--dataset",
         "HF_ENDPOINT=https://a.mirror",
     ]
-    assert "--model" in ways[1]
-    assert "HF_HOME=" in ways[2]
+    assert "--dataset FILE --model DIRECTORY" in ways[2]
+    assert "HF_HOME=" in ways[3]
     assert list(cwd.iterdir()) == []
 
 
@@ -328,6 +331,27 @@ def test_what_is_wanted_of_the_hub_alone_is_named(
     assert wanted == ["the model 'some/model'"]
     assert str(error).startswith("the model 'some/model' cannot be loaded: http://127.0.0.1")
     assert "HF_HUB_OFFLINE" not in os.environ  # asking sets nothing
+    ways = [line.split("  ")[1] for line in str(error).splitlines()[1:-1]]
+    assert ways == ["--model embedded:minilm", "--model DIRECTORY"]
+    assert "--embedded" in str(hub.unreachable(wanted, embedded=True))
+    of_data = str(hub.unreachable(["the data set 'some/data'"], data="--data FILE"))
+    assert "--data FILE" in of_data
+    assert "--model" not in of_data
+
+
+def test_a_recipe_in_a_notebook_names_the_ways_without_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    with pytest.raises(UserError, match="cannot be loaded: HF_HUB_OFFLINE is set") as refusal:
+        Yelp().trainer(max_steps=1)
+    assert "--model embedded:minilm" in str(refusal.value)
+    with pytest.raises(UserError, match=r"^the data set .* cannot be loaded"):
+        _ = Yelp().splits
 
 
 def test_nothing_is_asked_of_a_hub_that_is_not_needed(

@@ -367,6 +367,12 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+def test_a_model_that_reads_no_text_says_so(digits: Run, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("a\n")
+    with pytest.raises(UserError, match="mnist does not read text: no column 'image' in"):
+        finetune.predict_file(digits, tmp_path / "lines.txt", tmp_path / "out.csv")
+
+
 def test_pictures_of_a_folder(digits: Run, tmp_path: Path, small_chunks: None) -> None:
     generator = np.random.default_rng(0)
     folder, pixels = tmp_path / "digits", {}
@@ -515,8 +521,8 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], 'expected one of INPUT and --text "one sentence"'),
-        (["in.csv", "--text", "a"], "expected one of INPUT and --text"),
+        ([], "INPUT is missing: name a file"),
+        (["in.csv", "--text", "a"], '--text "one sentence" stands for INPUT'),
         (["nowhere.csv"], "no such file or directory: nowhere.csv"),
         (["in.csv", "--text_column", "txt"], "no column 'txt' in in.csv; did you mean 'text'? "
          "(available: n, text)"),

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import DatasetDict
 from transformers import TrainingArguments
 
 from finetune.config.flags import USED, Flags
 from finetune.config.settings import Settings, from_command_line, from_keywords, peek
-from finetune.errors import UserError
+from finetune.errors import Mistakes, UserError
 from finetune.pipeline import provenance
-from finetune.recipe import catalog
+from finetune.recipe import Recipe, TextClassification, catalog
 from finetune.runtime import distributed, precision
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
 from finetune.training.retired import RETIRED
+from recipes.mnist import Mnist
 from recipes.yelp import Yelp
 
 RECIPES = catalog.names()
@@ -180,10 +182,10 @@ def test_a_word_that_is_no_flag_is_refused() -> None:
 
 
 WRONG_TYPES = [
-    ("train_samples", "abc", "expected int, found 'abc'"),
-    ("train_samples", "1.5", "expected int, found '1.5'"),
-    ("learning_rate", "fast", "expected float, found 'fast'"),
-    ("hidden_dropout", "much", "expected float, found 'much'"),
+    ("train_samples", "abc", "expected a whole number, found 'abc'"),
+    ("train_samples", "1.5", "expected a whole number, found '1.5'"),
+    ("learning_rate", "fast", "expected a number, found 'fast'"),
+    ("hidden_dropout", "much", "expected a number, found 'much'"),
     ("drop_invalid", "maybe", "expected true or false, found 'maybe'"),
     ("embedded", "maybe", "expected true or false, found 'maybe'"),
     ("bf16", "maybe", "expected true or false, found 'maybe'"),
@@ -701,6 +703,35 @@ def test_the_options_of_an_instance_count_as_given() -> None:
     assert settings.recipe.dataset == "embedded:imdb"
 
 
+class _Made(TextClassification):
+    model: str = "some/model"
+
+    def load(self) -> DatasetDict:
+        raise NotImplementedError
+
+
+class _Filtered(_Made):
+    dataset: str = ""
+
+
+class _Inherits(_Filtered):
+    def load(self) -> DatasetDict:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("cls", "reads"),
+    [(_Made, False), (_Filtered, True), (_Inherits, False), (Yelp, True), (Mnist, True)],
+)
+def test_a_data_set_that_nothing_would_read_is_refused(cls: type[Recipe], reads: bool) -> None:
+    mistakes = Mistakes()
+    from_keywords(cls, {"dataset": "a.csv"}, mistakes)
+
+    assert any("loads its own data" in each for each in mistakes.found) is not reads
+    assert ("--dataset " in Flags(cls).help()) is reads
+    assert ("--embedded " in Flags(cls).help()) is bool(cls.embedded)
+
+
 def test_unknown_keywords_are_refused_at_once() -> None:
     with pytest.raises(UserError) as refusal:
         from_keywords("yelp", {"max_lenght": 3, "sede": 1})
@@ -713,11 +744,11 @@ def test_unknown_keywords_are_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("learning_rate", "abc", "--learning_rate: expected float, found 'abc'"),
-        ("max_steps", 1e3, "--max_steps: expected int, found 1000.0"),
-        ("bf16", "no", "--bf16: expected bool, found 'no'"),
-        ("num_threads", True, "--num_threads: expected int, found True"),
-        ("run_name", 3, "--run_name: expected str, found 3"),
+        ("learning_rate", "abc", "--learning_rate: expected a number, found 'abc'"),
+        ("max_steps", 1e3, "--max_steps: expected a whole number, found 1000.0"),
+        ("bf16", "no", "--bf16: expected true or false, found 'no'"),
+        ("num_threads", True, "--num_threads: expected a whole number, found True"),
+        ("run_name", 3, "--run_name: expected text, found 3"),
     ],
 )
 def test_keywords_of_another_type_are_refused(name: str, value: object, said: str) -> None:

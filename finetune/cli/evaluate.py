@@ -75,7 +75,8 @@ def main(words: Sequence[str]) -> int:
     if reading and given.data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     missing = hub.missing(sources(run, given.data))
-    if distributed.ranks().rank == 0 and (unreachable := hub.unreachable(missing)):
+    unreachable = hub.unreachable(missing, data="--data FILE")
+    if unreachable and distributed.ranks().rank == 0:
         raise unreachable
     if not missing:
         hub.go_offline()

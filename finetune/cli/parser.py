@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, verb: str, description: str | None) -> None:
         super().__init__(
             prog=f"python -m finetune {verb}",
-            description=description,
+            description=description and description.replace("``", "`"),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

@@ -87,7 +87,10 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
 
     several, with_text = distributed.ranks().world_size > 1, given.text is not None
     wrong = {
-        'expected one of INPUT and --text "one sentence"': (given.input is None) != with_text,
+        "INPUT is missing: name a file, a folder of images, or - for the standard input, or give "
+        '--text "one sentence"': given.input is None and not with_text,
+        '--text "one sentence" stands for INPUT: give one of the two': given.input is not None
+        and with_text,
         "--output: not with --text": with_text and given.output,
         "--text_column: not with --text": with_text and given.text_column,
         "--csv_quoting: not with --text": with_text and given.csv_quoting,
@@ -112,7 +115,7 @@ def _say_of_one_text(run: Run, text: str, options: dict[str, Any]) -> None:
 
     refuse_half_characters(text, "--text")
     if not isinstance(run.recipe(), TextClassification):
-        raise UserError(f"--text: {run.path} does not read text")
+        raise UserError(f"--text: the model of {run.path} does not read text")
     row = predict(run, [text], **{**options, "all_probabilities": bool(run.labels)}).iloc[0]
     if not run.labels:
         console.say(f"{row['prediction']:.6g}")

@@ -37,7 +37,11 @@ def main(words: Sequence[str]) -> int:
         return 0
     wanted = peek(cls, flags)
     missing = [] if wanted is None else hub.missing(wanted)
-    unreachable = hub.unreachable(missing) if distributed.ranks().rank == 0 else None
+    unreachable = (
+        hub.unreachable(missing, embedded=bool(cls.embedded))
+        if distributed.ranks().rank == 0
+        else None
+    )
     if unreachable and wanted is not None and not may_have_mistakes(flags, wanted):
         raise unreachable  # before the flags are read: for that the libraries are imported
     if not missing and wanted is not None:

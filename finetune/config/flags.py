@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from finetune.errors import Mistakes, UserError, option_suggestion
+from finetune.errors import Mistakes, UserError, option_suggestion, typed_as
 from finetune.recipe import Recipe, TextClassification, catalog
 from finetune.training.retired import successor
 
@@ -110,11 +110,16 @@ class Flags:
     def help(self) -> str:
         """Return the help: the recipe's options, then those that people use, then the rest."""
         own = {each.name: self.defaults[each.name] for each in dataclasses.fields(self.cls)}
+        hidden = {"dataset", "dataset_revision"} - ({*own} if reads_dataset(self.cls) else set())
+        if not self.cls.embedded:
+            hidden.add("embedded")
         groups: dict[str, list[str]] = {
-            f"options of {catalog.shown(self.cls)}": ["embedded", *own],
+            f"options of {catalog.shown(self.cls)}": [
+                name for name in ("embedded", *own) if name not in hidden
+            ],
             "options of the run": ["config", "dry_run", *USED],
         }
-        placed = {name for names in groups.values() for name in names}
+        placed = hidden | {name for names in groups.values() for name in names}
         groups["every other option of transformers.TrainingArguments"] = sorted(
             {action.dest for action in self._parser._actions} - placed - set(self._refused)
         )
@@ -140,7 +145,8 @@ class Flags:
             complaint = f"expected true or false, found '{value}'"
         elif complaint.startswith("invalid") and "value: " in complaint:
             kind, _, value = complaint.removeprefix("invalid ").partition(" value: ")
-            complaint = f"expected {kind}, found {value}"
+            named = {"int": int, "float": float}.get(kind)
+            complaint = f"expected {typed_as(named) if named else kind}, found {value}"
         flag = _flag(flags.partition("/")[0], self._where)
         raise _Refused(f"{self._where}{flag}: {complaint}", flags.split("/"))
 
@@ -186,7 +192,23 @@ def add_unknown(
         lacks = f"the recipe '{catalog.shown(cls)}' has no such option, only recipes of text do"
         mistakes.add(f"{where}unknown option {shown}: {lacks}")
     else:
-        mistakes.add(f"{where}unknown option {shown}{option_suggestion(name, known)}")
+        hint = option_suggestion(name, known)
+        all_of_them = f"; all options: python -m finetune {catalog.shown(cls)} --help"
+        mistakes.add(f"{where}unknown option {shown}{hint or all_of_them}")
+
+
+def reads_dataset(cls: type[Recipe]) -> bool:
+    """Return whether ``load()`` of a recipe reads ``dataset``.
+
+    One of its own without a default data set is taken not to, unless the recipe names ``dataset``
+    among its options.
+    """
+    for each in cls.__mro__:
+        if "dataset" in inspect.get_annotations(each):
+            return each is not Recipe
+        if {"load", "read"} & vars(each).keys():
+            return bool(cls.dataset)
+    raise AssertionError("Recipe has the option `dataset`")
 
 
 def refuse_clashes(cls: type[Recipe]) -> None:

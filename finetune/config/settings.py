@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.config.flags import CHOICES, Flags, add_unknown, refuse_clashes
+from finetune.config.flags import CHOICES, Flags, add_unknown, reads_dataset, refuse_clashes
 from finetune.errors import Mistakes, UserError, masked
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
@@ -201,6 +201,12 @@ def _settle(
 
     if given.get("embedded") and not cls.embedded:
         mistakes.add(f"--embedded: the recipe '{catalog.shown(cls)}' has no embedded data")
+    for name in ("dataset", "dataset_revision"):
+        if name in given and not reads_dataset(cls):
+            mistakes.add(
+                f"--{name}: the recipe '{catalog.shown(cls)}' loads its own data; if its load() "
+                "reads self.dataset, write `dataset: str = ...` in the class"
+            )
     own = {each.name for each in dataclasses.fields(cls)}
     embedded = cls.embedded if given.get("embedded") else {}
     overrides = {name: value for name, value in embedded.items() if name not in given}

@@ -98,7 +98,9 @@ def assess_again(run: Run) -> None:
     """
     manifest, table = run.manifest, run.predictions
     if manifest.steps is None:
-        raise UserError(f"{run.path}: the training did not end (status '{run.status}')")
+        raise UserError(
+            f"{run.path}: the training did not end (status '{run.status}'); {run.how_to_go_on()}"
+        )
     names = list(manifest.labels)
     if names:
         predicted = ScoredRows.of_table(table, names)

@@ -99,7 +99,7 @@ def evaluate(
     notes: list[str] = []
 
     def prepared() -> tuple[Recipe, int | None]:
-        if unreachable := hub.unreachable(hub.missing(sources(run, data))):
+        if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
             raise unreachable
         if data is None:
             return _on_its_own(run, recipe), None

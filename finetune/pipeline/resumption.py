@@ -293,14 +293,12 @@ def refuse_changes(found: Resumption, now: Mapping[str, Any], allowed: str | Non
         changed = {name: each for name, each in changed.items() if name not in _LENGTH}
     if changed:
         place = found.path or found.directory
-        raise UserError(
-            *(
-                f"{place} was trained with {name} {_shown(before)}, now it is {_shown(after)}"
-                for name, (before, after) in changed.items()
-            ),
-            "to resume, leave these as they were, or accept that the result is that of neither: "
-            f"--allow_changed {','.join(changed)}",
+        *others, last = (
+            f"{place} was trained with {name} {_shown(before)}, now it is {_shown(after)}"
+            for name, (before, after) in changed.items()
         )
+        hint = "hint: to resume, restore them, or accept a result that is that of neither:"
+        raise UserError(*others, f"{last}\n{hint} --allow_changed {','.join(changed)}")
 
 
 def goes_further(found: Resumption, now: Mapping[str, Any]) -> bool:
@@ -355,14 +353,13 @@ def differences(
     sentences = []
     if found.path is not None and goes_further(found, now):
         sentences.append(
-            f"goes on from step {found.step:,} of a finished run: from there the learning rate "
-            "follows the schedule of the longer training, so the result is not that of a longer "
-            "training from the start"
+            f"continues a finished run at step {found.step:,}: from there the learning rate "
+            "follows the longer schedule, so the result differs from training as long from scratch"
         )
     further = _LENGTH if goes_further(found, now) else ()
     if changed := ", ".join(name for name in _changed(found, now) if name not in further):
         sentences.append(
-            f"goes on from step {found.step:,} with other settings than before: {changed}"
+            f"continues at step {found.step:,} with other settings than before: {changed}"
         )
     before, processes = found.world_size, arguments.world_size
     old = found.manifest.arguments if found.manifest is not None else {}

@@ -252,6 +252,10 @@ def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
     if found is not None:
         arguments = chosen.arguments
         now = prepared.configuration
+        if found.path is not None:
+            progress(
+                Noted(f"resuming from {found.path}, step {found.step:,} of {prepared.steps:,}")
+            )
         for sentence in resumption.differences(found, now, arguments, manifest.versions):
             progress(Noted(sentence))
         earlier = found.manifest.resumed if found.manifest is not None else []

@@ -236,8 +236,10 @@ def _column(run: Run, input: Input, wanted: str | None) -> str:
     if column not in input.columns:
         separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
         hint = separated or suggestion(column, input.columns)
+        is_text = isinstance(recipe, TextClassification)
+        flag = "--text_column: " if is_text else f"the model of {run.path} does not read text: "
         raise UserError(
-            f"--text_column: no column '{column}' in {input.name}{hint} "
+            f"{flag}no column '{column}' in {input.name}{hint} "
             f"(available: {', '.join(map(str, input.columns))})"
         )
     return column

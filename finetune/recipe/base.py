@@ -29,8 +29,8 @@ from typing import (
     get_type_hints,
 )
 
-from finetune.errors import UserError, suggestion
-from finetune.runtime import versions
+from finetune.errors import UserError, suggestion, typed_as
+from finetune.runtime import hub, versions
 from finetune.training.resolution import BATCH_SIZES
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Recipe:
                     f"{suggestion(str(value), allowed)}"
                 )
             elif plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
-                wanted = " or ".join(each.__name__ for each in allowed if each is not NoneType)
+                wanted = " or ".join(typed_as(each) for each in allowed if each is not NoneType)
                 mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
             elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
                 mistakes.append(f"--{name} {value}: expected a number of rows, 1 or more")
@@ -266,6 +266,7 @@ class Recipe:
         from finetune.data import findings, labels, sources
 
         self.notes.clear()
+        hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
         findings.refuse_unusable(dataset, self.notes)
@@ -384,6 +385,7 @@ class Recipe:
 
         versions.warn_once(stacklevel=2)
         arguments = argument_values(self.defaults(), training_arguments).build()
+        hub.require(vars(self), embedded=bool(self.embedded))
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class TextClassification(Recipe):
     """Sentences or documents with one label each, on an encoder from ``transformers``."""
 
-    model: str = option("", "name of a model on the Hub, or a local directory")
+    dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
+    model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(
         None, "commit, tag or branch of the model on the Hub (unset: the newest)"
     )

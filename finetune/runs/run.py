@@ -78,6 +78,13 @@ class Run:
         """
         if any(self.path.glob("*.safetensors*")) or any(self.path.glob("pytorch_model*.bin*")):
             return
+        raise UserError(
+            f"{self.path} has no model (status '{self.status}'): expected a finished run; "
+            f"{self.how_to_go_on()}"
+        )
+
+    def how_to_go_on(self) -> str:
+        """Return how a run that is not finished is resumed, or trained where nothing was saved."""
         manifest, checkpoints = self.manifest, any(self.path.glob("checkpoint-*"))
         command = manifest.command
         more = {"output_dir": str(self.path), "resume_from_checkpoint": "last"}
@@ -91,10 +98,7 @@ class Run:
             command = "".join([command[:-1], *(f", {n}={each!r}" for n, each in more.items()), ")"])
         else:
             command = "".join([command, *(f" --{n} {each}" for n, each in more.items())])
-        raise UserError(
-            f"{self.path} has no model (status '{self.status}'): expected a finished run; to "
-            f"{'resume' if checkpoints else 'train'} it: {command}"
-        )
+        return f"to {'resume' if checkpoints else 'train'} it: {command}"
 
     @property
     def status(self) -> str:
@@ -119,7 +123,9 @@ class Run:
             UserError: if it is not there, or cannot be read.
         """
         if not (self.path / METRICS).exists():
-            raise UserError(f"{self.path} has no {METRICS}: its status is '{self.status}'")
+            raise UserError(
+                f"{self.path} has no {METRICS} (status '{self.status}'); {self.how_to_go_on()}"
+            )
         return Metrics.read(self.path)
 
     @property

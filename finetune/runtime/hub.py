@@ -50,18 +50,45 @@ def go_offline() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def unreachable(what: Sequence[str]) -> UserError | None:
-    """Refuse what is :func:`missing`, if the Hub does not answer within a second."""
+def unreachable(
+    what: Sequence[str], *, embedded: bool = False, data: str = "--dataset FILE"
+) -> UserError | None:
+    """Refuse what is :func:`missing`, if the Hub does not answer within a second.
+
+    Args:
+        what: Sentences of :func:`missing`.
+        embedded: Whether ``--embedded`` is a way out.
+        data: The flag that names other data.
+    """
     if not what or (not offline() and answers(endpoint())):
         return None
     reason = "HF_HUB_OFFLINE is set" if offline() else f"{endpoint()} does not answer"
     ask = "HF_HUB_OFFLINE=0" if offline() else "HF_ENDPOINT=https://a.mirror"
+    missing = [f"the {kind}" for kind in _KINDS.values()]
+    wants_data, wants_model = (any(each.startswith(kind) for each in what) for kind in missing)
+    own = [data] * wants_data + ["--model DIRECTORY"] * wants_model
+    options = {
+        "--embedded": "data and model from installed packages" if embedded else "",
+        "--model embedded:minilm": "a small model from an installed package" if wants_model else "",
+        " ".join(own): "your own files",
+    }
+    width = max(map(len, options))
+    lines = [f"  {flag:<{width}}  {text}" for flag, text in options.items() if text]
     return UserError(
-        f"{' and '.join(what)} cannot be loaded: {reason}. Options:\n"
-        "  --embedded                          data and model from installed packages\n"
-        "  --dataset FILE --model DIRECTORY    your own files\n"
-        f"  {ask} or HF_HOME=/a/filled/cache before the command"
+        "\n".join(
+            [
+                f"{' and '.join(what)} cannot be loaded: {reason}. Options:",
+                *lines,
+                f"  {ask} or HF_HOME=/a/filled/cache before the command",
+            ]
+        )
     )
+
+
+def require(wanted: Mapping[str, Any], *, embedded: bool) -> None:
+    """Raise what :func:`unreachable` says of what is :func:`missing`."""
+    if refusal := unreachable(missing(wanted), embedded=embedded):
+        raise refusal
 
 
 def _is_cached(kind: str, name: str, revision: str | None = None) -> bool:

@@ -61,6 +61,11 @@ class FinetuneArguments(TrainingArguments):
         "go on from the newest checkpoint of the run in --output_dir that is whole, or start where "
         "it has none; a finished run shows its results",
     )
+    resume_from_checkpoint: str | None = _option(
+        None,
+        "a checkpoint to go on from, or last: the newest that is whole of the run in --output_dir, "
+        "which must have one",
+    )
     allow_changed: str | None = _option(
         None,
         "settings, separated by commas, that may differ from those of the run that is resumed",

@@ -126,7 +126,7 @@ def problem(path: Path) -> str | None:
             if size != expected["bytes"]:
                 return f"{name} has {size:,} bytes, expected {expected['bytes']:,}"
             if _described(path / name) != expected:
-                return f"{name} is damaged: its checksum is another"
+                return f"{name} does not match its checksum"
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         if state["global_step"] != manifest.step:
             return f"{STATE} is of step {state['global_step']:,}"

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from finetune.errors import UserError, option_suggestion
+from finetune.errors import UserError, option_suggestion, typed_as
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
 from finetune.training.resolution import BATCH_SIZES
 from finetune.training.retired import successor
@@ -64,7 +64,7 @@ def _wrong_types(values: Mapping[str, Any]) -> list[str]:
             continue
         kinds = tuple(_ABSTRACT[each] for each in allowed if each is not bool)
         if isinstance(value, bool) or not isinstance(value, kinds):
-            wanted = " or ".join(each.__name__ for each in allowed if each is not NoneType)
+            wanted = " or ".join(typed_as(each) for each in allowed if each is not NoneType)
             mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
     return mistakes
 

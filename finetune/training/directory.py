@@ -38,7 +38,10 @@ def in_progress(directory: Path) -> str:
     process = known[1] if known is not None else None
     who = "" if process is None else f" (process {process.pid} on {process.host}"
     who += "" if process is None else f", started {process.started})" if process.started else ")"
-    return f"--output_dir {directory}: a run is in progress there{who}; use another directory"
+    return (
+        f"--output_dir {directory}: a run is in progress there{who}; wait for it or stop it, or "
+        "use another directory"
+    )
 
 
 def clear_way(directory: Path) -> str | None:

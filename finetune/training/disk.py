@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError, UserError, counted
 from finetune.runtime import files
 from finetune.training import checkpoint
 
@@ -65,14 +65,16 @@ def refuse_too_little(
         UserError: what is needed, what is free, and what to type.
     """
     place = directory.absolute()
-    free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.is_dir())).free
+    total, _, free = shutil.disk_usage(
+        next(path for path in (place, *place.parents) if path.is_dir())
+    )
     size, there = checkpoint_bytes(model, arguments), len(checkpoint.committed(directory))
     saves = _saves(arguments, steps, epochs)
     limit, best = arguments.save_total_limit, arguments.load_best_model_at_end
     # a checkpoint is written before an older one is deleted
     at_once = min(saves, saves if limit is None else max(limit, 1 + best) + 1)
     needed = weight_bytes(model) + max(0, at_once - there) * size
-    if needed <= free:
+    if needed <= free or not total:  # /proc has no size at all: it cannot be written, is told later
         return
     others, fewest = [], min(saves, 2 + best)
     if fewest < at_once:
@@ -82,8 +84,9 @@ def refuse_too_little(
         others.append(f"--save_only_model true ({_shown(lean)}, not resumable)")
     others.append("an --output_dir on a larger disk")
     raise UserError(
-        f"--output_dir {directory}: about {_shown(needed)} are needed ({at_once} checkpoints of "
-        f"{_shown(size)} at once and the model), {_shown(free)} are free; free some, or use "
+        f"--output_dir {directory}: about {_shown(needed)} are needed "
+        f"({counted(at_once, 'checkpoint')} of {_shown(size)} at once and the model), "
+        f"{_shown(free)} are free; free some, or use "
         f"{' or '.join(others)}"
     )
 

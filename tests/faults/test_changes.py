@@ -54,7 +54,7 @@ def test_another_setting_is_refused_by_name(
     said = capfd.readouterr().err.splitlines()
     compared = {"precision": "bf16"}.get(name, name)  # what it is resolved to
     assert any(f"was trained with {compared} " in line for line in said)
-    assert said[-1].startswith("error: to resume, leave these as they were")
+    assert said[-1].startswith("hint: to resume, restore them")
     assert compared in said[-1].partition("--allow_changed ")[2].split(",")
     assert (interrupted / "run.json").read_bytes() == before
 
@@ -155,7 +155,7 @@ def test_a_finished_run_goes_on_to_more_epochs_at_a_rate_above_zero(
 ) -> None:
     run = shutil.copytree(whole(), tmp_path / "run")
     assert faulty(run, "--num_train_epochs", "4", "--logging_steps", "1", "--resume") == 0
-    assert f"goes on from step {STEPS} of a finished run: from there the learning rate" in (
+    assert f"continues a finished run at step {STEPS}: from there the learning rate" in (
         capfd.readouterr().out
     )
     rates = {entry["step"]: entry["learning_rate"] for entry in history(run) if "loss" in entry}

@@ -79,7 +79,7 @@ def added(directory: Path) -> str:
 def renumbered(directory: Path) -> str:
     path = directory / "trainer_state.json"
     path.write_text(path.read_text().replace('"global_step": 9', '"global_step": 8'))
-    return "trainer_state.json is damaged"
+    return "trainer_state.json does not match its checksum"
 
 
 def renamed(directory: Path) -> str:
@@ -115,9 +115,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     flip(run / "checkpoint-9" / "optimizer.pt")
     assert faulty(run, "--resume") == 0
     said = capfd.readouterr().out
-    assert (
-        "optimizer.pt is damaged: its checksum is another): renamed to damaged-checkpoint-9" in said
-    )
+    assert "optimizer.pt does not match its checksum): renamed to damaged-checkpoint-9" in said
     assert Run.load(run).manifest.steps_before == 6
     assert_same(run, whole())
 
@@ -134,7 +132,7 @@ def test_where_no_checkpoint_is_whole_that_is_said_and_nothing_else_changes(
         assert said.startswith(f"error: {' '.join(flags)}: no ")
         assert len(said.splitlines()) == 1
         if flags == ("--resume",):
-            assert said.count("rng_state.pth is damaged") == 3
+            assert said.count("rng_state.pth does not match its checksum") == 3
             break
     assert (run / "run.json").read_bytes() == manifest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune import Run
+from finetune import Run, UserError, report
 from tests.faults.conftest import EPOCH, STEPS, Faulty, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
@@ -53,7 +53,11 @@ def test_a_signal_saves_and_the_rest_is_what_it_would_have_been(
     assert f"interrupted by {name}; to resume at step {step}: " in said
     manifest = Run.load(run).manifest
     assert (manifest.status, manifest.stopped_by) == ("interrupted", name)
+    with pytest.raises(UserError, match=r"has no metrics.json \(status 'interrupted'\); to resume"):
+        report(run)
     assert faulty(run, *flags, "--resume") == 0
+    resumed = f"resuming from {run / f'checkpoint-{step}'}, step {step} of {STEPS}"
+    assert resumed in capfd.readouterr().out
     assert_same(run, whole(*flags))
 
 
