@@ -32,10 +32,10 @@ test-all: $(READY)  ## the tests, the slow ones too
 	$(BIN)/python -m pytest -m ''
 
 # one after the other: what is timed and killed is not disturbed
-faults: $(READY)  ## kill, damage and stop runs in every way, and print a table (about 20 minutes)
+faults: $(READY)  ## kill, damage and stop runs in every way, and print a table (about 10 minutes)
 	FAULT_TIMES=5 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' tests/faults
 
-faults-long: $(READY)  ## the same, with twenty kills of each kind (about an hour)
+faults-long: $(READY)  ## the same, with twenty kills of each kind (about half an hour)
 	FAULT_TIMES=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' tests/faults
 
 test-oldest: $(OLDEST)/.ready  ## the fast tests with the oldest versions that pyproject.toml allows

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from finetune import Run, UserError
 from finetune.pipeline import resumption
+from finetune.pipeline.launch import in_fresh_processes
+from finetune.runtime import distributed
 from finetune.training import checkpoint
 from tests.faults.conftest import STEPS, Faulty, assert_same
 
@@ -228,3 +231,46 @@ def test_a_trainer_of_a_notebook_verifies_too(run: Path, words: list[str]) -> No
         trainer.train(resume_from_checkpoint=str(run / "checkpoint-9"))
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == STEPS
+
+
+# ---- sharded states ------------------------------------------------------------------------------
+
+
+def save_shards(directory: str) -> str | None:
+    """In one of two processes: save half of a tensor, commit, and return what is wrong with it."""
+    import torch.distributed.checkpoint as sharded
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.join(None, 60, use_cpu=True)
+    staged, final = Path(directory, ".uncommitted", "checkpoint-3"), Path(directory, "checkpoint-3")
+    whole = torch.arange(64.0).reshape(8, 8)
+    mesh = init_device_mesh("cpu", (2,))
+    state = {"weight": distribute_tensor(whole, mesh, [Shard(0)])}
+    sharded.save(state, checkpoint_id=staged / "pytorch_model_fsdp_0")
+    if distributed.ranks().rank == 0:
+        (staged / checkpoint.STATE).write_text('{"global_step": 3}')
+        checkpoint.commit(staged, final, 2, {})
+    distributed.gather(None)
+    found = {"weight": distribute_tensor(torch.zeros(8, 8), mesh, [Shard(0)])}
+    sharded.load(found, checkpoint_id=final / "pytorch_model_fsdp_0")
+    assert torch.equal(found["weight"].full_tensor(), whole)
+    distributed.leave()
+    return checkpoint.problem(final)
+
+
+@pytest.mark.faults
+@pytest.mark.processes
+def test_shards_of_every_rank_are_committed_and_verified(tmp_path: Path) -> None:
+    """As FSDP saves them, by ``torch.distributed.checkpoint``."""
+    assert in_fresh_processes(2, save_shards, str(tmp_path)) == [None, None]
+    final = tmp_path / "checkpoint-3"
+    shards = sorted(final.rglob("*.distcp"))
+    assert len(shards) == 2
+    content = shards[1].read_bytes()
+    shards[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert (
+        checkpoint.problem(final) == f"{shards[1].relative_to(final)} does not match its checksum"
+    )
+    shards[1].unlink()
+    assert checkpoint.problem(final) == f"{shards[1].relative_to(final)} is missing"

@@ -1,8 +1,11 @@
 """One run, one directory: who has it is known by a lock, whatever a file says."""
 
 import dataclasses
+import multiprocessing
 import os
+import platform
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,7 @@ from finetune.pipeline import resumption
 from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed, lock
 from finetune.training import checkpoint
-from finetune.training.directory import occupy
+from finetune.training.directory import clear_way, occupy
 from finetune.training.manifest import Process
 from tests.faults.conftest import Faulty, assert_same
 from tests.runs import trained
@@ -44,6 +47,44 @@ def test_a_run_whose_process_is_gone_is_stale(running: Path) -> None:
     with FileLock(running / ".lock"):
         assert Run.load(running).status == "running"
     assert Run.load(running).manifest.status == "running"
+
+
+def test_the_number_of_a_process_that_is_used_again_is_not_the_run(running: Path) -> None:
+    recycled = dataclasses.replace(ELSEWHERE, host=platform.node(), pid=os.getpid())
+    Run.load(running).update(process=recycled)
+    assert Run.load(running).status == "stale"
+    occupy(running)
+    assert lock.mine(running)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_run_of_another_user_is_refused_and_not_moved(running: Path, writable: bool) -> None:
+    """In a directory for everybody: one that only its owner writes to, and one that all do."""
+    with tempfile.TemporaryDirectory() as shared:
+        os.chmod(shared, 0o777)
+        run = Path(shutil.copytree(running, Path(shared, "run")))
+        os.chmod(run, 0o777 if writable else 0o755)
+
+        told = multiprocessing.get_context("fork").Queue()
+        child = multiprocessing.get_context("fork").Process(target=_of_nobody, args=(run, told))
+        child.start()
+        sentence = told.get(timeout=60)
+        child.join()
+
+        expected = "cannot be locked: " if writable else "cannot be written to"
+        assert expected in sentence
+        assert os.listdir(shared) == ["run"]
+
+
+def _of_nobody(run: Path, told: "multiprocessing.Queue[str]") -> None:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    try:
+        told.put(str(clear_way(run)))
+    except UserError as error:
+        told.put(str(error))
 
 
 def test_a_machine_that_still_touches_its_lock_is_not_disturbed(running: Path) -> None:

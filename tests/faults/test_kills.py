@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from finetune import Run
+from finetune.runtime import hub
 from finetune.training import checkpoint
 from tests.faults.conftest import assert_same
 
@@ -157,6 +159,59 @@ def test_ranks_whose_launcher_was_killed_end_within_ten_seconds(
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, output
     assert_same(run, two(), world_size=2)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("rank", range(2))
+def test_a_rank_that_is_stopped_ends_the_job(
+    words: list[str],
+    two: Callable[..., Path],
+    rank: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one waits for ``--ddp_timeout``; torchrun kills what does not end in 30 s."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setenv("FAULT", "step 4,SIGSTOP")
+        patch.setenv("FAULTY_RANK", str(rank))
+        with launched(words, run, more=("--ddp_timeout", "10")) as job:
+            output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 1, output
+    assert f"rank {1 - rank} timed out waiting for another rank (--ddp_timeout)" in output
+    assert Run.load(run).status == ("stale" if rank == 0 else "failed")
+    with launched(words, run, more=("--resume",)) as job:
+        output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, output
+    assert_same(run, two(), world_size=2)
+
+
+@pytest.mark.parametrize("seed", range(TIMES))
+def test_kills_during_tokenization(
+    start: Start, words: list[str], seed: int, tmp_path: Path
+) -> None:
+    """Of 20,000 rows; the next start keeps the splits that are whole and makes the others."""
+    generator, log, many = random.Random(seed), tmp_path / "log", tmp_path / "many.csv"
+    lines = [f"place {number} was {('bad', 'good')[number % 2]}" for number in range(20_000)]
+    rows = "".join(f"{line},{line.split()[-1]}\n" for line in lines)
+    many.write_text(f"text,label\n{rows}", encoding="utf-8")
+    flags = ["--max_steps", "2", "--eval_samples", "50", "--eval_steps", "2", "--save_steps", "2"]
+    typed = [words[0], "--dataset", str(many), *words[3:], *flags, "--resume", "--output_dir"]
+    cached = hub.caches()["datasets"] / "finetune-files"
+    before, known = set(cached.glob("*/tmp*")), set(cached.glob("*"))
+
+    process = start([*typed, str(tmp_path / "run")], log)
+    until(lambda: set(cached.glob("*/tmp*")) - before, process)
+    time.sleep(generator.uniform(0, 1))
+    kill(process)
+    resumed = start([*typed, str(tmp_path / "run")], log)
+    resumed.join(PATIENCE)
+    assert resumed.exitcode == 0, log.read_text()
+    for prepared in set(cached.glob("*")) - known:  # the other one makes it from the beginning
+        shutil.rmtree(prepared)
+    whole = start([*typed, str(tmp_path / "whole")], log)
+    whole.join(PATIENCE)
+    assert Run.load(tmp_path / "run").predictions.equals(Run.load(tmp_path / "whole").predictions)
 
 
 @pytest.fixture(scope="module")

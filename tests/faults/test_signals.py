@@ -106,6 +106,7 @@ def test_a_grace_that_cannot_be_kept_is_refused(
     assert f"--grace_seconds {seconds}" in capfd.readouterr().err
 
 
+@MATRIX
 def test_the_grace_period_ends_a_process_that_cannot_save(words: list[str], tmp_path: Path) -> None:
     """Held up in its step, it ends with the same status, and says why."""
     held = tmp_path / "held.py"
