@@ -99,6 +99,31 @@ def test_the_same_is_not_tokenized_again(
     assert tokenized == []
 
 
+def test_what_is_tokenized_is_kept_where_it_is_stopped(
+    reviews: Path, tiny_model: str, tokenized: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = recipe(reviews, tiny_model).prepared["train"].to_dict()
+    monkeypatch.setattr("finetune.data.tokenize.PART", 40)  # of 144 rows
+    tokenized.clear()
+    call = PreTrainedTokenizerBase.__call__
+
+    def stop(self: PreTrainedTokenizerBase, *given: Any, **named: Any) -> Any:
+        if len(tokenized) == 80:
+            raise KeyboardInterrupt
+        return call(self, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerBase, "__call__", stop)
+        with pytest.raises(KeyboardInterrupt):
+            _ = recipe(reviews, tiny_model).prepared
+    assert len(tokenized) == 80
+    again = recipe(reviews, tiny_model)
+
+    assert again.prepared["train"].to_dict() == whole
+    assert sorted(tokenized) == sorted(again.splits["train"]["text"])  # each once
+    assert len(files(again.prepared)["train"]) == 4
+
+
 @pytest.mark.parametrize("options", [{"max_length": 9}, {"split_seed": 7}])
 def test_something_else_is_tokenized_anew(
     options: dict[str, int], reviews: Path, tiny_model: str

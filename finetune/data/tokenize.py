@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import DatasetDict
+from datasets import DatasetDict, concatenate_datasets
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -23,6 +23,8 @@ from finetune.runtime import activity
 _ROOMY = 8
 #: Characters that are tokenized at once where tokens are only counted.
 _PIECE = 2**16
+#: Rows of a file in the cache: what a process that is killed has to tokenize again.
+PART = 50_000
 _WHITE_SPACE = " \t\n\r"
 
 
@@ -47,21 +49,28 @@ def tokenize(
     identity, tokenized = _identity(tokenizer), DatasetDict()
     for split, rows in dataset.items():
         content = fingerprint(DatasetDict({split: rows}), "text")
-        key, cached = Hasher.hash([content, identity, max_length]), None
-        if rows.cache_files:
-            cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{key}.arrow")
-            known = seals.intact(cached, note)
-        tokenized[split] = rows.map(
-            activity.counted(_encode, f"tokenizing {split}", len(rows)),
-            batched=True,
-            remove_columns=rows.column_names,
-            fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
-            new_fingerprint=key,
-            cache_file_name=cached and str(cached),
-            desc=f"tokenizing {split}",
-        )
-        if cached is not None and not known and cached.exists():
-            seals.seal(cached)
+        key, parts, known = Hasher.hash([content, identity, max_length]), [], False
+        encode = activity.counted(_encode, f"tokenizing {split}", len(rows))
+        for start in range(0, max(1, len(rows)), PART):
+            name, cached = f"{key}-{start}-{PART}" if len(rows) > PART else key, None
+            if rows.cache_files:
+                cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{name}.arrow")
+                known = seals.intact(cached, note)
+            part = rows.select(range(start, min(start + PART, len(rows))))
+            parts.append(
+                part.map(
+                    encode,
+                    batched=True,
+                    remove_columns=rows.column_names,
+                    fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
+                    new_fingerprint=name,
+                    cache_file_name=cached and str(cached),
+                    desc=f"tokenizing {split}",
+                )
+            )
+            if cached is not None and not known and cached.exists():
+                seals.seal(cached)
+        tokenized[split] = concatenate_datasets(parts)
     return tokenized
 
 
