@@ -244,7 +244,9 @@ def test_an_interrupted_run_says_so_and_how_to_go_on(
     run = tmp_path / "run"
     assert finetune(run, stop_at=EPOCH) == 130
     assert Run.load(run).manifest["status"] == "interrupted"
-    with pytest.raises(UserError, match="its status is 'interrupted'"):
+    with pytest.raises(
+        UserError, match=r"has no metrics.json \(status 'interrupted'\); to resume it: "
+    ):
         _ = Run.load(run).metrics
     (said,) = re.findall(
         r"^interrupted; to resume at step 9: (.*)$", capfd.readouterr().out, re.MULTILINE

@@ -429,7 +429,8 @@ def test_load_refuses_what_is_no_run(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_has_no_metrics_and_says_why(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", status="running")
-    with pytest.raises(UserError, match=r"has no metrics\.json: its status is 'stale'"):
+    sentence = r"has no metrics\.json \(status 'stale'\); to resume it: finetune\.train"
+    with pytest.raises(UserError, match=sentence):
         _ = Run.load(run.path).metrics
 
 
@@ -534,7 +535,7 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     refuse_foreign(tmp_path)  # the process is there, and not the one that wrote it
     said = (
         f"a run is in progress there (process {process.pid} on {process.host}, started "
-        "2026-01-02T03:04:05+00:00); use another directory"
+        "2026-01-02T03:04:05+00:00); wait for it or stop it, or use another directory"
     )
     with FileLock(tmp_path / ".lock"):
         for refuses in (refuse_foreign, occupy, clear_way):
