@@ -24,6 +24,7 @@ OPTIONS = {
     "logging_steps": 5,
     "hidden_dropout": 0.0,
     "precision": "fp32",
+    "num_threads": 1,
 }
 FLAGS = ["sentiment", *(word for name, value in OPTIONS.items() for word in (f"--{name}", value))]
 NOTEBOOK = """
@@ -153,7 +154,7 @@ def test_a_launcher_gives_the_numbers_of_one_process(
     assert len(one.losses) == 1
     assert other.losses == pytest.approx(one.losses, abs=1e-5)
     assert other.metrics["baseline"] == one.metrics["baseline"]
-    for split in ("validation", "test"):  # they differ in threads, and so in rounding
+    for split in ("validation", "test"):  # they differ in processes, and so in rounding
         assert other.metrics[split] == pytest.approx(one.metrics[split], abs=1e-5)
 
 

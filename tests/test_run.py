@@ -1,6 +1,7 @@
 """A run directory: what is written, that it is true, and that nothing in the way is lost."""
 
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ from finetune import Run, TextClassification, UserError, cli
 from finetune.runs import predictions
 from finetune.runtime import lock
 from finetune.statistics import baseline
+from finetune.statistics.assessment import Budget
 from finetune.training.directory import clear_way, occupy, refuse_foreign
 from finetune.training.manifest import Launch, Process
 from tests.runs import trained
@@ -298,6 +300,8 @@ def test_a_baseline_that_fails_costs_nothing_else(
     def fail(*_: object) -> None:
         raise MemoryError("Unable to allocate 100. GiB")
 
+    quick = functools.partial(Budget, seconds=0)  # 50 resamples
+    monkeypatch.setattr("finetune.pipeline.assess.Budget", quick)
     if broken == "the bag of words":
         monkeypatch.setattr(LogisticRegression, "fit", fail)
     told: list[str] = []

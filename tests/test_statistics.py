@@ -459,6 +459,7 @@ def test_a_metric_with_unusual_arguments_has_an_interval_beside_the_others() -> 
         names=["a", "b", "c"],
         scoring=arguments,
         compute=scoring.Scoring(**arguments),
+        budget=Budget(seconds=0),
     )
     found = assessed.statistics()
     said = probabilities.argmax(axis=1)
