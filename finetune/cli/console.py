@@ -24,7 +24,7 @@ def say(text: str = "") -> None:
         try:
             with _above_bars():
                 print(visible(text), flush=True)
-        except BrokenPipeError:  # nobody reads any more; the training goes on
+        except OSError:  # a closed pipe or terminal: nobody reads any more; the training goes on
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
@@ -40,7 +40,8 @@ def sentence(text: str) -> None:
 def tell(text: str) -> None:
     """Print a line to standard error, from rank 0 only."""
     if distributed.ranks().rank == 0:
-        print(visible(text), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(visible(text), file=sys.stderr, flush=True)
 
 
 def data(text: str) -> str:

@@ -50,6 +50,8 @@ _FREE = {
     *("ddp_static_graph", "ddp_backend", "ddp_timeout", "local_rank"),
 }
 _LENGTH = ("num_train_epochs", "max_steps")
+#: What the configuration has of something, where its name does not tell.
+_OF = {"data": "data of fingerprint"}
 #: Options of a recipe that say where its rows lie; the rows themselves are compared.
 _PLACES = ("dataset", "dataset_revision")
 
@@ -294,7 +296,8 @@ def refuse_changes(found: Resumption, now: Mapping[str, Any], allowed: str | Non
     if changed:
         place = found.path or found.directory
         *others, last = (
-            f"{place} was trained with {name} {_shown(before)}, now it is {_shown(after)}"
+            f"{place} was trained with {_OF.get(name, name)} {_shown(before)}, now it is "
+            f"{_shown(after)}"
             for name, (before, after) in changed.items()
         )
         hint = "hint: to resume, restore them, or accept a result that is that of neither:"

@@ -92,6 +92,8 @@ def preview(prepared: Prepared, progress: Progress = ignore) -> None:
     arguments, rows = chosen.arguments, chosen.recipe.prepared["train"]
     with telling(progress) as tell:
         tell(Started(chosen, arguments, prepared.steps, model=None))
+        if prepared.checkpoint is not None:
+            tell(Noted(f"would resume from {prepared.checkpoint}"))
         size = min(arguments.per_device_train_batch_size or 1, len(rows))
         rows = rows.select_columns([name for name in rows.column_names if name != "length"])
         collate = chosen.recipe.data_collator()
@@ -188,7 +190,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             status = error.status if isinstance(error, RunError) else "failed"
             told = isinstance(error, (RunError, UserError))  # others might hold anything
             failure = str(error) if told else type(error).__name__
-            with contextlib.suppress(OSError):  # the failure itself is what counts
+            with contextlib.suppress(OSError, RunError):  # the failure itself is what counts
                 run.update(status=status, failure=failure)
             files.release(run.path)
         if isinstance(error, Diverged):  # on every rank: the first to exit ends the others

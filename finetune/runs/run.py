@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.errors import UserError, suggestion
+from finetune.errors import RunError, UserError, suggestion
 from finetune.runtime import lock
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
 
@@ -208,7 +208,13 @@ class Run:
         return self.recipe().load_model(self.path, self.labels).eval()
 
     def update(self, **changes: Any) -> None:
-        """Change fields of ``run.json``."""
+        """Change fields of ``run.json``.
+
+        Raises:
+            RunError: if it was removed.
+        """
+        if not (self.path / MANIFEST).exists():
+            raise RunError(f"{self.path / MANIFEST} was removed while the run was in progress")
         dataclasses.replace(self.manifest, **changes).write(self.path)
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1 as a wish to stop: at once, or where work can be kept.
+"""SIGTERM, SIGINT, SIGUSR1 and SIGHUP as a wish to stop: at once, or where work can be kept.
 
 Outside :func:`deferred` a signal raises :class:`Stopped`. Inside it is only noted, for the training
 to save first. A second signal ends the process at once, and so does the end of the grace period.
@@ -17,7 +17,7 @@ from types import FrameType
 
 #: Exit status of a process that was asked to stop and can be started again (EX_TEMPFAIL).
 STATUS = 75
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 #: Launchers pass on what a terminal sent to all: within so many seconds it is the same wish.
 _SAME_WISH = 2.0
 _LOOKS_AT_PARENT, _WITHOUT_PARENT = 1.0, 7.0  # seconds
@@ -61,7 +61,11 @@ def handled() -> Iterator[None]:
         return
     _forget()
     _wish.handled = True
-    before = {each: signal.signal(each, _handle) for each in SIGNALS}
+    before = {
+        each: signal.signal(each, _handle)
+        for each in SIGNALS
+        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN  # as under nohup
+    }
     try:
         yield
     finally:

@@ -72,8 +72,8 @@ class FinetuneArguments(TrainingArguments):
     )
     grace_seconds: float = _option(
         20.0,
-        "seconds after SIGTERM, SIGINT or SIGUSR1 in which a step is finished and saved; then the "
-        "process ends",
+        "seconds after SIGTERM, SIGINT, SIGHUP or SIGUSR1 in which a step is finished and saved; "
+        "then the process ends",
     )
     early_stopping_patience: int | None = _option(
         None,

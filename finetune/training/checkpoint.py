@@ -29,6 +29,8 @@ from finetune.training.manifest import File
 
 UNCOMMITTED = ".uncommitted"
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
+#: Files that the libraries may load if they lie in a checkpoint; an editor or a system adds others.
+_LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
 _NAME = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
 _READ_AT_ONCE = 1 << 22  # bytes
 
@@ -121,7 +123,9 @@ def problem(path: Path) -> str | None:
             if name not in present:
                 return f"{name} is missing"
             if name not in manifest.files:
-                return f"{name} was not there when it was saved"
+                if _LOADED.fullmatch(name):
+                    return f"{name} was not there when it was saved"
+                continue
             expected, size = manifest.files[name], (path / name).stat().st_size
             if size != expected["bytes"]:
                 return f"{name} has {size:,} bytes, expected {expected['bytes']:,}"

@@ -59,6 +59,13 @@ def test_another_setting_is_refused_by_name(
     assert (interrupted / "run.json").read_bytes() == before
 
 
+def test_a_dry_run_says_what_it_would_resume_from(
+    faulty: Faulty, interrupted: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert faulty(interrupted, "--resume", "--dry_run") == 0
+    assert f"would resume from {interrupted / 'checkpoint-4'}" in capfd.readouterr().out
+
+
 def test_other_data_and_another_model_are_refused(
     interrupted: Path,
     words: list[str],
@@ -74,7 +81,7 @@ def test_other_data_and_another_model_are_refused(
     typed = [words[0], "--dataset", str(other), "--model", str(model), "--dry_run", "--resume"]
     assert cli.main([*typed, "--output_dir", str(interrupted)]) == 2
     said = capfd.readouterr().err
-    assert "was trained with data '" in said
+    assert "was trained with data of fingerprint '" in said
     assert "was trained with model '" in said
 
 

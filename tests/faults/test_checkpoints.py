@@ -54,6 +54,17 @@ def run(killed: Path, tmp_path: Path) -> Path:
     return shutil.copytree(killed, tmp_path / "run")
 
 
+def test_what_a_system_leaves_in_a_checkpoint_is_no_damage(run: Path) -> None:
+    for name in (".DS_Store", "._optimizer.pt", ".nfs0001", "notes.txt", "Thumbs.db"):
+        (run / "checkpoint-9" / name).write_bytes(b"\0")
+    assert checkpoint.problem(run / "checkpoint-9") is None
+    (run / "checkpoint-9" / "shards").mkdir()
+    (run / "checkpoint-9" / "shards" / ".metadata").write_bytes(b"\0")
+    assert checkpoint.problem(run / "checkpoint-9") == (
+        "shards/.metadata was not there when it was saved"
+    )
+
+
 def test_a_whole_checkpoint_has_no_problem(killed: Path) -> None:
     known = checkpoint.committed(killed)
     assert [path.name for path in known] == ["checkpoint-9", "checkpoint-6", "checkpoint-3"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from finetune import Run, UserError
+from finetune import Run, UserError, cli
 from finetune.pipeline import resumption
 from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed, lock
@@ -116,6 +116,19 @@ def test_a_directory_that_is_a_link_to_nothing_is_refused(
     (tmp_path / "run").symlink_to(tmp_path / "gone")
     assert faulty(tmp_path / "run") == 2
     assert f"run is a link to nothing: {tmp_path / 'gone'}" in capfd.readouterr().err
+
+
+def test_a_run_that_is_removed_while_it_trains_is_told(
+    words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    remove = tmp_path / "remove.py"
+    text = Path(words[0]).read_text(encoding="utf-8")
+    told = 'import shutil; state.global_step == 16 and shutil.rmtree(args.output_dir); fault(f"step'
+    remove.write_text(text.replace('fault(f"step', told), encoding="utf-8")
+    assert cli.main([str(remove), *words[1:], "--output_dir", str(tmp_path / "run")]) == 1
+    assert f"{tmp_path / 'run' / 'run.json'} was removed while the run was in progress" in (
+        capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])

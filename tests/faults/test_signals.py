@@ -1,5 +1,7 @@
 """A signal in any phase loses at most a step, and what goes on is what would have been."""
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -149,6 +151,37 @@ def test_a_second_signal_ends_at_once(words: list[str], tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGTERM
+
+
+@MATRIX
+def test_a_closed_terminal_saves(words: list[str], tmp_path: Path) -> None:
+    """The system sends SIGHUP, and nothing can be printed any more."""
+    run = tmp_path / "run"
+    typed = [*words, "--output_dir", str(run), "--num_train_epochs", "500", "--save_steps", "3000"]
+    shell, terminal = pty.fork()
+    if shell == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "finetune", *typed, "--eval_steps", "3000"])
+    printed = b""
+    while b"  loss " not in printed:
+        printed += os.read(terminal, 2**16)
+    os.close(terminal)
+    _, status = os.waitpid(shell, 0)
+    assert os.waitstatus_to_exitcode(status) == 75
+    manifest = Run.load(run).manifest
+    assert (manifest.status, manifest.stopped_by) == ("interrupted", "SIGHUP")
+    assert len(list(run.glob("checkpoint-*"))) == 1
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As ``nohup`` starts a process."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert faulty(tmp_path / "run", fault="step 4,SIGHUP") == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert_same(tmp_path / "run", whole())
 
 
 @MATRIX
