@@ -110,7 +110,7 @@ def outcome(
         "train_seconds": round(seconds, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "speed": speed,
-        "best_step": state.best_global_step,
+        "best_step": state.best_global_step if state.best_model_checkpoint else None,
         "history": state.log_history,
     }
 

@@ -21,7 +21,6 @@ from finetune.runtime import distributed
 from finetune.runtime.files import to_json
 from finetune.training import checkpoint
 from finetune.training.checkpoint import Checkpoint
-from finetune.training.early_stopping import stopped_early
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, status_and_process
 
 if TYPE_CHECKING:
@@ -113,9 +112,10 @@ def wanted(values: ArgumentValues, output_dir: Path) -> str | None:
             "--resume and --resume_from_checkpoint are mutually exclusive: --resume goes on from "
             "the newest checkpoint, and starts where there is none"
         )
-    if values.resume or (distributed.was_restarted() and _is_of_this_job(output_dir)):
+    if values.resume:
         return "resume"
-    return named
+    again = distributed.was_restarted() and _is_of_this_job(output_dir)
+    return "resume" if again and (not named or checkpoint.committed(output_dir)) else named
 
 
 def _is_of_this_job(directory: Path) -> bool:
@@ -145,18 +145,16 @@ def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | Non
         return None
     if wish not in ("resume", "last"):
         return _named(Path(wish).expanduser(), output_dir)
-    manifest, notes = _manifest(output_dir), []
-    known = checkpoint.committed(output_dir)
-    whole = None
+    if touch:
+        checkpoint.clear(output_dir)  # one that was being replaced is put back
+    manifest, known = _manifest(output_dir), checkpoint.committed(output_dir)
+    damaged: dict[Path, str] = {}
     for path in known:
         if (reason := checkpoint.problem(path)) is None:
-            whole = path
-            break
-        notes.append(
-            checkpoint.set_aside(path, reason) if touch else f"{path} is damaged ({reason})"
-        )
-    if whole is not None:
-        return _from(whole, output_dir, manifest, notes)
+            tell = checkpoint.set_aside if touch else checkpoint.damaged
+            notes = [tell(*each) for each in damaged.items()]
+            return _from(path, output_dir, manifest, notes)
+        damaged[path] = reason
     if manifest is not None and not known:
         ended = Resumption(None, output_dir, manifest, manifest.configuration)
         if ended.finished:
@@ -164,8 +162,9 @@ def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | Non
     if wish == "resume" and not known:
         return Resumption(None, output_dir, manifest) if output_dir.exists() else None
     flag = "--resume" if wish == "resume" else "--resume_from_checkpoint last"
-    told = [f"no {'whole ' * bool(known)}checkpoint in {output_dir}", *notes]
-    raise UserError(f"{flag}: {'; '.join(told)}; leave the flag out to start from the beginning")
+    told = [f"{flag}: no {'whole ' * bool(known)}checkpoint in {output_dir}"]
+    told += [checkpoint.damaged(*each) for each in damaged.items()]
+    raise UserError("; ".join([*told, "leave the flag out to start from the beginning"]))
 
 
 def agreed(found: Resumption | None, output_dir: Path) -> Resumption | None:
@@ -187,11 +186,8 @@ def agreed(found: Resumption | None, output_dir: Path) -> Resumption | None:
                 "every machine, or remove the directory on all of them to start again"
             )
         if found is not None and found.step > least:
-            older = [
-                path
-                for path in checkpoint.committed(output_dir)
-                if (checkpoint.number(path) or 0) <= least
-            ]
+            known = checkpoint.committed(output_dir)
+            older = [path for path in known if (checkpoint.number(path) or 0) <= least]
             whole = next((path for path in older if checkpoint.problem(path) is None), None)
             found = None if whole is None else _from(whole, output_dir, found.manifest, found.notes)
 
@@ -309,7 +305,9 @@ def goes_further(found: Resumption, now: Mapping[str, Any]) -> bool:
     (epochs, steps), (more_epochs, more_steps) = (
         [known.get(name, 0) for name in _LENGTH] for known in (found.configuration, now)
     )
-    if not found.finished or not found.configuration:
+    begun = found.manifest.configuration if found.manifest is not None else {}
+    goes_on = [begun.get(name) for name in _LENGTH] == [more_epochs, more_steps]
+    if not (found.finished or goes_on) or not found.configuration:
         return False
     if steps > 0:
         return bool(more_steps > steps)
@@ -321,9 +319,10 @@ def nothing_left(found: Resumption, now: Mapping[str, Any], patience: int | None
     if not found.finished or goes_further(found, now):
         return False
     assert found.manifest is not None
-    if found.manifest.stopped_early is None or found.path is None:
+    before = found.manifest.arguments.get("early_stopping_patience")
+    if found.manifest.stopped_early is None or found.path is None or before is None:
         return True
-    return stopped_early(found.path, patience)
+    return patience is not None and patience <= before
 
 
 def record(

@@ -37,7 +37,12 @@ def refuse_too_little(prepared: Prepared, trainer: Trainer) -> None:
             memory.refuse_too_little(trainer.model, trainer.args, tokens)
         with wrong:
             disk.refuse_too_little(
-                chosen.output_dir, trainer.model, trainer.args, prepared.steps, epochs
+                chosen.output_dir,
+                trainer.model,
+                trainer.args,
+                prepared.steps,
+                epochs,
+                resumes=prepared.resumption is not None and prepared.resumption.in_place,
             )
     mistakes = [each for found in distributed.gather(wrong.found) for each in found]
     if mistakes:

@@ -184,6 +184,8 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             run.update(status="interrupted", stopped_by=str(wish) or None)
             wish.args = (f"interrupted{by}; {how_to_go_on(chosen)}",)
             progress(Interrupted(*wish.args))
+        elif leads(chosen.values):
+            progress(Interrupted("interrupted before the training began: start it again"))
         raise
     except BaseException as error:  # the process group is left: leaving it waits for the others
         if run is not None:
@@ -254,6 +256,9 @@ def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
     if found is not None:
         arguments = chosen.arguments
         now = prepared.configuration
+        if found.path is not None and found.in_place:
+            for sentence in checkpoint.set_later_aside(chosen.output_dir, found.step):
+                progress(Noted(sentence))
         if found.path is not None:
             progress(
                 Noted(f"resuming from {found.path}, step {found.step:,} of {prepared.steps:,}")

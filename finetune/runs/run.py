@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import platform
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,7 +105,11 @@ class Run:
     def status(self) -> str:
         """What ``run.json`` says, but ``stale`` of a running one whose process is gone."""
         status = self.manifest.status
-        return "stale" if status == "running" and not lock.held(self.path) else status
+        if status != "running":
+            return status
+        process = self.manifest.process
+        elsewhere = process is not None and process.host != platform.node()
+        return status if lock.held(self.path, elsewhere=elsewhere) else "stale"
 
     @property
     def manifest(self) -> Manifest:

@@ -8,6 +8,7 @@ touches the file every few seconds.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
 import threading
@@ -39,15 +40,14 @@ def hold(directory: Path) -> None:
         raise BlockingIOError(f"{place / NAME} is held by another process") from error
     except NotImplementedError as error:
         raise OSError(str(error)) from error
-    ended = threading.Event()
-    _HELD[place] = lock, ended
+    _HELD[place] = lock, threading.Event()
+
+
+def beat(directory: Path) -> None:
+    """Touch the lock of a directory, which this process has, until it is released."""
+    place = directory.resolve()
+    _, ended = _HELD[place]
     threading.Thread(target=_beat, args=(place / NAME, ended), daemon=True).start()
-
-
-def moved(directory: Path, to: Path) -> None:
-    """Tell that a directory was renamed, whose lock this process may have."""
-    if (place := directory.resolve()) in _HELD:
-        _HELD[to.resolve()] = _HELD.pop(place)
 
 
 def release() -> None:
@@ -58,22 +58,25 @@ def release() -> None:
         lock.release()
 
 
-def held(directory: Path) -> bool:
-    """Return whether a process, perhaps this one, has the lock of a directory."""
+def held(directory: Path, *, elsewhere: bool = False) -> bool:
+    """Return whether a process, perhaps this one, has the lock of a directory.
+
+    Args:
+        directory: Which may be another user's.
+        elsewhere: Whether it would be one of another machine, whose lock may not be seen here: then
+            one that was touched lately counts.
+    """
     path = directory.resolve() / NAME
     if mine(directory):
         return True
-    if not path.exists():
-        return False
-    lock = FileLock(path, timeout=0)
     try:
-        lock.acquire()
-    except Timeout:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    except (OSError, NotImplementedError):
+    except OSError:
         return False
-    lock.release()
-    return False
+    return elsewhere and time.time() - path.stat().st_mtime < _GONE_AFTER
 
 
 def mine(directory: Path) -> bool:

@@ -155,16 +155,36 @@ def set_aside(path: Path, reason: str) -> str:
     Returns:
         A sentence that says so.
     """
-    aside, count = path.with_name(f"damaged-{path.name}"), 1
+    return f"{damaged(path, reason)}: renamed to {_renamed(path, 'damaged').name}"
+
+
+def damaged(path: Path, reason: str) -> str:
+    """Return the sentence that says so."""
+    return f"{path} is damaged ({reason})"
+
+
+def set_later_aside(directory: Path, step: int) -> list[str]:
+    """Rename the checkpoints after a step, from which another training goes on.
+
+    Returns:
+        A sentence for each.
+    """
+    later = [path for path in committed(directory) if (number(path) or 0) > step]
+    return [
+        f"{path} is not of this continuation: renamed to {_renamed(path, 'later').name}"
+        for path in later
+    ]
+
+
+def _renamed(path: Path, prefix: str) -> Path:
+    aside, count = path.with_name(f"{prefix}-{path.name}"), 1
     while aside.exists():
-        aside, count = path.with_name(f"damaged-{path.name}.{count}"), count + 1
+        aside, count = path.with_name(f"{prefix}-{path.name}.{count}"), count + 1
     try:
         path.rename(aside)
     except OSError as error:
-        raise UserError(
-            f"{path} is damaged ({reason}) and cannot be renamed: {error.strerror}"
-        ) from error
-    return f"{path} is damaged ({reason}): renamed to {aside.name}"
+        raise UserError(f"{path} cannot be renamed: {error.strerror}") from error
+    return aside
 
 
 def rotate(directory: Path, limit: int | None, keep: Path | None) -> None:

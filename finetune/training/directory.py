@@ -17,6 +17,8 @@ def occupy(directory: Path) -> None:
     Raises:
         UserError: if a run is in progress there, on this machine or another.
     """
+    if lock.mine(directory):
+        return
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock.hold(directory)
@@ -30,6 +32,7 @@ def occupy(directory: Path) -> None:
         if elsewhere and not lock.wait_for_silence(directory):
             lock.release()
             raise UserError(in_progress(directory))
+    lock.beat(directory)
 
 
 def in_progress(directory: Path) -> str:
@@ -65,7 +68,7 @@ def clear_way(directory: Path) -> str | None:
     known = status_and_process(directory)
     finished = known is not None and known[0] == "finished"
     directory.rename(aside)
-    lock.moved(directory, aside)
+    lock.release()  # of the run that is now aside
     occupy(directory)
     sentence = f"moved the run in {directory} to {aside}"
     if not finished and any(aside.glob("checkpoint-*")):

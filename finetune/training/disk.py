@@ -50,7 +50,13 @@ def optimizer_bytes(model: torch.nn.Module, arguments: FinetuneArguments) -> int
 
 
 def refuse_too_little(
-    directory: Path, model: torch.nn.Module, arguments: FinetuneArguments, steps: int, epochs: float
+    directory: Path,
+    model: torch.nn.Module,
+    arguments: FinetuneArguments,
+    steps: int,
+    epochs: float,
+    *,
+    resumes: bool = False,
 ) -> None:
     """Refuse a run whose checkpoints and model cannot fit beside what is there.
 
@@ -60,6 +66,7 @@ def refuse_too_little(
         arguments: Of the training.
         steps: That it has.
         epochs: That these are.
+        resumes: Whether the checkpoints in the directory are of this run, and older ones make room.
 
     Raises:
         UserError: what is needed, what is free, and what to type.
@@ -68,7 +75,8 @@ def refuse_too_little(
     total, _, free = shutil.disk_usage(
         next(path for path in (place, *place.parents) if path.is_dir())
     )
-    size, there = checkpoint_bytes(model, arguments), len(checkpoint.committed(directory))
+    size = checkpoint_bytes(model, arguments)
+    there = len(checkpoint.committed(directory)) if resumes else 0
     saves = _saves(arguments, steps, epochs)
     limit, best = arguments.save_total_limit, arguments.load_best_model_at_end
     # a checkpoint is written before an older one is deleted
@@ -121,7 +129,7 @@ def explained(directory: Path, work: str, needed: int = 0) -> Iterator[None]:
     except Exception as error:
         if not _is_full(error, directory, needed):
             raise
-        shutil.rmtree(directory / checkpoint.UNCOMMITTED, ignore_errors=True)
+        checkpoint.clear(directory)
         takes = f" takes {_shown(needed)}," if needed else " failed,"
         known = checkpoint.committed(directory)
         kept = f"; {known[0].name} and those before it are whole" if known else ""

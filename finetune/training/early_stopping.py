@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerControl, TrainerState
@@ -31,6 +29,7 @@ class EarlyStopping(EarlyStoppingCallback):
         stored: Any = state.stateful_callbacks  # by now states by the name of their class
         if state.global_step:
             self.early_stopping_patience_counter = _count(stored)
+            self._stop_if_due(args, state, control)
         # the library saves only what has a place there, which a run begun without this lacks
         stored.setdefault(type(self).__name__, self.state())
 
@@ -39,8 +38,12 @@ class EarlyStopping(EarlyStoppingCallback):
     ) -> None:
         """Stop if this was one evaluation without improvement too many."""
         super().on_evaluate(args, state, control, metrics, **kwargs)  # type: ignore[no-untyped-call]
+        self._stop_if_due(args, state, control)
+
+    def _stop_if_due(self, args: Any, state: TrainerState, control: TrainerControl) -> None:
         if self.early_stopping_patience_counter < self.early_stopping_patience:
             return
+        control.should_training_stop = True
         if state.global_step < state.max_steps:
             metric = args.metric_for_best_model.removeprefix("eval_")
             evaluations = counted(self.early_stopping_patience_counter, "evaluation")
@@ -49,12 +52,6 @@ class EarlyStopping(EarlyStoppingCallback):
                 f"{metric} has not improved on {state.best_metric:.4f} (step "
                 f"{state.best_global_step or 0:,}) for {evaluations}"
             )
-
-
-def stopped_early(checkpoint: Path, patience: int | None) -> bool:
-    """Return whether a training with this patience has stopped at a checkpoint."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    return patience is not None and _count(state.get("stateful_callbacks") or {}) >= patience
 
 
 def _count(stateful_callbacks: dict[str, Any]) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
+from finetune.training import checkpoint
+
 
 class KeepEpochs(TrainerCallback):
     """Keep a checkpoint of every n-th epoch, the last and the best, if ``save_strategy`` is epoch.
@@ -19,10 +21,12 @@ class KeepEpochs(TrainerCallback):
         self.every = every
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Look for the best checkpoint of a resumed run here: the run may have been moved."""
+        """Look for the best checkpoint of a resumed run here first: the run may have been moved."""
         if state.best_global_step:
             here = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
-            state.best_model_checkpoint = str(here) if here.is_dir() else None
+            places = [here, Path(state.best_model_checkpoint or here)]
+            whole = (str(path) for path in places if checkpoint.problem(path) is None)
+            state.best_model_checkpoint = next(whole, None)
 
     def on_epoch_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any

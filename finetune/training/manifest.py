@@ -206,7 +206,7 @@ def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         process = content.get("process")
         return str(content["status"]), Process(**process) if process else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "unreadable", None
 
 

@@ -112,6 +112,7 @@ class Saving(FiniteSteps):
         Raises:
             Stopped: always.
         """
+        self.settle()
         step = self.state.global_step
         if step > max(self._saved_step, self._initial_global_step):
             assert self.model is not None
@@ -190,7 +191,8 @@ class Saving(FiniteSteps):
         names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
         boundary = not facts["steps_trained_in_current_epoch"]
         self._finish_step(boundary, **{name: facts[name] for name in names})
-        if self.state.global_step >= self.state.max_steps:  # the library would train one step more
+        done = self.state.global_step >= self.state.max_steps
+        if done or self.control.should_training_stop:  # the library would train one step more
             self.control.should_training_stop = True
         else:
             super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
@@ -241,8 +243,11 @@ class Saving(FiniteSteps):
         """Restore random states; of another number of processes, take fresh ones."""
         if checkpoint is None:
             return
-        saved_by = Checkpoint.read(Path(checkpoint)).world_size
+        saved_by, rank = Checkpoint.read(Path(checkpoint)).world_size, self.args.process_index
         if saved_by == self.args.world_size:
+            name = f"rng_state_{rank}.pth" if saved_by > 1 else "rng_state.pth"
+            if not (Path(checkpoint) / name).exists():  # of another machine's disk
+                raise UserError(f"{checkpoint} has no {name}: start the machines in their order")
             with _named(checkpoint, "random state"):
                 super()._load_rng_state(checkpoint)
         else:  # masks that were not drawn before

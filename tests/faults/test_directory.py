@@ -43,10 +43,39 @@ def released() -> object:
 
 
 def test_a_run_whose_process_is_gone_is_stale(running: Path) -> None:
+    Run.load(running).update(process=dataclasses.replace(ELSEWHERE, host=platform.node()))
     assert Run.load(running).status == "stale"
     with FileLock(running / ".lock"):
         assert Run.load(running).status == "running"
     assert Run.load(running).manifest.status == "running"
+
+
+def test_a_run_of_a_machine_that_is_gone_is_taken_over_however_long_the_model_loads(
+    running: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beat of this process is not taken for that of the other."""
+    monkeypatch.setattr(lock, "_BEAT", 0.05)
+    os.utime(running / ".lock", (0, 0))
+    occupy(running)
+    touched = (running / ".lock").stat().st_mtime
+    while (running / ".lock").stat().st_mtime == touched:
+        pass
+    occupy(running)
+    assert lock.mine(running)
+
+
+def test_a_run_of_another_machine_that_beats_is_not_stale(running: Path) -> None:
+    assert Run.load(running).status == "running"
+    os.utime(running / ".lock", (0, 0))
+    assert Run.load(running).status == "stale"
+
+
+def test_a_run_that_was_moved_aside_can_be_resumed_at_once(faulty: Faulty, tmp_path: Path) -> None:
+    assert faulty(tmp_path / "run", fault="step 4,SIGTERM") == 75
+    clear_way(tmp_path / "run")
+    assert not lock.mine(tmp_path / "run.1")
+    assert lock.mine(tmp_path / "run")
+    assert not lock.held(tmp_path / "run.1")
 
 
 def test_the_number_of_a_process_that_is_used_again_is_not_the_run(running: Path) -> None:

@@ -1,5 +1,6 @@
 """A run that goes on from a checkpoint is the run that was not stopped, whatever its settings."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,46 @@ CONFIGURATIONS = {
     "the best at the end": ("--save_total_limit", "1"),
     "smoothed": ("--label_smoothing_factor", "0.1", "--logging_first_step", "true"),
 }
+
+
+STOPS = (*("--learning_rate", "1e-5", "--metric_for_best_model", "accuracy"),)
+STOPS += ("--early_stopping_patience", "2", "--num_train_epochs", "4")
+
+
+def test_a_run_that_stopped_early_and_was_killed_at_its_end_trains_no_further(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole(*STOPS), tmp_path / "run")
+    assert 0 < checkpoint.number(checkpoint.committed(run)[0]) < 4 * EPOCH
+    Run.load(run).update(status="running", stopped_early=None)
+    (run / "metrics.json").unlink()
+    assert faulty(run, *STOPS, "--resume") == 0
+    assert_same(run, whole(*STOPS))
+    assert Run.load(run).manifest.stopped_early == Run.load(whole(*STOPS)).manifest.stopped_early
+
+
+def test_a_finished_run_that_stopped_early_and_kept_only_its_best_is_shown(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = (*STOPS, "--save_total_limit", "1")
+    run = shutil.copytree(whole(*flags), tmp_path / "run")
+    assert [path.name for path in checkpoint.committed(run)] == ["checkpoint-3"]
+    before = (run / "run.json").read_bytes()
+    assert faulty(run, *flags, "--resume") == 0
+    assert "nothing is left to train" in capfd.readouterr().out
+    assert (run / "run.json").read_bytes() == before
+
+
+def test_a_finished_run_with_more_epochs_is_resumed_where_it_was_stopped_before_it_saved(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    """By the same command, as a launcher or a queue starts it again."""
+    run = shutil.copytree(whole(), tmp_path / "run")
+    more = ("--num_train_epochs", "3", "--resume")
+    assert faulty(run, *more, fault="start,SIGTERM") == 75
+    assert Run.load(run).manifest.status == "interrupted"
+    assert faulty(run, *more) == 0
+    assert Run.load(run).manifest.steps == 3 * EPOCH
 
 
 @pytest.mark.parametrize("step", [5, EPOCH])
