@@ -25,7 +25,7 @@ _BLOCK = 2**22  # bytes
 
 
 def intact(path: Path, note: Callable[[str], object]) -> bool:
-    """Return whether a cached file is as it was sealed; if not, it is removed.
+    """Return whether a cached file is as it was sealed; if not, it is to be replaced.
 
     Args:
         path: The file, which may not be there.
@@ -37,11 +37,11 @@ def intact(path: Path, note: Callable[[str], object]) -> bool:
         return False
     if not sealed.exists() and not os.access(path.parent, os.W_OK):
         return True  # of an earlier release, in a cache that is only read
-    if sealed.exists():
-        if _same(path):
-            return True
-        note(f"the cached file {path} is damaged (its size or hash has changed): regenerated")
-    path.unlink()
+    if not sealed.exists():
+        return False  # and not removed: another run may have just made it
+    if _same(path):
+        return True
+    note(f"the cached file {path} is damaged (its size or hash has changed): regenerated")
     sealed.unlink(missing_ok=True)
     return False
 

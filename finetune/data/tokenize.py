@@ -65,6 +65,7 @@ def tokenize(
                     fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
                     new_fingerprint=name,
                     cache_file_name=cached and str(cached),
+                    load_from_cache_file=known,
                     desc=f"tokenizing {split}",
                 )
             )

@@ -32,7 +32,8 @@ class Prepared:
         resumption: What to go on from; None for a new run.
         configuration: What a training that goes on from this one has to share.
         steps: The optimizer steps of the training.
-        is_done: Whether the run is finished already, and is only to be shown.
+        is_done: Whether the run is finished already, and is only to be shown; with
+            ``--save_on_each_node`` only if it is on every machine.
     """
 
     settings: Settings
@@ -82,6 +83,7 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     recipe = chosen.recipe
     values: ArgumentValues | None = None
     found: Resumption | None = None
+    done = False
     with wrong:
         values = chosen.values
     touch = not (rehearsal or chosen.dry_run) and leads(values)
@@ -105,7 +107,8 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             for sentence in found.notes:
                 tell(Noted(sentence))
             resumption.refuse_changes(found, configuration, values.allow_changed)
-            if resumption.nothing_left(found, configuration, values.early_stopping_patience):
+            done = resumption.nothing_left(found, configuration, values.early_stopping_patience)
+            if done and not values.save_on_each_node:  # another machine may have to go on
                 return Prepared(chosen, found, configuration, found.step, is_done=True)
         rows = recipe.prepared["train"]
     steps = provenance.steps(values, rows)
@@ -117,7 +120,7 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     for note in (too_few_steps(recipe, values, steps), _endless_warmup(values, steps)):
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)
-    return Prepared(chosen, found, configuration, steps)
+    return Prepared(chosen, found, configuration, steps, is_done=done)
 
 
 def leads(values: ArgumentValues | None) -> bool:

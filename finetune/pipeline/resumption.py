@@ -123,8 +123,10 @@ def _is_of_this_job(directory: Path) -> bool:
     process = known[1] if known is not None else None
     if process is None:
         return False
-    elsewhere = process.host != platform.node() and (process.job or "").startswith("torchrun")
-    return elsewhere or process.job == distributed.job()
+    theirs, mine = process.job or "", distributed.job() or ""
+    if process.host != platform.node() and theirs.startswith("torchrun"):  # its agent is another
+        return theirs.split()[:2] == mine.split()[:2]
+    return theirs == mine
 
 
 def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | None:

@@ -120,12 +120,13 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
 
     chosen = prepared.settings
     recipe = chosen.recipe
+    prepared = _join(prepared)
     if prepared.is_done:
+        distributed.leave()
         page = chosen.output_dir / "report.html"
         progress(Noted("the run is finished, nothing is left to train; its results:"))
         progress(Finished(Run(chosen.output_dir), False, page if page.exists() else None))
         return Run(chosen.output_dir)
-    prepared = _join(prepared)
     found, run = prepared.resumption, None
     try:
         if chosen.values.auto_find_batch_size:
@@ -309,9 +310,12 @@ def _join(prepared: Prepared) -> Prepared:
     values = chosen.values
     distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
     if values.save_on_each_node:
-        found = resumption.agreed(prepared.resumption, chosen.output_dir)
-        prepared = dataclasses.replace(prepared, resumption=found)
-    refuse_different_machines(prepared)
+        found = prepared.resumption
+        if not (done := all(distributed.gather(prepared.is_done))):
+            found = resumption.agreed(found, chosen.output_dir)
+        prepared = dataclasses.replace(prepared, resumption=found, is_done=done)
+    if not prepared.is_done:
+        refuse_different_machines(prepared)
     return prepared
 
 

@@ -104,7 +104,7 @@ def job() -> str | None:
     if "SLURM_JOB_ID" in os.environ:
         return f"slurm {os.environ['SLURM_JOB_ID']}"
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        return f"torchrun {platform.node()} {os.getppid()}"
+        return f"torchrun {os.environ['TORCHELASTIC_RUN_ID']} {platform.node()} {os.getppid()}"
     return None
 
 

@@ -111,6 +111,9 @@ def problem(path: Path) -> str | None:
 
     Returns:
         A clause that names the file: ``optimizer.pt is missing``.
+
+    Raises:
+        UserError: if this user may not read it, which is no damage.
     """
     try:
         manifest = Checkpoint.read(path)
@@ -144,6 +147,8 @@ def problem(path: Path) -> str | None:
                 "release before checksums"
             )
         return f"{missing} is missing"
+    except PermissionError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"it cannot be read: {error!r}"
     return None

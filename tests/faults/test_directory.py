@@ -1,6 +1,8 @@
 """One run, one directory: who has it is known by a lock, whatever a file says."""
 
+import contextlib
 import dataclasses
+import io
 import multiprocessing
 import os
 import platform
@@ -95,25 +97,47 @@ def test_a_run_of_another_user_is_refused_and_not_moved(running: Path, writable:
         run = Path(shutil.copytree(running, Path(shared, "run")))
         os.chmod(run, 0o777 if writable else 0o755)
 
-        told = multiprocessing.get_context("fork").Queue()
-        child = multiprocessing.get_context("fork").Process(target=_of_nobody, args=(run, told))
-        child.start()
-        sentence = told.get(timeout=60)
-        child.join()
+        sentence = of_nobody(clear_way, run)
 
         expected = "cannot be locked: " if writable else "cannot be written to"
         assert expected in sentence
         assert os.listdir(shared) == ["run"]
 
 
-def _of_nobody(run: Path, told: "multiprocessing.Queue[str]") -> None:
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-    try:
-        told.put(str(clear_way(run)))
-    except UserError as error:
-        told.put(str(error))
+def of_nobody(work: Callable[[Path], object], run: Path) -> str:
+    """What another user gets, or is told."""
+    processes = multiprocessing.get_context("fork")
+    told = processes.Queue()
+
+    def child() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            told.put(str(work(run)))
+        except UserError as error:
+            told.put(str(error))
+
+    process = processes.Process(target=child)
+    process.start()
+    sentence: str = told.get(timeout=60)
+    process.join()
+    return sentence
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
+    whole: Callable[..., Path],
+) -> None:
+    with tempfile.TemporaryDirectory() as shared:
+        os.chmod(shared, 0o777)
+        run = Path(shutil.copytree(whole(), Path(shared, "run")))
+        os.chmod(run, 0o777)
+        newest = checkpoint.committed(run)[0] / "optimizer.pt"
+        newest.chmod(0o600)
+        told = of_nobody(lambda run: resumption.find("last", run, touch=True), run)
+        assert told == f"{newest} cannot be read: Permission denied"
+        assert newest.exists()
 
 
 def test_a_machine_that_still_touches_its_lock_is_not_disturbed(running: Path) -> None:
@@ -213,6 +237,38 @@ def test_machines_go_back_to_what_is_whole_on_all(
     for told in in_fresh_processes(2, agree, str(tmp_path)):
         assert isinstance(told, str)
         assert "rank 1 has no whole checkpoint there, and rank 0 has checkpoint-18" in told
+
+
+def resume(command: list[str], directory: str) -> tuple[int, str]:
+    """In one of two processes, each a machine: exit status, and what was printed."""
+    rank = os.environ["RANK"]
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        place = ["--output_dir", str(Path(directory, rank))]
+        status = cli.main([*command, *place, "--save_on_each_node", "--ddp_timeout=60"])
+    return status, printed.getvalue()
+
+
+@pytest.mark.faults
+@pytest.mark.processes
+def test_a_machine_that_is_finished_goes_on_with_one_that_is_not(
+    words: list[str], tmp_path: Path
+) -> None:
+    flags = ["--max_steps=6", "--num_threads=1", "--disable_tqdm=true", "--resume"]
+    runs = [tmp_path / "0", tmp_path / "1"]
+    for killed in (None, runs[1], None):
+        if killed is not None:  # after the last checkpoint, before the results
+            Run.load(killed).update(status="running")
+            for name in ("metrics.json", "model.safetensors", "predictions.parquet"):
+                (killed / name).unlink()
+        before = [(run / "run.json").read_bytes() for run in runs if run.exists()]
+        ended = in_fresh_processes(2, resume, [*words, *flags], str(tmp_path))
+        assert [status for status, _ in ended] == [0, 0], ended
+        assert [Run.load(run).manifest.status for run in runs] == ["finished", "finished"]
+        assert (runs[0] / "metrics.json").read_bytes() == (runs[1] / "metrics.json").read_bytes()
+    assert before == [(run / "run.json").read_bytes() for run in runs]
+    assert "nothing is left to train" in ended[0][1]
 
 
 def test_one_machine_agrees_with_itself(whole: Callable[..., Path]) -> None:

@@ -739,6 +739,22 @@ def test_a_damaged_cache_is_noticed_and_made_again(
     assert rows(recipe()) == expected
 
 
+def test_a_cache_that_another_run_is_about_to_finish_is_left_to_it(
+    cache: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipes.sentiment import Sentiment
+
+    def other(path: Path) -> None:
+        assert not seals.intact(path, pytest.fail)
+        seal(path)
+
+    seal = seals.seal
+    monkeypatch.setattr(seals, "seal", other)
+    found = Sentiment(dataset=str(reviews), text_column="text", label_column="label").splits
+    assert len(found["train"]) > 0
+    assert seals.intact(next(cache.rglob("rows.arrow")), pytest.fail)
+
+
 @pytest.mark.parametrize("harm", [cut_off, flipped, never_finished])
 def test_a_damaged_baseline_is_fitted_again_and_no_cache_is_a_pickle(
     harm: Callable[[Path], None], cache: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
