@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.config.settings import Settings
 from finetune.errors import Mistakes, UserError, counted, suggestion
-from finetune.pipeline import resumption
+from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe
@@ -102,12 +102,12 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
         _look_at_sources(recipe, values, wrong)
         wrong.refuse()
         assert values is not None
-        configuration = resumption.configuration(chosen, values)
+        configuration = changes.configuration(chosen, values)
         if found is not None:
             for sentence in found.notes:
                 tell(Noted(sentence))
-            resumption.refuse_changes(found, configuration, values.allow_changed)
-            done = resumption.nothing_left(found, configuration, values.early_stopping_patience)
+            changes.refuse_changes(found, configuration, values.allow_changed)
+            done = changes.nothing_left(found, configuration, values.early_stopping_patience)
             if done and not values.save_on_each_node:  # another machine may have to go on
                 return Prepared(chosen, found, configuration, found.step, is_done=True)
         rows = recipe.prepared["train"]

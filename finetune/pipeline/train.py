@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.config import settings
 from finetune.config.settings import Settings
 from finetune.errors import Diverged, Mistakes, RunError, UserError
-from finetune.pipeline import resumption
+from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import (
     Collated,
     Finished,
@@ -136,7 +136,8 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
         trainer.configuration = prepared.configuration
         trainer.raw_rows = recipe.splits["train"]
-        trainer.reschedules = found is not None and found.differs(prepared.configuration)
+        changed = found is not None and changes.between(found, prepared.configuration)
+        trainer.reschedules = bool(changed)
         _report_to(trainer, progress)
         # every rank has read its model, which may lie in the directory
         room.refuse_too_little(prepared, trainer)
@@ -264,10 +265,10 @@ def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
             progress(
                 Noted(f"resuming from {found.path}, step {found.step:,} of {prepared.steps:,}")
             )
-        for sentence in resumption.differences(found, now, arguments, manifest.versions):
+        for sentence in changes.differences(found, now, arguments, manifest.versions):
             progress(Noted(sentence))
         earlier = found.manifest.resumed if found.manifest is not None else []
-        this = resumption.record(found, now, arguments)
+        this = changes.record(found, now, arguments)
         manifest = dataclasses.replace(manifest, resumed=[*earlier, this])
     checkpoint.clear(chosen.output_dir)
     manifest.write(chosen.output_dir)
