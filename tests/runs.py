@@ -18,7 +18,8 @@ import finetune
 from finetune import Run
 from finetune.recipe.scoring import Scoring
 from finetune.runs import predictions
-from finetune.statistics.assessment import Assessment
+from finetune.tasks.assessment import Assessment
+from finetune.tasks.single_label import SingleLabel
 from finetune.training.manifest import Metrics, Statistics
 
 SCORING: dict[str, dict[str, Any]] = {"accuracy": {}, "f1": {"average": "macro"}}
@@ -96,16 +97,16 @@ def write_run(
         **manifest,
     }
     dataclasses.replace(real, **facts).write(directory)
-    predictions.write(directory, table, logits, tokens)
+    task = SingleLabel(labels=list(names), ordered=len(names) == 5)
+    predictions.write(directory, task, table, logits, tokens)
     majority = np.zeros((rows, len(names)))
     majority[:, 0] = 1
     assessment = Assessment(
+        task=task,
         outputs=logits,
         labels=labels,
-        names=list(names),
         scoring=SCORING,
         compute=Scoring(**SCORING),
-        ordered=len(names) == 5,
     )
     statistics = {
         **assessment.statistics(temperature=1.5),

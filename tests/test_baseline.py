@@ -1,5 +1,7 @@
 """The baselines: what they predict, and what happens where they cannot be fitted."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
@@ -7,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from finetune.statistics import baseline
 from finetune.statistics.baseline import bag_of_words, majority
+from finetune.tasks import kinds
 
 
 def test_majority_is_the_most_frequent_class_of_training() -> None:
@@ -46,15 +49,20 @@ def splits(rows: int, classes: int) -> DatasetDict:
     return DatasetDict(train=table, test=table)
 
 
+def of(rows: DatasetDict, identity: str, note: Callable[[str], object]) -> dict[str, np.ndarray]:
+    task = kinds.of_rows(rows["train"])
+    return dict(task.baselines(rows, "text", 0, identity, fit=True, note=note))
+
+
 def test_terms_and_rows_are_bounded_by_the_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2,000 classes, a weight for each of a million terms would take 100 GiB."""
     monkeypatch.setattr(baseline, "MOST_WEIGHTS", 400)
     monkeypatch.setattr(baseline, "MOST_SCORES", 1_000)
-    found = baseline.outputs(splits(200, 10), "text", 0, "bounded", fit=True)
+    found = of(splits(200, 10), "bounded", pytest.fail)
     bounded = "TF-IDF + logistic regression (100 rows, 40 terms)"
     assert list(found) == ["majority class", bounded]
     assert found[bounded].shape == (200, 10)
-    binary = baseline.outputs(splits(200, 2), "text", 0, "binary", fit=True)
+    binary = of(splits(200, 2), "binary", pytest.fail)
     assert list(binary) == ["majority class", "TF-IDF + logistic regression (400 terms)"]
 
 
@@ -64,7 +72,7 @@ def test_a_bag_of_words_that_fails_is_noted(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(LogisticRegression, "fit", fail)
     notes: list[str] = []
-    found = baseline.outputs(splits(40, 4), "text", 0, "failing", fit=True, note=notes.append)
+    found = of(splits(40, 4), "failing", notes.append)
     assert list(found) == ["majority class"]
     assert notes == [
         "no baseline 'TF-IDF + logistic regression': MemoryError: Unable to allocate 100. GiB"

@@ -430,6 +430,7 @@ def test_pictures_in_a_table(digits: Run, tmp_path: Path) -> None:
 def test_a_regression_predicts_a_number(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     facts = {"recipe": str(ROOT / "examples" / "regression.py"), "options": {}, "labels": []}
+    facts["task"] = "regression"
     dataclasses.replace(trained().manifest, **facts, arguments={}).write(run.path)
     catalog.find(facts["recipe"])  # imported here, so that it may be named
     model = run.recipe().build_model([])

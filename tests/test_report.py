@@ -457,7 +457,7 @@ def test_a_regression_has_a_report(tmp_path: Path) -> None:
         output_dir=str(tmp_path / "run"),
     )
     found = Page(run.path / "report.html")
-    assert found.headings[1:-1] == ["Scores", "Training", "Provenance"]
+    assert found.headings[1:-1] == ["Scores", "Predictions", "Training", "Provenance"]
     statistics = run.metrics["statistics"]
     assert statistics["metrics"]["mse"]["value"] == pytest.approx(run.metrics["test"]["mse"])
     assert statistics["beyond"]["mean"]["mse"]["high"] < 0

@@ -23,7 +23,7 @@ from finetune import Run, TextClassification, UserError, cli
 from finetune.runs import predictions
 from finetune.runtime import lock
 from finetune.statistics import baseline
-from finetune.statistics.assessment import Budget
+from finetune.statistics.resampling import Budget
 from finetune.training.directory import clear_way, occupy, refuse_foreign
 from finetune.training.manifest import Launch, Process
 from tests.runs import trained
@@ -255,7 +255,8 @@ def test_of_very_many_rows_the_baseline_takes_a_seeded_draw(
     monkeypatch.setattr(baseline, "MOST_ROWS", 40)
 
     def found(seed: int) -> dict[str, np.ndarray]:
-        return baseline.outputs(recipe.splits, "text", seed, "these rows", fit=True)
+        rows = recipe.splits, "text", seed, "these rows"
+        return dict(recipe.task.baselines(*rows, fit=True, note=pytest.fail))
 
     name = "TF-IDF + logistic regression (40 rows)"
     assert list(found(1)) == ["majority class", name]
@@ -266,7 +267,8 @@ def test_a_bag_of_words_is_fitted_once_and_only_if_it_is_wanted(
     recipe: Reviews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outputs(identity: str, fit: bool = True) -> dict[str, np.ndarray]:
-        return baseline.outputs(recipe.splits, "text", 1, identity, fit=fit)
+        rows = recipe.splits, "text", 1, identity
+        return dict(recipe.task.baselines(*rows, fit=fit, note=pytest.fail))
 
     first = outputs("once")
     monkeypatch.setattr(LogisticRegression, "fit", lambda *_: pytest.fail("fitted again"))
@@ -358,7 +360,7 @@ def test_too_few_steps_are_told_before_the_training(
 def test_half_precision_logits_still_give_probabilities(recipe: Reviews, tmp_path: Path) -> None:
     rows = recipe.splits["test"]
     logits = np.random.default_rng(0).normal(scale=30, size=(len(rows), 3)).astype(np.float16)
-    predictions.write(tmp_path, rows, logits)
+    predictions.write(tmp_path, recipe.task, rows, logits)
     written = Run(tmp_path).predictions.filter(like="probability").to_numpy()
     np.testing.assert_allclose(written.sum(axis=1), 1, rtol=1e-12)
 

@@ -19,8 +19,10 @@ from finetune.statistics import (
     pairs,
     ranking,
 )
-from finetune.statistics.assessment import Assessment, Budget
+from finetune.statistics.resampling import Budget
 from finetune.statistics.scored import ScoredRows
+from finetune.tasks.assessment import Assessment
+from finetune.tasks.single_label import SingleLabel
 
 METRICS: dict[str, list[dict[str, Any]]] = {
     "accuracy": [{}],
@@ -36,6 +38,8 @@ BINARY = [
     for name in ("precision", "recall", "f1")
     for arguments in ({}, {"pos_label": 0})
 ]
+
+ABC = SingleLabel(labels=["a", "b", "c"])
 
 
 def drawn(rows: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -454,9 +458,9 @@ def test_a_metric_with_unusual_arguments_has_an_interval_beside_the_others() -> 
         "f1": {"labels": [0, 2], "average": "micro"},
     }
     assessed = Assessment(
+        task=ABC,
         outputs=np.log(probabilities),
         labels=labels,
-        names=["a", "b", "c"],
         scoring=arguments,
         compute=scoring.Scoring(**arguments),
         budget=Budget(seconds=0),
@@ -495,9 +499,9 @@ def test_a_slow_metric_is_resampled_as_often_as_its_budget_allows(
     probabilities, labels = probabilities_of(100, 3)
     clock, told = Clock(), list[str]()
     assessed = Assessment(
+        task=ABC,
         outputs=np.log(probabilities),
         labels=labels,
-        names=["a", "b", "c"],
         scoring={},
         compute=clock.compute,
         budget=Budget(seconds=seconds, clock=clock, tell=told.append),
@@ -522,9 +526,9 @@ def test_a_fast_metric_is_resampled_a_thousand_times_and_paired() -> None:
     outputs, clock = np.log(probabilities), Clock()
     budget = Budget(clock=lambda: 0.0)
     assessed = Assessment(
+        task=ABC,
         outputs=outputs,
         labels=labels,
-        names=list("abc"),
         scoring={},
         compute=clock.compute,
         budget=budget,

@@ -116,15 +116,9 @@ def _say_of_one_text(run: Run, text: str, options: dict[str, Any]) -> None:
     refuse_half_characters(text, "--text")
     if not isinstance(run.recipe(), TextClassification):
         raise UserError(f"--text: the model of {run.path} does not read text")
-    row = predict(run, [text], **{**options, "all_probabilities": bool(run.labels)}).iloc[0]
-    if not run.labels:
-        console.say(f"{row['prediction']:.6g}")
-        return
-    each = {label: row[f"probability of {label}"] for label in run.labels}
-    first, *others = sorted(each.items(), key=lambda pair: -pair[1])
-    shown = others if options["all_probabilities"] else others[: _SHOWN_CLASSES - 1]
-    rest = ", ".join(f"{label} {probability:.4f}" for label, probability in shown)
-    print(console.data(f"{first[0]}  {first[1]:.4f}" + (f"  ({rest})" if rest else "")))
+    task, most = run.task, None if options["all_probabilities"] else _SHOWN_CLASSES
+    row = predict(run, [text], **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
+    print(console.data(task.sentence(row, most)))
 
 
 def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from datasets import Dataset
 
 from finetune.cli import console
 from finetune.config.settings import Settings
@@ -75,7 +72,8 @@ def _start(event: Started) -> None:
     recipe, splits = settings.recipe, settings.recipe.splits
     facts: dict[str, str | list[str]] = {"data": _data(settings)}
     facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    facts["classes" if recipe.labels else "label"] = _balance(splits["train"], recipe.labels)
+    name, balance = recipe.task.balance(splits["train"]["label"][:])
+    facts[name] = balance
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments)
@@ -164,16 +162,6 @@ def _data(settings: Settings) -> list[str]:
 
 def _has_other_data(recipe: Recipe) -> bool:
     return bool(type(recipe).dataset) and recipe.dataset != type(recipe).dataset
-
-
-def _balance(rows: Dataset, names: list[str]) -> str:
-    if not names:
-        values = np.asarray(rows["label"][:])
-        return f"a number, mean {values.mean():.4g}, standard deviation {values.std():.4g}"
-    counts = Counter(rows["label"][:])
-    shares = [f"{name} {counts[index] / len(rows):.0%}" for index, name in enumerate(names)]
-    shown = ", ".join(shares[:12]) + (f" and {len(shares) - 12} more" if len(shares) > 12 else "")
-    return f"{len(names)}: {shown}"
 
 
 def _model(settings: Settings, model: torch.nn.Module | None) -> str:

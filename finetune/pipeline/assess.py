@@ -19,9 +19,8 @@ from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
 from finetune.statistics import baseline as baseline_models
-from finetune.statistics import calibration, counts, threshold
-from finetune.statistics.assessment import Assessment, Budget
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics.resampling import Budget
+from finetune.tasks.assessment import Assessment
 from finetune.training.manifest import Metrics, Statistics
 
 
@@ -52,17 +51,14 @@ def assess(
             f"the outputs of the model are not finite on {broken:,} of {len(tested.predictions):,} "
             "test rows: the training has diverged; try a smaller --learning_rate"
         )
-    temperature = None
-    if recipe.labels:
-        temperature = calibration.temperature(
-            np.asarray(validated.predictions, dtype=np.float64), np.asarray(validated.label_ids)
-        )
+    task, chosen_on = recipe.task, assessment_of(recipe, validated)
+    temperature = task.temperature(chosen_on.outputs, chosen_on.labels)
     assessment = assessment_of(recipe, tested, progress)
     found = assessment.statistics(temperature)
-    if recipe.labels:
+    if task.calibrates:
         found["calibration"]["temperature"] = temperature
-    chosen_by = run.manifest.arguments.get("metric_for_best_model")
-    best = threshold_of(recipe, validated, tested, chosen_by)
+    metric = str(run.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
+    best = task.threshold(chosen_on.rows, assessment.rows, metric, recipe.known_scoring)
     statistics = replace(_statistics(found, assessment), threshold=best)
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
@@ -80,12 +76,11 @@ def assessment_of(
 ) -> Assessment:
     """Return what computes the statistics of the outputs of a model, not computed yet."""
     return Assessment(
+        task=recipe.task,
         outputs=np.asarray(output.predictions),
         labels=np.asarray(output.label_ids),
-        names=recipe.labels,
         scoring=recipe.known_scoring,
         compute=recipe.compute_metrics,
-        ordered=recipe.orders_classes,
         budget=Budget(tell=lambda sentence: progress(Noted(sentence))),
     )
 
@@ -101,26 +96,20 @@ def assess_again(run: Run) -> None:
         raise UserError(
             f"{run.path}: the training did not end (status '{run.status}'); {run.how_to_go_on()}"
         )
-    names = list(manifest.labels)
-    if names:
-        predicted = ScoredRows.of_table(table, names)
-        labels = predicted.labels
-        outputs = np.log(np.maximum(predicted.probabilities, np.finfo(np.float64).tiny))
-    else:
-        labels = table["label"].to_numpy(dtype=np.float64)
-        outputs = table["prediction"].to_numpy(dtype=np.float64)[:, None]
+    task = run.task
+    rows = task.scored_in(table)
     assessment = Assessment(
-        outputs=outputs,
-        labels=labels,
-        names=names,
+        task=task,
+        outputs=rows.outputs,
+        labels=rows.labels,
         scoring=manifest.scoring,
         compute=run.compute_metrics,
-        ordered=manifest.ordered_labels,
     )
     statistics = _statistics(assessment.statistics(manifest.temperature), assessment)
+    lacking = " and no temperature" if task.calibrates and not manifest.temperature else ""
     statistics.notes.append(
         "computed from predictions.parquet after the run had ended without statistics: there are "
-        "no baselines" + (" and no temperature" if names and not manifest.temperature else "")
+        f"no baselines{lacking}"
     )
     replace(run.metrics, statistics=statistics).write(run.path)
 
@@ -144,7 +133,7 @@ def _with_baselines(
     statistics = metrics.statistics
     assert statistics is not None
     scores, beyond, notes = {}, {}, list(statistics.notes)
-    outputs = baseline_models.outputs(
+    outputs = recipe.task.baselines(
         recipe.splits,
         recipe.input_column,
         recipe.split_seed,
@@ -152,7 +141,7 @@ def _with_baselines(
         fit=fit,
         note=notes.append,
     )
-    for name, each in outputs.items():
+    for name, each in outputs:
         try:
             scored = EvalPrediction(predictions=each, label_ids=assessment.labels)
             of_each = recipe.compute_metrics(scored)
@@ -163,33 +152,3 @@ def _with_baselines(
     return replace(
         metrics, baseline=scores, statistics=replace(statistics, beyond=beyond, notes=notes)
     )
-
-
-def threshold_of(
-    recipe: Recipe, validated: PredictionOutput, tested: PredictionOutput, metric: str | None
-) -> dict[str, Any] | None:
-    """Return the threshold that is best on the validation rows, see
-    :func:`~finetune.statistics.threshold.chosen`.
-
-    Args:
-        recipe: With the names of its classes.
-        validated: The outputs for the validation rows.
-        tested: The outputs for the test rows.
-        metric: ``metric_for_best_model``.
-
-    Returns:
-        None unless there are two classes and the metric is one that a threshold weighs: precision
-        by itself is best where hardly anything is predicted, recall where everything is.
-    """
-    name, scoring = (metric or "").removeprefix("eval_"), recipe.known_scoring
-    if len(recipe.labels) != 2 or name not in scoring or name in ("precision", "recall"):
-        return None
-    counted = counts.metric(name, scoring[name])
-    if counted is None:
-        return None
-    chosen_on, judged_on = (
-        ScoredRows.of_outputs(recipe.labels, np.asarray(labels), np.asarray(outputs))
-        for outputs, labels, _ in (validated, tested)
-    )
-    positive = threshold.positive_class(scoring)
-    return threshold.chosen(name, counted, chosen_on, judged_on, positive)

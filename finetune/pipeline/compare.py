@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +14,9 @@ import pandas as pd
 from finetune.errors import UserError
 from finetune.reporting import curves, html, wording
 from finetune.runs.run import Run
-from finetune.statistics import assessment, calibration, classification, intervals, pairs, ranking
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.scored import ScoredRows
+from finetune.tasks.assessment import compared
+from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest
 
 _ROWS = 30
@@ -72,10 +73,6 @@ class Comparison:
         return said
 
 
-#: The metrics of a run, and how much more of each it has than the first.
-_Judged = tuple[Mapping[str, Any], dict[str, Any]]
-
-
 def compare(
     runs: Sequence[Run | str | Path], page: str | Path | None = None, *, trust_recipe: bool = False
 ) -> Comparison:
@@ -116,29 +113,21 @@ def _compared(runs: Sequence[Run]) -> Comparison:
     tables = [run.predictions for run in runs]
     for run, table in zip(runs[1:], tables[1:], strict=True):
         _refuse_other_rows(runs[0], tables[0], run, table)
-    names, tests = runs[0].labels, []
-    if names:
-        each = [ScoredRows.of_table(table, names) for table in tables]
-        judged = [_of_classes(runs[0], each[0], other) for other in each[1:]]
-        said = [other.classes for other in each]
-        tests = [pairs.mcnemar(each[0].labels, said[0], other) for other in said[1:]]
-        sure = np.sum([other.probabilities.max(axis=1) for other in each], axis=0)
-        apart = np.flatnonzero(np.any([other != said[0] for other in said[1:]], axis=0))
-    else:
-        outputs = [table["prediction"].to_numpy(dtype=np.float64) for table in tables]
-        labels, first = tables[0]["label"].to_numpy(dtype=np.float64), outputs[0][:, None]
-        judged = [_by_its_own(runs[0], labels, first, other[:, None]) for other in outputs[1:]]
-        sure = np.max([np.abs(other - outputs[0]) for other in outputs[1:]], axis=0)
-        apart = np.flatnonzero(sure > 0)
+    task, scoring = runs[0].task, runs[0].manifest.scoring
+    each = [task.scored_in(table) for table in tables]
+    own = functools.cache(lambda: runs[0].compute_metrics)  # its recipe may not be importable
+    judged = [
+        compared(task, each[0], other, scoring, lambda some: own()(some)) for other in each[1:]
+    ]
     return Comparison(
         [str(run.path) for run in runs],
         len(tables[0]),
         headline,
         [runs[0].statistics.metrics, *(metrics for metrics, _ in judged)],
         [more for _, more in judged],
-        tests,
+        task.tests(each),
         settings_that_differ([run.manifest for run in runs]),
-        apart[np.argsort(-sure[apart], kind="stable")],
+        task.apart(each),
         tables,
         wording.directions(runs[0].manifest),
     )
@@ -178,36 +167,6 @@ def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.Dat
         )
 
 
-def _of_classes(run: Run, first: ScoredRows, second: ScoredRows) -> _Judged:
-    """Return the second scored by the metrics of the first run, and the differences: metrics of
-    counts, and the scores that each row has.
-    """
-    scoring = run.manifest.scoring
-    metrics = assessment.of_counts(scoring)
-    found = pairs.difference(metrics, first.labels, first.classes, second.classes, len(first.names))
-    of_rows = {"log_loss": calibration.log_losses, "brier_score": calibration.brier_scores}
-    for name, scores in of_rows.items():
-        one, other = (scores(each.probabilities, each.labels) for each in (first, second))
-        found[name] = intervals.of_mean(other - one)
-    area = ranking.mean_roc_difference(first.probabilities, second.probabilities, first.labels)
-    if area is not None:
-        found["roc_area"] = area
-    judged = classification.scores(second, metrics)
-    more = {name: asdict(each) for name, each in found.items()}
-    if not assessment.has_others(scoring, metrics):
-        return judged, more
-    tiny = np.finfo(np.float64).tiny
-    one, other = (np.log(np.maximum(each.probabilities, tiny)) for each in (first, second))
-    own, own_more = _by_its_own(run, first.labels, one, other)
-    return {**own, **judged}, {**own_more, **more}
-
-
-def _by_its_own(run: Run, labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> _Judged:
-    """Score the second by metrics of the recipe of which nothing is known."""
-    own = assessment.Resampled(run.compute_metrics, second, labels, assessment.Budget())
-    return own.metrics(), own.beyond(first)
-
-
 def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
     overlaid = curves.overlaid(
         {str(run.path): run.manifest.history for run in runs}, f"eval_{found.headline[0]}"
@@ -227,25 +186,17 @@ def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
             },
             "metrics": [name for name in found.metrics[0] if all(name in m for m in found.metrics)],
             "plots": [plot.element() for plot in overlaid],
-            "rows": [_row(found, index) for index in found.disagreements[:_ROWS]],
+            "rows": [_row(found, runs[0].task, n) for n in found.disagreements[:_ROWS]],
             "sections": ["Scores", *(["Curves"] if overlaid else []), "Settings", "Disagreements"],
         },
     )
 
 
-def _row(found: Comparison, index: int) -> dict[str, Any]:
-    first = found.tables[0].iloc[index]
-    said = []
+def _row(found: Comparison, task: Task[Any], index: int) -> dict[str, Any]:
+    first, said = found.tables[0].iloc[index], []
     for table in found.tables:
         row = table.iloc[index]
-        probability = row.get(f"probability of {row['prediction']}")
-        is_class = probability is not None
-        said.append(
-            {
-                "prediction": row["prediction"] if is_class else f"{row['prediction']:.4g}",
-                "probability": probability,
-                "right": is_class and row["prediction"] == row["label"],
-            }
-        )
+        prediction, probability, right = task.shown(row)
+        said.append({"prediction": prediction, "probability": probability, "right": right})
     text = html.excerpt(first["text"]) if "text" in first else None
     return {"id": first["id"], "text": text, "label": first["label"], "said": said}

@@ -59,14 +59,14 @@ class Predictor:
         batch_tokens: int | None = None,
         cpu_kernels: str | None = None,
     ) -> None:
-        self.recipe, self._labels = run.recipe(), run.labels
+        self.recipe, self._task = run.recipe(), run.task
         self.reads_text = isinstance(self.recipe, TextClassification)
         self._device, self._bf16 = _device(), (precision or default_precision(run)) == "bf16"
         self._on_cpu = self._device.type == "cpu"
         usual = TOKENS_ON_CPU if self._on_cpu else TOKENS_ON_ACCELERATOR
         self._batch_tokens = batch_tokens or usual
         self._workers = threads.use(None) if self._on_cpu else 1
-        model = self.recipe.load_model(run.path, self._labels).eval()
+        model = self.recipe.load_model(run.path, self._task.labels).eval()
         inputs = inspect.signature(model.forward).parameters
         arguments = run.manifest.arguments
         self._kept = {*inputs, *_LABELS} if arguments.get("remove_unused_columns", True) else None
@@ -121,10 +121,9 @@ class Predictor:
         Returns:
             Array of shape ``(rows, classes)``, float32, in the order of ``dataset``.
         """
-        from datasets import ClassLabel, DatasetDict, Value
+        from datasets import DatasetDict
 
-        count = len(dataset)
-        label = ClassLabel(names=self._labels) if self._labels else Value("float32")
+        count, label = len(dataset), self._task.feature
         dataset = dataset.add_column("label", np.zeros(count, dtype=np.int64))  # of no effect
         dataset = dataset.cast_column("label", label).add_column("id", np.arange(count))
         prepared = self.recipe.prepare(DatasetDict(test=dataset))["test"]
@@ -196,7 +195,7 @@ def default_precision(run: Run) -> str:
 
     bf16 changes probabilities by less than 0.02, but leaves a regression with three digits.
     """
-    if not run.labels or not isinstance(run.recipe(), TextClassification):
+    if not run.task.bears_bf16 or not isinstance(run.recipe(), TextClassification):
         return "fp32"
     return "bf16" if precision.prefers_bf16(_device().type) else "fp32"
 

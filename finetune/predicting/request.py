@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import softmax
 
 from finetune.data import files
 from finetune.data.delimited import SEPARATORS, separator_hint
@@ -50,6 +49,7 @@ class Request:
 
     Attributes:
         column: The input column that the model reads; for a folder, the files themselves.
+        task: Of the labels of the run.
         added: Names of the added columns, none of which the input has.
         temperature: Divides the logits.
         precision: Of the computation.
@@ -63,16 +63,21 @@ class Request:
         if found := mistakes(options):
             raise UserError(*found)
         self.run, self.input, self.options = run, input, Options(**options)
+        self.task = run.task
+        possible = {
+            "all_probabilities": self.task.has_probabilities,
+            "calibrated": self.task.calibrates,
+        }
         found = [
             f"--{flag}: {run.path} predicts a number, it has no classes"
-            for flag in ("all_probabilities", "calibrated")
-            if getattr(self.options, flag) and not run.labels
+            for flag, is_possible in possible.items()
+            if getattr(self.options, flag) and not is_possible
         ]
         quoting = self.options.csv_quoting or "auto"
         if quoting != "auto" and input.kind not in SEPARATORS:
             found.append(f"--csv_quoting {quoting}: {input.name} is neither .csv nor .tsv")
         temperature = run.manifest.temperature if self.options.calibrated else 1.0
-        if temperature is None and run.labels:
+        if temperature is None and self.task.calibrates:
             status = run.status
             why = "none improves its probabilities; see the report"
             why = why if status == "finished" else f"its status is '{status}'"
@@ -81,7 +86,9 @@ class Request:
             raise UserError(*found)
         self.temperature = float(temperature or 1.0)
         self.column = _column(run, input, self.options.text_column)
-        self.added = _names(run, input, self.options.all_probabilities)
+        self.added = _names(
+            self.task.predicted_names(every=self.options.all_probabilities), input.columns
+        )
         self.precision = self.options.precision or engine.default_precision(run)
         trained = run.manifest.arguments.get("cpu_kernels", "auto")
         self.cpu_kernels = self.options.cpu_kernels or trained
@@ -189,13 +196,9 @@ class Request:
 
     def _found(self, logits: np.ndarray) -> list[list[Any]]:
         """Return the values of each added column, from logits of shape ``(rows, classes)``."""
-        labels = self.run.labels
-        if not labels:
-            return [_short(logits.reshape(len(logits)))]
-        probabilities = softmax(logits.astype(np.float64) / self.temperature, axis=1)
-        best = [labels[index] for index in probabilities.argmax(axis=1)]
-        every = probabilities.T if self.options.all_probabilities else []
-        return [best, _short(probabilities.max(axis=1)), *map(_short, every)]
+        every = self.options.all_probabilities
+        found = self.task.predicted(logits, self.temperature, every=every)
+        return [_short(each) if isinstance(each, np.ndarray) else each for each in found]
 
     def _dataset(self, values: list[Any], name: str) -> Dataset:
         from datasets import Dataset, Features, Image
@@ -210,13 +213,10 @@ class Request:
         return Dataset.from_dict({name: values}, images)
 
 
-def _names(run: Run, input: Input, all_probabilities: bool) -> list[str]:
+def _names(names: list[str], taken: Sequence[str]) -> list[str]:
     """Return the names of the added columns: ``predicted label`` if the input has ``label``."""
-    names = ["label", "probability"] if run.labels else ["prediction"]
-    if all_probabilities:
-        names += [f"probability of {label}" for label in run.labels]
     for number, name in enumerate(names):
-        while name in input.columns:
+        while name in taken:
             name = f"predicted {name}"
         names[number] = name
     return names

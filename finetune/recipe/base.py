@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedTokenizerBase
 
     from finetune.recipe.scoring import Scoring
+    from finetune.tasks.base import Task
     from finetune.training.arguments import FinetuneArguments
     from finetune.training.trainer import Trainer
 
@@ -64,7 +65,7 @@ class Recipe:
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
         ordered_labels: Whether that order means something, as it does for stars: then how far off
-            a prediction is counts too; see :attr:`orders_classes`.
+            a prediction is counts too; see :attr:`task`.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -235,9 +236,7 @@ class Recipe:
         Returns:
             Shape ``(rows,)``, in nats.
         """
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(logits, labels, reduction="none")
+        return self.task.loss(logits, labels)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         """Return the tokens of each row before truncation; None where rows have no length."""
@@ -298,17 +297,19 @@ class Recipe:
     @property
     def labels(self) -> list[str]:
         """The names of the classes, in the order of their numbers; none in a regression."""
-        from finetune.data.labels import class_names
+        return self.task.labels
 
-        return class_names(self.splits["train"])
+    @functools.cached_property
+    def task(self) -> Task[Any]:
+        """What follows from the kind of the labels; their order means something only if they are
+        those of the recipe, or numbers: other names are sorted.
+        """
+        from finetune.data.labels import are_numbers, class_names
+        from finetune.tasks import kinds
 
-    @property
-    def orders_classes(self) -> bool:
-        """Whether the order of :attr:`labels` means something; other names are sorted."""
-        from finetune.data.labels import are_numbers
-
-        known = set(self.labels) <= set(self.label_names) or are_numbers(self.labels)
-        return self.ordered_labels and known
+        names = class_names(self.splits["train"])
+        known = set(names) <= set(self.label_names) or are_numbers(names)
+        return kinds.of_rows(self.splits["train"], ordered=self.ordered_labels and known)
 
     @functools.cached_property
     def scoring(self) -> Scoring:

@@ -28,18 +28,16 @@ def write(run: Run) -> Path:
 def of(run: Run) -> ModelCard:
     """Return the card, of facts in ``run.json`` and ``metrics.json`` alone."""
     manifest, metrics = run.manifest, run.metrics
-    data = _metadata(manifest, {name: metrics.test[name] for name in run.headline})
+    data = _metadata(run, {name: metrics.test[name] for name in run.headline})
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(run, manifest, metrics)}")
 
 
-def _metadata(manifest: Manifest, scores: Mapping[str, float]) -> ModelCardData:
+def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
+    manifest = run.manifest
     source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
     is_text = "max_length" in manifest.options
-    if not manifest.labels:
-        task = "tabular-regression"
-    else:
-        task = "text-classification" if is_text else "image-classification"
+    task = run.task.on_hub(is_text=is_text)
     base, licence = _base(manifest)
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,

@@ -9,22 +9,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from datasets import Dataset, Value
-from scipy.special import softmax
 
-from finetune.data.labels import class_names
 from finetune.runs.run import PREDICTIONS
 from finetune.runtime.files import replacing
+from finetune.tasks.base import Task
 
 
-def write(directory: Path, rows: Dataset, logits: Any, tokens: Sequence[int] | None = None) -> None:
-    """Write ``predictions.parquet``: id, text and tokens (where there are), label, prediction, and
-    the probability of every class; in a regression the prediction is the output itself. Then
-    what other columns the data has.
+def write(
+    directory: Path,
+    task: Task[Any],
+    rows: Dataset,
+    outputs: Any,
+    tokens: Sequence[int] | None = None,
+) -> None:
+    """Write ``predictions.parquet``: id, text and tokens (where there are); label, prediction, and
+    what else the task has; then what other columns the data has.
 
     Args:
         directory: Of the run.
+        task: Of the labels.
         rows: The raw test rows, with ``id`` and ``label``.
-        logits: Array of shape ``(rows, classes)``, in the order of ``rows``.
+        outputs: Of the model, in the order of ``rows``.
         tokens: Of each text, before truncation.
     """
     columns: dict[str, object] = {"id": rows["id"][:]}
@@ -32,15 +37,7 @@ def write(directory: Path, rows: Dataset, logits: Any, tokens: Sequence[int] | N
         columns["text"] = rows["text"][:]
     if tokens is not None:
         columns["tokens"] = tokens
-    names = class_names(rows)
-    if names:
-        probabilities = softmax(np.asarray(logits, dtype=np.float64), axis=1)
-        columns["label"] = [names[label] for label in rows["label"]]
-        columns["prediction"] = [names[label] for label in probabilities.argmax(axis=1)]
-        for index, name in enumerate(names):
-            columns[f"probability of {name}"] = probabilities[:, index]
-    else:
-        columns |= {"label": rows["label"][:], "prediction": np.asarray(logits).reshape(len(rows))}
+    columns |= task.columns(np.asarray(rows["label"][:]), np.asarray(outputs))
     for name in rows.column_names:
         if name not in columns and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import EvalPrediction
 
     from finetune.recipe import Recipe
+    from finetune.tasks.base import Task
 
 PREDICTIONS = "predictions.parquet"
 PROFILE = Path("profile", "profile.json")
@@ -163,6 +164,14 @@ class Run:
     def labels(self) -> list[str]:
         """The names of the classes, in the order of their numbers."""
         return list(self.manifest.labels)
+
+    @property
+    def task(self) -> Task[Any]:
+        """What follows from the kind of its labels."""
+        from finetune.tasks import kinds
+
+        manifest = self.manifest
+        return kinds.named(manifest.task, manifest.labels, ordered=manifest.ordered_labels)
 
     @property
     def predictions(self) -> pd.DataFrame:

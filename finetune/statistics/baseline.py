@@ -1,7 +1,4 @@
-"""What a model has to beat: the majority class, and a bag of words with logistic regression.
-
-In a regression, the mean of the training labels.
-"""
+"""What a classifier has to beat: the majority class, a bag of words with logistic regression."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import sklearn
 from datasets import DatasetDict, Value
 
 from finetune.data import seals
-from finetune.data.labels import class_names
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
 
@@ -28,37 +24,32 @@ Fitted = tuple[np.ndarray, list[str]]
 _CACHE_VERSION = 1  # increment when the same rows should yield other classes
 
 
-def outputs(
+def of_classes(
     splits: DatasetDict,
     input_column: str,
     seed: int,
     fingerprint: str,
+    classes: int,
     *,
     fit: bool,
     note: Callable[[str], object] = lambda sentence: None,
 ) -> dict[str, np.ndarray]:
-    """Return what each baseline predicts for the test rows, in the shape of the outputs of a model.
+    """Return the class that each baseline predicts for the test rows, by its name.
 
     Args:
         splits: ``train`` and ``test``, raw.
         input_column: Of the texts or images; only texts have a bag of words.
         seed: Of the rows sampled by :func:`bag_of_words`.
         fingerprint: Of the splits: a bag of words that was fitted on them before is not again.
+        classes: How many there are.
         fit: Whether to have a bag of words at all.
         note: Is given a sentence if the bag of words fails.
-
-    Returns:
-        By name, shape ``(rows, classes)``, float32, one where the baseline predicts the class; in a
-        regression shape ``(rows, 1)``.
     """
     train, test = splits["train"], splits["test"]
-    names = class_names(train)
-    if not names:
-        return {"mean": np.full((len(test), 1), np.mean(train["label"][:]), dtype=np.float32)}
     predicted = {"majority class": majority(train["label"][:], len(test))}
     if fit and isinstance(train.features[input_column], Value):
         texts, labels, others = train[input_column][:], train["label"][:], test[input_column][:]
-        bounds = _bounds(len(names))
+        bounds = _bounds(classes)
         key = f"{fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
         name = "TF-IDF + logistic regression"
         try:
@@ -69,8 +60,7 @@ def outputs(
         if fitted is not None:
             words, limits = fitted
             predicted[f"{name} ({', '.join(limits)})" if limits else name] = words
-    one_hot = np.eye(len(names), dtype=np.float32)
-    return {name: one_hot[classes] for name, classes in predicted.items()}
+    return predicted
 
 
 def failed(name: str, error: Exception) -> str:

@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
 from scipy.special import softmax
+
+#: The names of columns of ``predictions.parquet``, and those that ``predict`` adds.
+LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
+
+
+def probability_of(name: str) -> str:
+    """Return the name of the column with the probability of a label."""
+    return f"{PROBABILITY} of {name}"
+
+
+class Scored(Protocol):
+    """Rows with their labels and what a model put out for them."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Shape ``(rows,)`` or ``(rows, labels)``."""
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """What metrics take as ``predictions``, shape ``(rows, number of outputs)``."""
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -25,20 +48,44 @@ class ScoredRows:
         number = {name: index for index, name in enumerate(names)}
         return cls(
             names,
-            table["label"].map(number).to_numpy(dtype=np.int64),
-            table[[f"probability of {name}" for name in names]].to_numpy(dtype=np.float64),
+            table[LABEL].map(number).to_numpy(dtype=np.int64),
+            table[[probability_of(name) for name in names]].to_numpy(dtype=np.float64),
         )
 
     @classmethod
-    def of_outputs(cls, names: list[str], labels: np.ndarray, outputs: np.ndarray) -> ScoredRows:
+    def of_outputs(
+        cls, names: list[str], labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
+    ) -> ScoredRows:
         """Return those of logits, shape ``(rows, classes)``, whatever their precision."""
-        return cls(names, labels, softmax(outputs.astype(np.float64), axis=1))
+        return cls(names, labels, softmax(outputs.astype(np.float64) / temperature, axis=1))
 
     @property
     def classes(self) -> np.ndarray:
         """Return the most probable class of each row, shape ``(rows,)``."""
         classes: np.ndarray = self.probabilities.argmax(axis=1)
         return classes
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The logarithms of the probabilities, which are logits, too."""
+        outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
+        return outputs
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ScoredNumbers:
+    """Rows with a number that is their label and one that was predicted, shape ``(rows,)``."""
+
+    labels: np.ndarray
+    values: np.ndarray
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """Shape ``(rows, 1)``."""
+        return self.values[:, None]
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -125,6 +125,7 @@ class Manifest(File):
     versions: dict[str, str]  # of the toolkit, Python and the libraries
     git_revision: str | None  # of the toolkit's checkout, if it runs from one
     process: Process
+    task: str | None = None  # see ``finetune.tasks``; None in runs of older releases
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed

@@ -1,8 +1,7 @@
-"""What ``metrics.json`` says of a finished run: scores, intervals, baselines, calibration."""
+"""Intervals of metrics of which nothing is known, and those of which it is."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -11,13 +10,16 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-from finetune.statistics import calibration, classification, counts, intervals
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics import counts, intervals
 
 #: Of so many rows a whole evaluation takes too long to be repeated as often.
 _MANY_ROWS, _FEWER_DRAWS = 5_000, 200
 _SECONDS_OF_SILENCE = 10.0
 Compute = Callable[[EvalPrediction], dict[str, float]]
+#: The arguments of local metrics, by their names.
+Scoring = Mapping[str, Mapping[str, Any]]
+#: Metrics that are functions of tallies, see :func:`finetune.statistics.counts.tallies`.
+Metrics = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,78 +37,6 @@ class Budget:
     fewest: int = 50
     clock: Callable[[], float] = time.monotonic
     tell: Callable[[str], object] = lambda sentence: None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assessment:
-    """The outputs of a model on labelled rows, and how they are scored.
-
-    Attributes:
-        outputs: Logits or logarithms of probabilities, shape ``(rows, classes)``; of a regression
-            shape ``(rows, 1)``.
-        labels: Shape ``(rows,)``.
-        names: Of the classes; none in a regression.
-        scoring: The arguments of each local metric that ``compute`` is made of; empty if it is the
-            recipe's own.
-        compute: The metrics of the recipe.
-        ordered: Whether the classes have an order.
-        budget: Of the metrics that ``scoring`` does not name.
-    """
-
-    outputs: np.ndarray
-    labels: np.ndarray
-    names: list[str]
-    scoring: Mapping[str, Mapping[str, Any]]
-    compute: Compute
-    ordered: bool = False
-    budget: Budget = Budget()
-
-    @functools.cached_property
-    def predicted(self) -> ScoredRows:
-        """The rows with their probabilities, of a classifier."""
-        return ScoredRows.of_outputs(self.names, self.labels, self.outputs)
-
-    @functools.cached_property
-    def counted(self) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-        """The metrics that are functions of the confusion matrix, none in a regression."""
-        return of_counts(self.scoring) if self.names else {}
-
-    @functools.cached_property
-    def own(self) -> Resampled | None:
-        """The metrics that are not; None if there are none."""
-        if self.names and not has_others(self.scoring, self.counted):
-            return None
-        return Resampled(self.compute, self.outputs, self.labels, self.budget)
-
-    def statistics(self, temperature: float | None = None) -> dict[str, Any]:
-        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
-
-        Args:
-            temperature: Of the probabilities, fitted on other rows: 1 if they need none.
-        """
-        own = self.own.metrics() if self.own else {}
-        if not self.names:
-            return {"rows": len(self.labels), "metrics": own}
-        found = classification.of(self.predicted, self.counted, ordered=self.ordered)
-        found["metrics"] = {**own, **found["metrics"]}
-        if temperature is not None:
-            found["calibration"]["temperature"] = temperature
-        if temperature not in (None, 1.0):
-            probabilities = calibration.scaled(self.predicted.probabilities, temperature)
-            mended = ScoredRows(self.names, self.labels, probabilities)
-            found["calibration"]["after"] = classification.calibrated(mended)
-        return found
-
-    def beyond(self, baseline: np.ndarray) -> dict[str, Any]:
-        """Return the difference of each metric to a baseline, whose outputs are those of a model:
-        an interval of the paired difference.
-        """
-        own = self.own.beyond(baseline) if self.own else {}
-        if not self.names:
-            return own
-        first, second = baseline.argmax(axis=1), self.predicted.classes
-        counted = classification.beyond(self.labels, first, second, len(self.names), self.counted)
-        return {**own, **counted}
 
 
 class Resampled:
@@ -172,15 +102,13 @@ class Resampled:
         return np.array([float(found[name]) for name in self.names])
 
 
-def of_counts(
-    scoring: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+def of_counts(scoring: Scoring) -> Metrics:
     """Return those of the local metrics that are functions of confusion matrices."""
     found = {name: counts.metric(name, arguments) for name, arguments in scoring.items()}
     return {name: metric for name, metric in found.items() if metric is not None}
 
 
-def has_others(scoring: Mapping[str, Any], metrics: Mapping[str, Any]) -> bool:
+def has_others(scoring: Scoring, metrics: Metrics) -> bool:
     """Return whether a recipe has metrics that are none of counts: its own, of which nothing is
     known, or local ones with arguments under which they are none.
     """

@@ -1,0 +1,238 @@
+"""The sections of a report between its scores and where it comes from, by the names that a task
+gives them; each draws its plots and says what its template shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from finetune.reporting import curves, html, plots, ranking, wording
+from finetune.reporting.figure import Plot
+from finetune.runs.run import Run
+from finetune.statistics import calibration, classification, mistakes, threshold
+from finetune.statistics.scored import ScoredNumbers, ScoredRows
+from finetune.training.manifest import Manifest, Statistics
+
+_MISTAKES, _SLICES = 20, 10
+_NONE = np.array([], dtype=np.int64)
+#: What a reader calls the plots that a run of few steps or rows does not have.
+WORDS = {
+    "predictions": "predicted values",
+    "learning_curves": "learning curves",
+    "speed": "throughput by step",
+    "confusion": "confusion matrix",
+    "classes": "F1 by class",
+    "roc": "ROC curve",
+    "precision_recall": "precision-recall curve",
+    "reliability": "calibration",
+    "coverage": "accuracy by coverage",
+    "length": "accuracy by length",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a report is about.
+
+    Attributes:
+        run: With its headline.
+        manifest: Its ``run.json``.
+        statistics: Of its test rows.
+        table: Its ``predictions.parquet``.
+        rows: The same as the statistics of its task take them.
+    """
+
+    run: Run
+    manifest: Manifest
+    statistics: Statistics
+    table: pd.DataFrame
+    rows: Any
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section: shown if it has a plot or content.
+
+    Attributes:
+        figures: Its plots by name; None where there are too few steps or rows for one.
+        content: What its template shows.
+    """
+
+    figures: Mapping[str, Plot | None] = field(default_factory=dict)
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+
+def training(shown: Shown) -> Section:
+    """Show how the training went."""
+    history = shown.manifest.history
+    learned = curves.learning_curves(history, shown.manifest.best_step)
+    return Section({"learning_curves": learned, "speed": curves.speed(history)})
+
+
+def predictions(shown: Shown) -> Section:
+    """Show predicted against true numbers."""
+    rows: ScoredNumbers = shown.rows
+    return Section({"predictions": plots.numbers(rows.labels, rows.values)})
+
+
+def classes(shown: Shown) -> Section:
+    """Show how well each class is found, and with which it is confused."""
+    rows: ScoredRows = shown.rows
+    found = shown.statistics.classes or {}
+    matrix = plots.confusion(classification.confusion(rows), rows.names)
+    return Section({"confusion": matrix, "classes": plots.classes(found)}, {"classes": found})
+
+
+def probabilities(shown: Shown) -> Section:
+    """Show what the probabilities are worth."""
+    rows: ScoredRows = shown.rows
+    statistics = shown.statistics
+    best = statistics.threshold
+    figures = {
+        "reliability": plots.reliability(statistics.calibration or {}),
+        "coverage": plots.coverage(statistics.coverage or [], statistics.rows),
+        **ranking.plots(
+            rows,
+            statistics.classes or {},
+            threshold.positive_class(shown.manifest.scoring),
+            best,
+        ),
+    }
+    order = ("roc", "precision_recall", "reliability", "coverage")
+    return Section(
+        {name: figures[name] for name in order if name in figures},
+        {
+            "calibration": _of_calibration(statistics),
+            "threshold": ranking.sentence(best) if best else "",
+        },
+    )
+
+
+def length(shown: Shown) -> Section:
+    """Show the accuracy against the tokens of a text."""
+    if "tokens" not in shown.table:
+        return Section()
+    rows: ScoredRows = shown.rows
+    right: np.ndarray = rows.classes == rows.labels
+    most = shown.manifest.options.get("max_length")
+    return Section({"length": plots.lengths(shown.table["tokens"].to_numpy(), right, most)})
+
+
+def slices(shown: Shown) -> Section:
+    """Show where the accuracy is lowest."""
+    worst = mistakes.worst_slices(shown.rows, shown.table, _SLICES)
+    return Section(content={"slices": [asdict(each) for each in worst]} if worst else {})
+
+
+def mistaken(shown: Shown) -> Section:
+    """Show the most confident mistakes, and labels that may be wrong."""
+    rows: ScoredRows = shown.rows
+    wrong, run = mistakes.most_confident(rows), shown.run
+    judged = wording.beats_a_baseline(
+        shown.statistics, run.headline, wording.directions(shown.manifest)
+    )
+    suspicion = mistakes.suspicion(rows) if judged else None
+    suspected = suspicion.rows if suspicion else _NONE
+    first = wrong[:_MISTAKES]
+    further = suspected[~np.isin(suspected, first)][:_MISTAKES]
+    said = f"{len(wrong):,} of {len(rows):,} rows {_is(len(wrong))} wrong. "
+    return Section(
+        content={
+            "mistakes": _rows(rows, shown.table, first, suspected),
+            "suspects": _rows(rows, shown.table, further),
+            "mistaken": said + _suspicion(suspicion, judged),
+        }
+    )
+
+
+#: By the names in ``Task.sections``; each has a template in ``templates/sections/``.
+SECTIONS: Mapping[str, Callable[[Shown], Section]] = {
+    "training": training,
+    "predictions": predictions,
+    "classes": classes,
+    "probabilities": probabilities,
+    "length": length,
+    "slices": slices,
+    "mistakes": mistaken,
+}
+
+
+def _of_calibration(statistics: Statistics) -> str:
+    found = statistics.calibration
+    if found is None:
+        return ""
+    error = wording.interval(found["interval"])
+    said = (
+        f"The expected calibration error, the mean gap between confidence and accuracy, is {error}."
+    )
+    if "temperature" not in found:
+        return said
+    if (hot := found["temperature"]) is None:
+        return (
+            f"{said} No temperature mends these probabilities: the one fitted on the validation "
+            f"rows ran to an end of its range ({calibration.COLDEST:g} to "
+            f"{calibration.HOTTEST:g})."
+        )
+    if "after" not in found:
+        return (
+            f"{said} On the validation rows no temperature lowers the log loss by more than chance:"
+            " the probabilities need none."
+        )
+    before, after = (each["expected_calibration_error"] for each in (found, found["after"]))
+    sure = "overconfident" if hot > 1 else "underconfident"
+    fitted = f"{said} On the validation rows the model was {sure}; the temperature fitted there, "
+    if after < before:
+        return (
+            f"{fitted}{hot:.2f}, brings the error on the test rows to {after:.3f} "
+            "(python -m finetune predict --calibrated)."
+        )
+    return (
+        f"{fitted}{hot:.2f}, does not help on the test rows: there the error is {after:.3f} with "
+        f"it, {before:.3f} without."
+    )
+
+
+def _suspicion(found: mistakes.Suspicion | None, judged: bool) -> str:
+    if not judged:
+        return "No label is suspected: the model is not known to beat a baseline."
+    if found is None:
+        return "No label is suspected: there are too few rows, or too many mistakes, to tell."
+    contradicted = len(found.rows)
+    looked = f"Of the {found.confident:,} most confident predictions"
+    if not contradicted:
+        return f"{looked} none contradicts its label: no label is suspected."
+    wrong = found.wrong
+    return (
+        f"{looked} {contradicted:,} contradict{'s' * (contradicted == 1)} the label, which may be "
+        f"wrong. By that at most about {wording.percent(wrong.value)} of all labels are (95% CI "
+        f"{wording.percent(wrong.low)} to {wording.percent(wrong.high)}). This is a suspicion, to "
+        "be checked by hand."
+    )
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _rows(
+    predicted: ScoredRows, table: pd.DataFrame, chosen: np.ndarray, suspected: np.ndarray = _NONE
+) -> list[dict[str, Any]]:
+    """Return what a table of rows shows; those whose label is ``suspected`` are marked."""
+    labels, classes = predicted.labels, predicted.classes
+    return [
+        {
+            "id": table["id"].iloc[index],
+            "text": html.excerpt(table["text"].iloc[index]) if "text" in table else None,
+            "label": predicted.names[labels[index]],
+            "of_label": predicted.probabilities[index, labels[index]],
+            "prediction": predicted.names[classes[index]],
+            "probability": predicted.probabilities[index, classes[index]],
+            "suspected": index in suspected,
+        }
+        for index in chosen
+    ]

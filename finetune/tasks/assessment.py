@@ -1,0 +1,92 @@
+"""What the outputs of a model are worth: the metrics that a task knows, and those of a recipe of
+which nothing is known.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from finetune.statistics.resampling import Budget, Compute, Resampled, Scoring, has_others
+from finetune.statistics.scored import Scored
+from finetune.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """The outputs of a model on labelled rows, and how they are scored.
+
+    Attributes:
+        task: Of the labels.
+        outputs: Shape ``(rows, number of outputs)``.
+        labels: Shape ``(rows,)``.
+        scoring: The arguments of each local metric that ``compute`` is made of; empty if it is the
+            recipe's own.
+        compute: The metrics of the recipe.
+        budget: Of the metrics that ``scoring`` does not name.
+    """
+
+    task: Task[Any]
+    outputs: np.ndarray
+    labels: np.ndarray
+    scoring: Scoring
+    compute: Compute
+    budget: Budget = field(default_factory=Budget)
+
+    @functools.cached_property
+    def rows(self) -> Scored:
+        """The rows as the statistics of the task take them."""
+        rows: Scored = self.task.scored(self.labels, self.outputs)
+        return rows
+
+    @functools.cached_property
+    def own(self) -> Resampled | None:
+        """The metrics of which nothing is known; None if there are none."""
+        if not has_others(self.scoring, self.task.counted(self.scoring)):
+            return None
+        return Resampled(self.compute, self.outputs, self.labels, self.budget)
+
+    def statistics(self, temperature: float | None = None) -> dict[str, Any]:
+        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
+
+        Args:
+            temperature: Of the probabilities, fitted on other rows: 1 if they need none.
+        """
+        counted = self.task.counted(self.scoring)
+        found = self.task.statistics(self.rows, counted, temperature)
+        own = self.own.metrics() if self.own else {}
+        return {**found, "metrics": {**own, **found["metrics"]}}
+
+    def beyond(self, baseline: np.ndarray) -> dict[str, Any]:
+        """Return the difference of each metric to a baseline, whose outputs are those of a model:
+        an interval of the paired difference.
+        """
+        own = self.own.beyond(baseline) if self.own else {}
+        counted = self.task.counted(self.scoring)
+        other = self.task.scored(self.labels, baseline)
+        return {**own, **self.task.beyond(self.rows, other, counted)}
+
+
+def compared(
+    task: Task[Any], first: Scored, second: Scored, scoring: Scoring, compute: Compute
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return the metrics of the second, and how much more of each it has than the first.
+
+    Args:
+        task: Of both.
+        first: Rows of one model.
+        second: The same rows of another.
+        scoring: See :class:`Assessment`.
+        compute: Likewise.
+    """
+    counted = task.counted(scoring)
+    judged = task.scores(second, counted)
+    more = task.differences(first, second, counted)
+    if not has_others(scoring, counted):
+        return judged, more
+    own = Resampled(compute, second.outputs, second.labels, Budget())
+    return {**own.metrics(), **judged}, {**own.beyond(first.outputs), **more}

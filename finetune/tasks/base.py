@@ -1,0 +1,167 @@
+"""The task: what follows from the kind of label that the rows of a data set have.
+
+Its methods take and return arrays. What a model puts out for rows is called their ``outputs``:
+logits or logarithms of probabilities, shape ``(rows, number of outputs)``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from finetune.statistics.pairs import McNemar
+from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics.scored import Scored
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from datasets import DatasetDict
+
+S = TypeVar("S", bound=Scored)
+Tell = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC, Generic[S]):
+    """What follows from the kind of the labels.
+
+    Attributes:
+        name: Of the task, as ``run.json`` has it.
+        sections: Of the report, in their order.
+        smooths_labels: Whether ``--label_smoothing_factor`` has a meaning.
+        has_probabilities: Whether a prediction has a probability for each label.
+        calibrates: Whether a temperature can mend these.
+        bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
+        labels: The names of the classes, in the order of their numbers; none in a regression.
+        ordered: Whether that order means something.
+    """
+
+    name: ClassVar[str]
+    sections: ClassVar[Sequence[str]]
+    smooths_labels: ClassVar[bool] = False
+    has_probabilities: ClassVar[bool] = False
+    calibrates: ClassVar[bool] = False
+    bears_bf16: ClassVar[bool] = False
+
+    labels: list[str] = field(default_factory=list)
+    ordered: bool = False
+
+    # ---- data and model --------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def feature(self) -> Any:
+        """The ``datasets`` feature of the column ``label``."""
+
+    @abstractmethod
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
+
+    @abstractmethod
+    def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
+        """Return what the start block says of the labels of training: a name and a text."""
+
+    @abstractmethod
+    def on_hub(self, *, is_text: bool) -> str:
+        """Return what the Hub calls the task."""
+
+    # ---- from outputs to predictions -------------------------------------------------------------
+
+    @abstractmethod
+    def scored(self, labels: np.ndarray, outputs: np.ndarray) -> S:
+        """Return rows with what a model put out for them, as statistics take them."""
+
+    @abstractmethod
+    def scored_in(self, table: pd.DataFrame) -> S:
+        """Return the same of the table that :meth:`columns` was written to."""
+
+    @abstractmethod
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+        """Return the columns of ``predictions.parquet`` from ``label`` on."""
+
+    @abstractmethod
+    def predicted_names(self, *, every: bool) -> list[str]:
+        """Return the names of the columns that ``predict`` adds.
+
+        Args:
+            every: Whether the probability of every label is wanted.
+        """
+
+    @abstractmethod
+    def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
+        """Return the values of these columns, each an array or a list over the rows."""
+
+    @abstractmethod
+    def sentence(self, row: pd.Series[Any], most: int | None) -> str:
+        """Return the prediction of one row as a line.
+
+        Args:
+            row: The columns of :meth:`predicted_names`, of every label where there are.
+            most: How many labels it names at most.
+        """
+
+    @abstractmethod
+    def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
+        """Return the prediction in a row of the table as a page shows it, its probability if there
+        is one, and whether it is marked as right.
+        """
+
+    # ---- what predictions are worth --------------------------------------------------------------
+
+    def counted(self, scoring: Scoring) -> Metrics:
+        """Return those of the local metrics that are functions of counts."""
+        return {}
+
+    @abstractmethod
+    def scores(self, rows: S, counted: Metrics) -> dict[str, Any]:
+        """Return the interval of each metric that is known without evaluating resamples."""
+
+    @abstractmethod
+    def statistics(self, rows: S, counted: Metrics, temperature: float | None) -> dict[str, Any]:
+        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``; its
+        ``metrics`` are :meth:`scores`.
+        """
+
+    def beyond(self, rows: S, baseline: S, counted: Metrics) -> dict[str, Any]:
+        """Return the paired differences to a baseline, of the metrics of counts."""
+        return {}
+
+    @abstractmethod
+    def differences(self, first: S, second: S, counted: Metrics) -> dict[str, Any]:
+        """Return how much more of each metric that is known so the second has than the first."""
+
+    def tests(self, rows: Sequence[S]) -> list[McNemar]:
+        """Return a test of each but the first against the first, if there is one."""
+        return []
+
+    @abstractmethod
+    def apart(self, rows: Sequence[S]) -> np.ndarray:
+        """Return the indices of rows that are predicted differently, the clearest first."""
+
+    def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
+        """Return the temperature that was fitted on validation rows; None without one."""
+        return None
+
+    def threshold(
+        self, validated: S, tested: S, metric: str, scoring: Scoring
+    ) -> dict[str, Any] | None:
+        """Return the threshold chosen on validation rows; None where there is none to choose."""
+        return None
+
+    @abstractmethod
+    def baselines(
+        self,
+        splits: DatasetDict,
+        input_column: str,
+        seed: int,
+        fingerprint: str,
+        *,
+        fit: bool,
+        note: Tell,
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield name and outputs, for the test rows, of what a model has to beat."""

@@ -1,0 +1,187 @@
+"""One label a row, of several classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from finetune.statistics import (
+    baseline,
+    calibration,
+    classification,
+    counts,
+    intervals,
+    pairs,
+    ranking,
+    resampling,
+    threshold,
+)
+from finetune.statistics.pairs import McNemar
+from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics.scored import (
+    LABEL,
+    PREDICTION,
+    PROBABILITY,
+    ScoredRows,
+    probability_of,
+)
+from finetune.tasks.base import Task, Tell
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from datasets import DatasetDict
+
+#: Classes that the start block names.
+_MOST_NAMED = 12
+
+
+class SingleLabel(Task[ScoredRows]):
+    """Cross-entropy over logits; the most probable class is predicted."""
+
+    name = "single_label"
+    sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
+    smooths_labels = has_probabilities = calibrates = bears_bf16 = True
+
+    @property
+    def feature(self) -> Any:
+        from datasets import ClassLabel
+
+        return ClassLabel(names=self.labels)
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(logits, labels, reduction="none")
+
+    def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
+        rows = Counter(labels)
+        shares = [
+            f"{each} {rows[index] / len(labels):.0%}" for index, each in enumerate(self.labels)
+        ]
+        more = f" and {len(shares) - _MOST_NAMED} more" if len(shares) > _MOST_NAMED else ""
+        return "classes", f"{len(shares)}: {', '.join(shares[:_MOST_NAMED])}{more}"
+
+    def on_hub(self, *, is_text: bool) -> str:
+        return "text-classification" if is_text else "image-classification"
+
+    def scored(
+        self, labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
+    ) -> ScoredRows:
+        return ScoredRows.of_outputs(self.labels, labels, outputs, temperature)
+
+    def scored_in(self, table: pd.DataFrame) -> ScoredRows:
+        return ScoredRows.of_table(table, self.labels)
+
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+        rows = self.scored(labels, outputs)
+        return {
+            LABEL: [self.labels[label] for label in rows.labels],
+            PREDICTION: [self.labels[label] for label in rows.classes],
+            **{
+                probability_of(name): rows.probabilities[:, index]
+                for index, name in enumerate(self.labels)
+            },
+        }
+
+    def predicted_names(self, *, every: bool) -> list[str]:
+        return [LABEL, PROBABILITY, *(map(probability_of, self.labels) if every else ())]
+
+    def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
+        rows = self.scored(np.empty(0), outputs, temperature)
+        best = [self.labels[index] for index in rows.classes]
+        return [best, rows.probabilities.max(axis=1), *(rows.probabilities.T if every else ())]
+
+    def sentence(self, row: pd.Series[Any], most: int | None) -> str:
+        each = {label: row[probability_of(label)] for label in self.labels}
+        first, *others = sorted(each.items(), key=lambda pair: -pair[1])[:most]
+        rest = ", ".join(f"{label} {probability:.4f}" for label, probability in others)
+        return f"{first[0]}  {first[1]:.4f}" + (f"  ({rest})" if rest else "")
+
+    def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
+        predicted = row[PREDICTION]
+        return predicted, row[probability_of(predicted)], predicted == row[LABEL]
+
+    def counted(self, scoring: Scoring) -> Metrics:
+        return resampling.of_counts(scoring)
+
+    def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
+        return classification.scores(rows, counted)
+
+    def statistics(
+        self, rows: ScoredRows, counted: Metrics, temperature: float | None
+    ) -> dict[str, Any]:
+        found = classification.of(rows, counted, ordered=self.ordered)
+        if temperature is not None:
+            found["calibration"]["temperature"] = temperature
+        if temperature not in (None, 1.0):
+            probabilities = calibration.scaled(rows.probabilities, temperature)
+            mended = ScoredRows(rows.names, rows.labels, probabilities)
+            found["calibration"]["after"] = classification.calibrated(mended)
+        return found
+
+    def beyond(self, rows: ScoredRows, baseline: ScoredRows, counted: Metrics) -> dict[str, Any]:
+        classes = len(self.labels)
+        return classification.beyond(rows.labels, baseline.classes, rows.classes, classes, counted)
+
+    def differences(
+        self, first: ScoredRows, second: ScoredRows, counted: Metrics
+    ) -> dict[str, Any]:
+        labels, classes = first.labels, len(self.labels)
+        found = pairs.difference(counted, labels, first.classes, second.classes, classes)
+        of_rows = {"log_loss": calibration.log_losses, "brier_score": calibration.brier_scores}
+        for name, scores in of_rows.items():
+            one, other = (scores(each.probabilities, labels) for each in (first, second))
+            found[name] = intervals.of_mean(other - one)
+        area = ranking.mean_roc_difference(first.probabilities, second.probabilities, labels)
+        if area is not None:
+            found["roc_area"] = area
+        return {name: asdict(each) for name, each in found.items()}
+
+    def tests(self, rows: Sequence[ScoredRows]) -> list[McNemar]:
+        labels, said = rows[0].labels, [each.classes for each in rows]
+        return [pairs.mcnemar(labels, said[0], other) for other in said[1:]]
+
+    def apart(self, rows: Sequence[ScoredRows]) -> np.ndarray:
+        said = [each.classes for each in rows]
+        sure = np.sum([each.probabilities.max(axis=1) for each in rows], axis=0)
+        apart = np.flatnonzero(np.any([other != said[0] for other in said[1:]], axis=0))
+        return apart[np.argsort(-sure[apart], kind="stable")]
+
+    def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
+        return calibration.temperature(outputs.astype(np.float64), labels)
+
+    def threshold(
+        self, validated: ScoredRows, tested: ScoredRows, metric: str, scoring: Scoring
+    ) -> dict[str, Any] | None:
+        """Return it if there are two classes and the metric is one that a threshold weighs:
+        precision alone is best where hardly anything is predicted, recall where everything is.
+        """
+        if len(self.labels) != 2 or metric not in scoring or metric in ("precision", "recall"):
+            return None
+        counted = counts.metric(metric, scoring[metric])
+        if counted is None:
+            return None
+        positive = threshold.positive_class(scoring)
+        return threshold.chosen(metric, counted, validated, tested, positive)
+
+    def baselines(
+        self,
+        splits: DatasetDict,
+        input_column: str,
+        seed: int,
+        fingerprint: str,
+        *,
+        fit: bool,
+        note: Tell,
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        found = baseline.of_classes(
+            splits, input_column, seed, fingerprint, len(self.labels), fit=fit, note=note
+        )
+        one_hot = np.eye(len(self.labels), dtype=np.float32)
+        for name, classes in found.items():
+            yield name, one_hot[classes]
