@@ -8,11 +8,11 @@ import json
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Json
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Json, Value
 
 from finetune.errors import UserError, counted
 
@@ -62,6 +62,38 @@ def encode(
     return DatasetDict(
         {split: _with_label(rows, ordered, values[split]) for split, rows in dataset.items()}
     )
+
+
+def mapping(text: str) -> dict[str, str]:
+    """Return the names that ``--label_map`` gives, by the labels they stand for.
+
+    Raises:
+        UserError: if it is not ``LABEL=NAME,LABEL=NAME``.
+    """
+    found: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        label, equals, name = (each.strip() for each in part.partition("="))
+        if not (label and equals and name):
+            raise UserError(f"--label_map {text}: expected LABEL=NAME,LABEL=NAME, found '{part}'")
+        if label in found:
+            raise UserError(f"--label_map {text}: '{label}' is given two names")
+        found[label] = name
+    return found
+
+
+def mapped(dataset: DatasetDict, names: Mapping[str, str]) -> tuple[DatasetDict, list[str]]:
+    """Return ``dataset`` with other names for some labels, and those of ``names`` it lacks."""
+    if not names:
+        return dataset, []
+    values = {split: _as_names(rows) for split, rows in dataset.items()}
+    present: set[str] = set().union(*values.values())
+    renamed = {
+        split: rows.remove_columns("label").add_column(
+            "label", [names.get(value, value) for value in values[split]], feature=Value("string")
+        )
+        for split, rows in dataset.items()
+    }
+    return DatasetDict(renamed), sorted(names.keys() - present)
 
 
 def remarks(dataset: DatasetDict) -> list[str]:

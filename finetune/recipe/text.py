@@ -34,6 +34,9 @@ class TextClassification(Recipe):
     )
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")
+    label_map: str | None = option(
+        None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
+    )
     csv_quoting: Literal["auto", "minimal", "none"] = option(
         "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
     )
@@ -93,7 +96,18 @@ class TextClassification(Recipe):
         dataset = findings.only_valid(
             dataset, drop=self.drop_invalid, note=self.note, places=places
         )
+        dataset, self._unmapped = labels.mapped(dataset, labels.mapping(self.label_map or ""))
         return labels.encode(dataset, self.label_names, self.note)
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        if self._unmapped:  # which may be so in other data, that is not trained on
+            from finetune.data.labels import class_names, listed
+
+            raise UserError(
+                f"--label_map: no label {listed(self._unmapped)} in the data (labels: "
+                f"{listed(class_names(dataset['train']))})"
+            )
+        return super().split(dataset)
 
     def check(self) -> None:
         if type(self).build_model is not TextClassification.build_model:

@@ -1,0 +1,90 @@
+"""Which columns of a data set hold the text and the label, where that is obvious."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from datasets import ClassLabel, Dataset, Value
+
+from finetune.errors import UserError
+
+#: Rows that are looked at, spread over the data.
+_LOOKED_AT = 1000
+#: What the two columns are often called; decides between several that could be it.
+_USUAL = {
+    "text": ("text", "sentence", "review", "body", "content", "message", "comment"),
+    "label": ("label", "labels", "class", "category", "target"),
+}
+_FEWEST_WORDS, _MOST_CLASSES = 3, 100
+_LONGEST_EXAMPLE = 60
+
+
+def chosen(rows: Dataset, text_column: str, label_column: str) -> tuple[str, str]:
+    """Return the columns of the text and of the label; an empty name is chosen here.
+
+    A text has three words or more on average and is mostly unlike the others; a label is one of at
+    most 100 values that occur again and again.
+
+    Args:
+        rows: Of training.
+        text_column: Its name, or empty.
+        label_column: Likewise.
+
+    Raises:
+        UserError: if not exactly one column can be it; it lists all with an example value each.
+    """
+    some = rows.select(np.unique(np.linspace(0, len(rows) - 1, _LOOKED_AT, dtype=int)))
+    columns = {
+        name: _values(some, name) for name in rows.column_names if name not in ("id", label_column)
+    }
+    mistakes, found = [], {"text": text_column, "label": label_column}
+    if not text_column:
+        texts = [name for name, values in columns.items() if _are_texts(values)]
+        found["text"], mistake = _one(texts, "text")
+        mistakes += mistake
+    if not label_column:
+        others = {name: each for name, each in columns.items() if name != found["text"]}
+        labels = [name for name, values in others.items() if _are_labels(rows, name, values)]
+        found["label"], mistake = _one(labels, "label")
+        mistakes += mistake
+    if mistakes:
+        *first, last = mistakes
+        listed = "".join(f"\n  {name}: {_example(some, name)}" for name in columns)
+        raise UserError(*first, f"{last}; the columns, with an example each:{listed}")
+    return found["text"], found["label"]
+
+
+def _one(candidates: list[str], kind: str) -> tuple[str, list[str]]:
+    usual = [name for name in candidates if name.lower() in _USUAL[kind]]
+    if len(candidates) == 1 or len(usual) == 1:
+        return (usual or candidates)[0], []
+    several = f"several columns could be the {kind} ({', '.join(candidates)})"
+    return "", [f"--{kind}_column: {several if candidates else f'no column is clearly a {kind}'}"]
+
+
+def _values(rows: Dataset, name: str) -> list[Any]:
+    """Return the values that are there; none of a column of lists, objects or images."""
+    if not isinstance(rows.features[name], Value | ClassLabel):
+        return []
+    return [value for value in rows[name][:] if value is not None and value != ""]
+
+
+def _are_texts(values: list[Any]) -> bool:
+    if not values or not all(isinstance(value, str) for value in values):
+        return False
+    words = np.mean([len(value.split()) for value in values])
+    return bool(words >= _FEWEST_WORDS) and len(set(values)) > len(values) / 2
+
+
+def _are_labels(rows: Dataset, name: str, values: list[Any]) -> bool:
+    if isinstance(rows.features[name], ClassLabel):
+        return True
+    distinct = len(set(values))
+    fractions = any(isinstance(value, float) and not value.is_integer() for value in values)
+    return not fractions and 2 <= distinct <= min(_MOST_CLASSES, len(values) // 4)
+
+
+def _example(rows: Dataset, name: str) -> str:
+    shown = next((repr(value) for value in rows[name] if value not in (None, "")), "no value")
+    return shown if len(shown) <= _LONGEST_EXAMPLE else f"{shown[:_LONGEST_EXAMPLE]}…"

@@ -1,0 +1,43 @@
+"""Any texts with one label each, without code: name the file, the columns and a model.
+
+python -m finetune text --dataset tickets.csv --text_column body --label_column queue --model NAME
+python -m finetune text --embedded                                  # no Hub: Rotten Tomatoes
+"""
+
+from typing import TYPE_CHECKING
+
+from finetune import TextClassification, option
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+
+class Text(TextClassification):
+    """Texts of your own, with one label each."""
+
+    training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=3)
+    embedded = dict(
+        dataset="embedded:rotten-tomatoes",
+        model="embedded:minilm",
+        text_column="text",
+        label_column="label",
+        max_length=256,
+        learning_rate=1e-4,
+        num_train_epochs=1,
+    )
+
+    dataset: str = ""
+    text_column: str = option("", "column that holds the text (unset: the one that obviously does)")
+    label_column: str = option(
+        "", "column that holds the label (unset: the one that obviously does)"
+    )
+
+    def load(self) -> "DatasetDict":
+        from finetune.data import columns
+
+        dataset = self.read()
+        found = columns.chosen(dataset["train"], self.text_column, self.label_column)
+        if found != (self.text_column, self.label_column):
+            self.note(f"columns: '{found[0]}' is the text, '{found[1]}' the label")
+            self.text_column, self.label_column = found
+        return self.labelled(dataset)

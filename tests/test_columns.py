@@ -1,0 +1,118 @@
+"""The recipe `text`: which columns are taken, and other names for labels."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from finetune import UserError, cli
+from finetune.recipe import catalog
+from recipes.text import Text
+
+WORDS = ["printer", "login", "cable"]
+QUEUES = ["hardware", "access", "network"]
+
+
+def table(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+def tickets(path: Path, **more: Sequence[object]) -> str:
+    """A number, a subject, a text and a queue; further columns as given, repeated."""
+    rows = [
+        [
+            1000 + n,
+            f"{WORDS[n % 3]} again",
+            f"The {WORDS[n % 3]} in room {n} is broken since monday",
+            QUEUES[n % 3],
+            *(values[n % len(values)] for values in more.values()),
+        ]
+        for n in range(120)
+    ]
+    return table(path, ["number", "subject", "body", "queue", *more], rows)
+
+
+def test_obvious_columns_are_taken_and_told(tmp_path: Path) -> None:
+    path = tickets(tmp_path / "tickets.csv")
+    recipe = Text(dataset=path, label_column="queue")
+    assert recipe.labels == sorted(QUEUES)
+    assert recipe.splits["train"]["text"][0].startswith("The ")
+    assert "columns: 'body' is the text, 'queue' the label" in recipe.notes
+    assert (recipe.text_column, recipe.label_column) == ("body", "queue")  # written to run.json
+
+
+def test_a_usual_name_decides_between_several(tmp_path: Path) -> None:
+    path = tickets(tmp_path / "tickets.csv", label=["low", "high"])
+    recipe = Text(dataset=path)
+    assert recipe.labels == ["high", "low"]
+
+
+def test_columns_that_are_not_obvious_are_listed_with_an_example(tmp_path: Path) -> None:
+    long = [f"a second text of many words, number {n}" for n in range(120)]
+    path = tickets(tmp_path / "tickets.csv", content=long, priority=["low", "high"])
+    with pytest.raises(UserError) as refused:
+        _ = Text(dataset=path).splits
+    told = str(refused.value)
+    assert "--text_column: several columns could be the text (body, content)" in told
+    assert "--label_column: several columns could be the label (subject, queue, priority)" in told
+    assert "\n  number: '1000'" in told
+    assert "\n  body: 'The printer in room 0 is broken since monday'" in told
+
+
+def test_a_file_without_texts_is_refused(tmp_path: Path) -> None:
+    path = table(tmp_path / "numbers.csv", ["a", "b"], [[n, n % 7] for n in range(100)])
+    with pytest.raises(UserError, match="--text_column: no column is clearly a text"):
+        _ = Text(dataset=path, label_column="b").splits
+
+
+def test_the_recipe_runs_without_code(
+    tmp_path: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tickets(tmp_path / "tickets.csv")
+    words = ["text", "--dataset", path, "--model", tiny_model, "--label_column", "queue"]
+    assert cli.main([*words, "--dry_run"]) == 0
+    assert "columns: 'body' is the text, 'queue' the label" in capsys.readouterr().out
+
+
+# ---- other names for labels ----------------------------------------------------------------------
+
+
+def test_labels_are_renamed_and_merged(tmp_path: Path) -> None:
+    path = tickets(tmp_path / "tickets.csv")
+    recipe = Text(
+        dataset=path,
+        label_column="queue",
+        label_map="hardware=device, network = device",
+    )
+    assert recipe.labels == ["access", "device"]
+    names = [recipe.labels[label] for label in recipe.splits["test"]["label"]]
+    texts = recipe.splits["test"]["text"]
+    assert all(
+        ("login" in text) == (name == "access") for text, name in zip(texts, names, strict=True)
+    )
+
+
+def test_numbers_are_named_in_the_order_of_the_recipe(tmp_path: Path) -> None:
+    rows = [[f"the food of place {n} was fine", n % 2] for n in range(60)]
+    path = table(tmp_path / "reviews.csv", ["review", "mood"], rows)
+    options = {"dataset": path, "text_column": "review", "label_column": "mood"}
+    sentiment = catalog.find("sentiment")(**options, label_map="0=negative,1=positive")
+    assert sentiment.labels == ["positive", "negative"]
+
+
+@pytest.mark.parametrize(
+    ("label_map", "told"),
+    [
+        ("hardware", "expected LABEL=NAME,LABEL=NAME, found 'hardware'"),
+        ("hardware=a,hardware=b", "'hardware' is given two names"),
+        ("hardwear=a", "no label 'hardwear' in the data (labels: 'access', 'hardware', 'network')"),
+    ],
+)
+def test_a_map_that_cannot_be_is_refused(tmp_path: Path, label_map: str, told: str) -> None:
+    path = tickets(tmp_path / "tickets.csv")
+    with pytest.raises(UserError) as refused:
+        _ = Text(dataset=path, label_column="queue", label_map=label_map).splits
+    assert told in str(refused.value)
