@@ -46,10 +46,10 @@ def tokenize(
         max_length: Longer texts are truncated to this many tokens, special tokens included.
         note: Is given a sentence about a cache that was damaged.
     """
-    identity, tokenized = _identity(tokenizer), DatasetDict()
+    own, tokenized = identity(tokenizer), DatasetDict()
     for split, rows in dataset.items():
         content = fingerprint(DatasetDict({split: rows}), "text")
-        key, parts, known = Hasher.hash([content, identity, max_length]), [], False
+        key, parts, known = Hasher.hash([content, own, max_length]), [], False
         encode = activity.counted(_encode, f"tokenizing {split}", len(rows))
         for start in range(0, max(1, len(rows)), PART):
             name, cached = f"{key}-{start}-{PART}" if len(rows) > PART else key, None
@@ -75,7 +75,7 @@ def tokenize(
     return tokenized
 
 
-def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of the tokenizer without the padding and truncation that it last used."""
     parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.truncation_side]
     if isinstance(tokenizer, PreTrainedTokenizerFast):

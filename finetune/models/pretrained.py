@@ -4,6 +4,7 @@ package.
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from datasets.fingerprint import Hasher
 from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
@@ -122,6 +124,14 @@ def positions(model: str, revision: str | None = None) -> int | None:
     if config.model_type in _OFFSET_POSITIONS and most is not None:
         return int(most) - (config.pad_token_id or 0) - 1  # the first follows that of padding
     return int(most) if config.model_type in _LEARNED_POSITIONS and most is not None else None
+
+
+def identity(model: str, revision: str | None = None) -> str:
+    """Return a hash of the configuration of ``model``: of its ``config.json``."""
+    with _loading(model, revision) as source:
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
+    facts = {**config.to_dict(), "transformers_version": None, "_name_or_path": None}
+    return str(Hasher.hash(json.dumps(facts, sort_keys=True, default=str)))
 
 
 def commit(model: str, revision: str | None = None) -> str | None:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.splits import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
+from finetune.recipe import TextClassification, catalog
 from finetune.runtime.files import to_json
 
 if TYPE_CHECKING:
     from finetune.config.settings import Settings
+    from finetune.recipe import Recipe
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 #: Training arguments that may change: they say where, how fast and with which reports a training
@@ -44,7 +46,12 @@ _FREE = {
 }
 _LENGTH = ("num_train_epochs", "max_steps")
 #: What the configuration has of something, where its name does not tell.
-_OF = {"data": "data of fingerprint"}
+_OF = {
+    "data": "data of fingerprint",
+    "recipe_file": "a recipe file of sha256",
+    "tokenizer": "a tokenizer of fingerprint",
+    "model_config": "a model configuration of fingerprint",
+}
 #: Options of a recipe that say where its rows lie; the rows themselves are compared.
 _PLACES = ("dataset", "dataset_revision")
 
@@ -58,6 +65,8 @@ def configuration(chosen: Settings, values: ArgumentValues) -> dict[str, Any]:
         options["model"] = str(Path(str(model)).expanduser().resolve())
     facts = {
         "recipe": chosen.name,
+        "recipe_file": catalog.file_hash(type(recipe)),
+        **_files_of(recipe),
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,
@@ -66,6 +75,20 @@ def configuration(chosen: Settings, values: ArgumentValues) -> dict[str, Any]:
     }
     canonical: dict[str, Any] = json.loads(to_json(facts, default=_plain))
     return canonical
+
+
+def _files_of(recipe: Recipe) -> dict[str, str]:
+    """Return what a model directory says beside its weights, which a checkpoint has."""
+    from finetune.data.tokenize import identity
+    from finetune.models import pretrained
+
+    tokenizer, found = recipe.processing_class(), {}
+    if tokenizer is not None and hasattr(tokenizer, "get_vocab"):
+        found["tokenizer"] = identity(tokenizer)
+    if type(recipe).build_model is TextClassification.build_model:
+        assert isinstance(recipe, TextClassification)
+        found["model_config"] = pretrained.identity(recipe.model, recipe.model_revision)
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -107,6 +107,8 @@ def _refuse_page(page: Path) -> None:
 
 
 def _compared(runs: Sequence[Run]) -> Comparison:
+    if unfinished := [run.unfinished for run in runs if run.unfinished]:
+        raise UserError(*unfinished)
     headline = runs[0].headline
     if not headline:
         raise UserError(f"{runs[0].path} has no numeric metric: nothing to compare")

@@ -96,7 +96,7 @@ def evaluate(
         },
     )
 
-    notes: list[str] = []
+    notes = [run.unfinished] if run.unfinished else []
 
     def prepared() -> tuple[Recipe, int | None]:
         if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):

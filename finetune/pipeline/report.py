@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune.errors import UserError
 from finetune.runs.run import Run
 
 
@@ -33,6 +34,8 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
     from finetune.reporting import card, page
 
     run = Run.load(run, trust_recipe=trust_recipe)
+    if run.unfinished:
+        raise UserError(run.unfinished)
     if run.metrics.statistics is None:
         assess_again(run)
     return Report(page=page.write(run), card=card.write(run))

@@ -126,6 +126,9 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         page = chosen.output_dir / "report.html"
         progress(Noted("the run is finished, nothing is left to train; its results:"))
         progress(Finished(Run(chosen.output_dir), False, page if page.exists() else None))
+        if not page.exists():
+            lacking = f"python -m finetune report {chosen.output_dir}"
+            progress(Noted(f"its report was not written; to write it: {lacking}"))
         return Run(chosen.output_dir)
     found, run = prepared.resumption, None
     try:
@@ -223,7 +226,9 @@ def _trained(
     seconds = time.perf_counter() - started
     trainer.refuse_broken_weights()
     try:
-        with disk.explained(Path(trainer.args.output_dir or ""), "writing the model"):
+        assert trainer.model is not None
+        needed = disk.weight_bytes(trainer.model)
+        with disk.explained(Path(trainer.args.output_dir or ""), "writing the model", needed):
             trainer.save_model()
         validated = trainer.predict_evaluated()
         tested = trainer.predict(prepared.settings.recipe.prepared["test"])
@@ -280,16 +285,24 @@ def _tell_finished(run: Run, progress: Progress, *, profiled: bool) -> None:
     """Write the report, then tell of the run; it is finished whatever becomes of its report."""
     from finetune.reporting import card, page
 
-    written = None
+    written, later = None, f"python -m finetune report {run.path}"
     try:
         card.write(run)
         written = page.write(run)
+    except KeyboardInterrupt as wish:
+        wish.args = (f"the run is finished, but not its report; to write it: {later}",)
+        progress(Interrupted(*wish.args))
+        raise
+    except UserError as error:
+        raise RunError(
+            f"the run is finished and saved, but not its report: {error}; then: {later}"
+        ) from error
     except OSError as error:
         if not files.is_full(error):
             raise
         raise RunError(
             f"the disk of {run.path} is full: the run is finished and saved, but not its report. "
-            f"Free some space, then: python -m finetune report {run.path}"
+            f"Free some space, then: {later}"
         ) from error
     finally:
         progress(Finished(run, profiled, written))

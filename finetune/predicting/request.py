@@ -102,7 +102,7 @@ class Request:
     @property
     def notes(self) -> list[str]:
         """Sentences for the user when the prediction is done."""
-        found = [self.input.note] if self.input.note else []
+        found = [note for note in (self.run.unfinished, self.input.note) if note]
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             taken = ", ".join(f"'{name.removeprefix('predicted ')}'" for name in renamed)
             named = ", ".join(f"'{name}'" for name in renamed)

@@ -138,6 +138,12 @@ def origin(recipe: type[Recipe]) -> str:
     return path.stem if path in _shipped().values() else str(path)
 
 
+def file_hash(recipe: type[Recipe]) -> str | None:
+    """Return the sha256 of a recipe file of the user's; None of one that is installed."""
+    name = origin(recipe)
+    return hashlib.sha256(Path(name).read_bytes()).hexdigest() if _is_file(name) else None
+
+
 def shown(recipe: type[Recipe]) -> str:
     """Return the same for people: of a file below the current directory the relative path."""
     name = origin(recipe)

@@ -161,6 +161,16 @@ class Run:
         return sorted(names, key=lambda name: name != chosen)
 
     @property
+    def unfinished(self) -> str | None:
+        """A sentence if the training goes on, or was interrupted, after it had results."""
+        if self.manifest.steps is not None or not (self.path / METRICS).exists():
+            return None
+        return (
+            f"{self.path}: its training was continued and has not ended (status '{self.status}'), "
+            f"the model and its results are those of before; {self.how_to_go_on()}"
+        )
+
+    @property
     def labels(self) -> list[str]:
         """The names of the classes, in the order of their numbers."""
         return list(self.manifest.labels)
@@ -186,7 +196,11 @@ class Run:
             raise UserError(
                 f"{self.path} has no {PREDICTIONS}: its status is '{self.status}'"
             )
-        return pd.read_parquet(self.path / PREDICTIONS)
+        try:
+            return pd.read_parquet(self.path / PREDICTIONS)
+        except (OSError, ValueError) as error:
+            first = str(error).partition("\n")[0]
+            raise UserError(f"{self.path / PREDICTIONS} is damaged: {first}") from error
 
     @property
     def profile(self) -> dict[str, Any] | None:

@@ -70,8 +70,11 @@ def held(directory: Path, *, elsewhere: bool = False) -> bool:
     if mine(directory):
         return True
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # even if it is a pipe
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
     except BlockingIOError:
         return True
     except OSError:

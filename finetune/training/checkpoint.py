@@ -84,7 +84,7 @@ def commit(staged: Path, final: Path, world_size: int, configuration: Mapping[st
 def clear(directory: Path) -> None:
     """Remove what a killed training left below :data:`UNCOMMITTED`."""
     uncommitted = directory / UNCOMMITTED
-    if uncommitted.is_symlink():
+    if uncommitted.is_symlink() or uncommitted.is_file():
         uncommitted.unlink()
     for replaced in uncommitted.glob("*.replaced") if uncommitted.is_dir() else ():
         if not (final := directory / replaced.stem).exists():
@@ -117,6 +117,8 @@ def problem(path: Path) -> str | None:
     """
     try:
         manifest = Checkpoint.read(path)
+        if number(path) is None:
+            return f"its name is not that of a checkpoint: rename it to checkpoint-{manifest.step}"
         if manifest.step != number(path):
             return f"{Checkpoint.NAME} is of step {manifest.step:,}"
         if configuration_hash(manifest.configuration) != manifest.configuration_hash:

@@ -6,6 +6,8 @@ import os
 import platform
 from pathlib import Path
 
+import psutil
+
 from finetune.errors import UserError
 from finetune.runtime import lock
 from finetune.training.manifest import status_and_process
@@ -39,6 +41,8 @@ def in_progress(directory: Path) -> str:
     """Return the sentence about a run that is in progress in a directory."""
     known = status_and_process(directory)
     process = known[1] if known is not None else None
+    if process and process.host == platform.node() and not psutil.pid_exists(process.pid):
+        process = None  # of the run that was there: who has the lock now has not written yet
     who = "" if process is None else f" (process {process.pid} on {process.host}"
     who += "" if process is None else f", started {process.started})" if process.started else ")"
     return (

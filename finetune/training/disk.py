@@ -6,6 +6,7 @@ Quotas are not seen beforehand: the free space of the file system is all that is
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import shutil
 from collections.abc import Iterator
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 
     from finetune.training.arguments import FinetuneArguments
 
-#: What torch says, without a number, when a write failed or was cut short.
-_CUT_SHORT = ("PytorchStreamWriter failed writing", "unexpected pos")
+#: What torch and safetensors say, without a number, when a write failed or was cut short.
+_CUT_SHORT = (
+    "PytorchStreamWriter failed writing",
+    "unexpected pos",
+    "No space left on device",
+    "File too large",
+)
 _OTHERS = 1 << 16  # bytes of a checkpoint besides weights and optimizer: states, manifest
 #: Optimizers that keep two numbers for each trained weight; of others nothing is assumed.
 _TWO_MOMENTS = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_anyprecision")
@@ -133,6 +139,11 @@ def explained(directory: Path, work: str, needed: int = 0) -> Iterator[None]:
         takes = f" takes {_shown(needed)}," if needed else " failed,"
         known = checkpoint.committed(directory)
         kept = f"; {known[0].name} and those before it are whole" if known else ""
+        if _free(directory) > needed and _is_of_one_file(error):
+            raise RunError(
+                f"{directory}: {work}{takes} more than the size that one file may have (ulimit -f)"
+                f"{kept}. Raise that limit, then add --resume"
+            ) from error
         raise RunError(
             f"the disk of {directory} is full: {work}{takes} {_shown(_free(directory))} are free"
             f"{kept}. Free some space, then add --resume; smaller: --save_total_limit 1, or "
@@ -152,6 +163,15 @@ def _is_full(error: BaseException, directory: Path, needed: int) -> bool:
     written = (directory / checkpoint.UNCOMMITTED).rglob("*")
     half = sum(path.stat().st_size for path in written if path.is_file())
     return _free(directory) + half < needed
+
+
+def _is_of_one_file(error: BaseException | None) -> bool:
+    """Return whether the size of a file was limited, not that of the disk."""
+    while error is not None:
+        if getattr(error, "errno", None) == errno.EFBIG or "File too large" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _free(directory: Path) -> int:

@@ -19,6 +19,7 @@ from finetune.errors import UserError
 from finetune.runtime.files import to_json, write_whole
 
 SCHEMA = 1
+_SHAPES: dict[str, type] = {"dict": dict, "list": list}
 MANIFEST, METRICS = "run.json", "metrics.json"
 
 
@@ -203,6 +204,8 @@ def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
     path = directory / MANIFEST
     if not path.exists():
         return None
+    if not path.is_file():  # reading from a pipe would wait
+        return "unreadable", None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         process = content.get("process")
@@ -212,6 +215,8 @@ def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is damaged: it is no file")
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_hook=_interval)
     except (ValueError, RecursionError) as error:
@@ -248,4 +253,11 @@ def _filled(kind: type[Any], content: Mapping[str, Any], path: Path) -> Any:
             f"{path} lacks {', '.join(missing)}: it was not written by this toolkit, or by a "
             "release too old to be read; train the run again"
         )
+    for each in fields:
+        usual = _SHAPES.get(str(each.type).partition("[")[0])
+        if usual is not None and not isinstance(content.get(each.name, usual()), usual):
+            raise UserError(
+                f"{path} is damaged: {each.name} is {str(content[each.name])[:40]!r}, expected "
+                f"{'an object' if usual is dict else 'a list'}"
+            )
     return kind(**{each.name: content[each.name] for each in fields if each.name in content})

@@ -26,7 +26,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import UserError
-from finetune.runtime import distributed, signals
+from finetune.runtime import distributed, files, signals
 from finetune.runtime.files import apply_umask, to_json
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
@@ -37,6 +37,8 @@ from finetune.training.stopping import Stopping
 
 #: In a checkpoint: the loss since the last log, which the library forgets.
 _LOSS = "loss_since_log.json"
+#: Where the final model is written before each of its files is moved into place.
+_MODEL = f"{checkpoint.UNCOMMITTED}/model"
 
 
 class Saving(FiniteSteps):
@@ -63,6 +65,7 @@ class Saving(FiniteSteps):
         self._saved_step = 0
         self._stopped_evaluation = False
         self._resumed: Path | None = None
+        self._drawn: _RandomStates | None = None
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return where the library writes checkpoints, and looks for old ones to delete."""
@@ -174,16 +177,10 @@ class Saving(FiniteSteps):
         """Return whether collating a batch draws random numbers, which a resumed run draws anew."""
         rows = self._remove_unused_columns(self.train_dataset, description="training")
         assert self.data_collator is not None
-        python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        before = _RandomStates()
         self.data_collator([rows[0]])
-        draws = (
-            random.getstate() != python
-            or str(np.random.get_state()) != str(numpy)
-            or not torch.equal(torch.get_rng_state(), cpu)
-        )
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
+        draws = before.differ()
+        before.restore()
         return draws
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
@@ -222,6 +219,7 @@ class Saving(FiniteSteps):
             args, state = self.args, self.state
             self.control = self.callback_handler.on_epoch_end(args, state, self.control)
             self._maybe_log_save_evaluate(self._tr_loss, None, **facts)
+        self._drawn = _RandomStates()  # an evaluation draws; the library loads the checkpoint's
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         optimizer, scheduler = self.optimizer, self.lr_scheduler
@@ -241,6 +239,10 @@ class Saving(FiniteSteps):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore random states; of another number of processes, take fresh ones."""
+        if self._drawn is not None:
+            states, self._drawn = self._drawn, None
+            states.restore()
+            return
         if checkpoint is None:
             return
         saved_by, rank = Checkpoint.read(Path(checkpoint)).world_size, self.args.process_index
@@ -264,14 +266,19 @@ class Saving(FiniteSteps):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """Save on the first process of another machine too, with ``save_on_each_node``."""
-        super()._save(output_dir, state_dict)
-        if not (self.args.save_on_each_node and self.args.should_save and self.args.process_index):
-            return
-        if isinstance(self.model, PreTrainedModel):  # whose `save_pretrained` leaves it to rank 0
-            directory = Path(output_dir or self.args.output_dir or "")
-            self.model.config.save_pretrained(directory)
-            save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        """Save on the first process of another machine too, with ``save_on_each_node``; what is not
+        part of a checkpoint, aside, so that each file is replaced once it is whole.
+        """
+        directory = Path(output_dir or self.args.output_dir or "")
+        aside = directory if self._staging is not None else files.made(directory, _MODEL)
+        super()._save(str(aside), state_dict)
+        other = self.args.save_on_each_node and self.args.should_save and self.args.process_index
+        # whose `save_pretrained` leaves it to rank 0
+        if other and isinstance(self.model, PreTrainedModel):
+            self.model.config.save_pretrained(aside)
+            save_model(self.model, str(aside / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        if aside != directory:
+            files.move_into(aside, directory)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library says so in a warning and goes on."""
@@ -281,6 +288,28 @@ class Saving(FiniteSteps):
                 f"the checkpoint lacks {len(missing)} weights of the model, the first of them "
                 f"'{missing[0]}': it cannot be loaded"
             )
+
+
+class _RandomStates:
+    """Those of Python, NumPy and torch on the CPU, as they are now."""
+
+    def __init__(self) -> None:
+        self.python, self.numpy = random.getstate(), np.random.get_state()
+        self.torch = torch.get_rng_state()
+
+    def differ(self) -> bool:
+        """Return whether something has drawn since."""
+        return (
+            random.getstate() != self.python
+            or str(np.random.get_state()) != str(self.numpy)
+            or not torch.equal(torch.get_rng_state(), self.torch)
+        )
+
+    def restore(self) -> None:
+        """Forget what was drawn since."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
 
 
 class _EpochEnd(TrainerCallback):

@@ -1,5 +1,6 @@
 """What makes the result may not change when a run is resumed; where it runs may."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from finetune import Run, cli
+import finetune
+from finetune import Run, UserError, cli
 from tests.faults.conftest import STEPS, Faulty, history
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
+CONFIG = "a model configuration of fingerprint '"
 OTHERS = {
     "seed": "7",
     "data_seed": "7",
@@ -83,6 +86,38 @@ def test_other_data_and_another_model_are_refused(
     said = capfd.readouterr().err
     assert "was trained with data of fingerprint '" in said
     assert "was trained with model '" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "told"),
+    [
+        ("model/config.json", '"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.5', CONFIG),
+        ("model/tokenizer.json", '"food"', '"wood"', "a tokenizer of fingerprint '"),
+        ("faulty.py", "super().parts(model)", "super().parts(None)", "a recipe file of sha256 '"),
+    ],
+)
+def test_a_model_and_a_recipe_that_were_edited_are_refused(
+    words: list[str],
+    tmp_path: Path,
+    tiny_model: str,
+    file: str,
+    before: str,
+    after: str,
+    told: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    recipe = shutil.copy(words[0], tmp_path / "faulty.py")
+    typed = [str(recipe), *words[1:3], "--model", str(model), "--output_dir", str(tmp_path / "run")]
+    assert cli.main([*typed, "--max_steps", "3"]) == 0
+    Run.load(tmp_path / "run").update(status="interrupted")
+    assert cli.main([*typed, "--max_steps", "3", "--resume", "--dry_run"]) == 0
+    text = (tmp_path / file).read_text(encoding="utf-8")
+    assert before in text
+    (tmp_path / file).write_text(text.replace(before, after), encoding="utf-8")
+    capfd.readouterr()
+    assert cli.main([*typed, "--max_steps", "3", "--resume", "--dry_run"]) == 2
+    assert f"was trained with {told}" in capfd.readouterr().err
 
 
 def test_the_same_data_in_another_place_are_the_same(
@@ -170,6 +205,22 @@ def test_a_finished_run_goes_on_to_more_epochs_at_a_rate_above_zero(
     assert Run.load(run).manifest.steps == 2 * STEPS
     assert faulty(run, "--num_train_epochs", "3", "--resume") == 2
     assert "was trained with num_train_epochs 4" in capfd.readouterr().err
+
+
+def test_results_of_before_are_not_taken_for_those_of_a_run_that_goes_on(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole(), tmp_path / "run")
+    more = ("--num_train_epochs", "3", "--resume")
+    assert faulty(run, *more, fault="step 20,SIGTERM") == 75
+    told = "its training was continued and has not ended (status 'interrupted')"
+    with pytest.raises(UserError, match=re.escape(told)):
+        finetune.report(run)
+    with pytest.raises(UserError, match=re.escape(told)):
+        finetune.compare([whole(), run])
+    assert told in finetune.evaluate(run).notes[0]
+    assert faulty(run, *more) == 0
+    assert finetune.report(run).page.exists()
 
 
 # ---- where there is nothing to go on from --------------------------------------------------------

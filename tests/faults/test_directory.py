@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import io
+import json
 import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+import finetune
 from finetune import Run, UserError, cli
 from finetune.pipeline import resumption
 from finetune.pipeline.launch import in_fresh_processes
@@ -198,6 +201,95 @@ def test_a_manifest_that_is_broken_stops_no_resume(
     assert (run / "run.json").read_text() == content
     assert faulty(run, "--resume") == 0
     assert_same(run, whole())
+
+
+def test_nothing_is_written_through_a_link_in_a_run(faulty: Faulty, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert faulty(run, fault="step 4,SIGTERM") == 75
+    (treasure := tmp_path / "treasure").write_text("untouched", encoding="utf-8")
+    names = (".reserve", "config.json", "tokenizer.json", "tokenizer_config.json")
+    names += ("training_args.bin", "model.safetensors", "metrics.json", "predictions.parquet")
+    for name in names:
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(treasure)
+    assert faulty(run, "--resume") == 0
+    assert treasure.read_text(encoding="utf-8") == "untouched"
+    assert not [name for name in names if (run / name).is_symlink()]
+
+
+@pytest.mark.parametrize("name", ["run.json", ".lock", "checkpoint-18/checkpoint.json"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    run = shutil.copytree(whole(), tmp_path / "run")
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert faulty(run, "--resume") == 0
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.json", "predictions.parquet"])
+def test_a_file_of_a_run_that_is_none_is_one_sentence(
+    whole: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    run = shutil.copytree(whole(), tmp_path / "run")
+    (run / name).unlink()
+    (run / name).mkdir()
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        assert [Run.load(run).manifest, Run.load(run).metrics, Run.load(run).predictions]
+
+
+@pytest.mark.parametrize("harm", [{"arguments": 5}, {"history": {}}, {"labels": "a"}])
+def test_a_manifest_of_another_shape_is_one_sentence(
+    whole: Callable[..., Path], tmp_path: Path, harm: dict[str, object]
+) -> None:
+    run = shutil.copytree(whole(), tmp_path / "run")
+    content = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    (run / "run.json").write_text(json.dumps(content | harm), encoding="utf-8")
+    (name,) = harm
+    with pytest.raises(UserError, match=f"run.json is damaged: {name} is "):
+        finetune.report(run)
+
+
+def test_a_signal_while_the_report_is_written_is_told(
+    faulty: Faulty,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def write(run: Run) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            pass
+
+    run = tmp_path / "run"
+    monkeypatch.setattr("finetune.reporting.page.write", write)
+    assert faulty(run, "--max_steps", "3") == 75
+    said = capfd.readouterr().out
+    assert f"to write it: python -m finetune report {run}" in said
+    assert Run.load(run).status == "finished"
+    assert faulty(run, "--max_steps", "3", "--resume") == 0
+    assert f"its report was not written; to write it: python -m finetune report {run}" in (
+        capfd.readouterr().out
+    )
+
+
+def test_a_file_where_checkpoints_are_written_is_no_obstacle(
+    faulty: Faulty, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert faulty(run, fault="step 4,SIGTERM") == 75
+    (run / ".uncommitted").touch()
+    assert faulty(run, "--resume") == 0
+
+
+def test_a_checkpoint_of_another_name_says_how_it_is_to_be_called(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    aside = shutil.copytree(whole() / "checkpoint-9", tmp_path / "later-checkpoint-9")
+    assert faulty(tmp_path / "run", "--resume_from_checkpoint", str(aside)) == 2
+    assert "its name is not that of a checkpoint: rename it to checkpoint-9" in (
+        capfd.readouterr().err
+    )
 
 
 # ---- machines with a disk each -------------------------------------------------------------------

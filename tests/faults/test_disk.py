@@ -1,7 +1,9 @@
 """A full disk: refused before training, told in one sentence, and nothing that was good is lost."""
 
 import re
+import resource
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,13 +42,17 @@ class Fill(TrainerCallback):
         if f"step {state.global_step}" == os.environ.get("FILL"):
             fill(args.output_dir + "/..", int(os.environ["LEFT"]))
 
+    def on_train_end(self, args, state, control, **kwargs):
+        if "train end" == os.environ.get("FILL"):
+            fill(args.output_dir + "/..", int(os.environ["LEFT"]))
+
     def on_predict(self, args, state, control, **kwargs):
         if "predict" == os.environ.get("FILL"):
             fill(args.output_dir + "/..", int(os.environ["LEFT"]))
 
 
 class Filling(TextClassification):
-    """`FILL` is `step N` or `predict`, `LEFT` the bytes that stay free."""
+    """`FILL` is `step N`, `train end` or `predict`, `LEFT` the bytes that stay free."""
 
     training = dict(
         global_batch_size=16, learning_rate=3e-3, num_train_epochs=3, logging_steps=3,
@@ -162,6 +168,36 @@ def test_a_disk_that_fills_in_a_save_takes_nothing_with_it(
     assert finetune(tmp_path / "whole") == 0
     assert same_weights(run, tmp_path / "whole")
     assert not list(run.glob(".reserve"))
+
+
+@pytest.mark.parametrize("left", [0, 100_000])
+def test_a_disk_that_fills_before_the_model_is_saved_is_told(
+    finetune: Finetune, small_disk: Path, left: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = small_disk / "run"
+    assert finetune(run, fill="train end", left=left) == 1
+    expected = (
+        rf"the disk of {run} is full: writing the model takes [\d.]+ [kM]B, [\d.]+ \w+ are free"
+    )
+    assert re.match(expected, only_sentence(capfd))
+    assert Run.load(run).manifest.status == "failed"
+    (small_disk / "filler").unlink()
+    assert finetune(run, "--resume") == 0
+    assert Run.load(run).manifest.status == "finished"
+
+
+def test_a_limit_on_the_size_of_a_file_is_not_called_a_full_disk(
+    finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        assert finetune(tmp_path / "run") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert "more than the size that one file may have (ulimit -f)" in only_sentence(capfd)
 
 
 def test_a_disk_that_fills_at_the_end_is_told(

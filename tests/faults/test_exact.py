@@ -1,14 +1,15 @@
 """A run that goes on from a checkpoint is the run that was not stopped, whatever its settings."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from finetune import Run
 from finetune.training import checkpoint
-from tests.faults.conftest import EPOCH, Faulty, assert_same
+from tests.faults.conftest import EPOCH, Faulty, assert_same, equal, history
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.faults]
 CONFIGURATIONS = {
@@ -81,3 +82,22 @@ def test_clean_resume(
     assert checkpoint.number(checkpoint.committed(run)[0]) == step
     assert faulty(run, *flags, "--resume") == 0
     assert_same(run, whole(*flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (("--save_steps", "6"), "batch 1,SIGTERM"),
+        (("--save_strategy", "no", "--load_best_model_at_end", "false"), "batch 1,SIGTERM"),
+    ],
+)
+def test_an_evaluation_that_was_stopped_and_that_no_save_follows(
+    faulty: Faulty, whole: Callable[..., Path], flags: Sequence[str], fault: str, tmp_path: Path
+) -> None:
+    """It draws a random number, which no later checkpoint has; the masks of dropout follow."""
+    run = tmp_path / "run"
+    assert faulty(run, *flags, fault=fault) == 75
+    assert faulty(run, *flags, "--resume") == 0
+    weights = [load_file(each / "model.safetensors") for each in (run, whole(*flags))]
+    assert equal(*weights)
+    assert history(run)[:-1] == history(whole(*flags))[:-1]
