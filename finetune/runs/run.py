@@ -196,11 +196,13 @@ class Run:
             raise UserError(
                 f"{self.path} has no {PREDICTIONS}: its status is '{self.status}'"
             )
+        path = self.path / PREDICTIONS
+        if not path.is_file():
+            raise UserError(f"{path} is damaged: it is no file")
         try:
-            return pd.read_parquet(self.path / PREDICTIONS)
+            return pd.read_parquet(path)
         except (OSError, ValueError) as error:
-            first = str(error).partition("\n")[0]
-            raise UserError(f"{self.path / PREDICTIONS} is damaged: {first}") from error
+            raise UserError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from error
 
     @property
     def profile(self) -> dict[str, Any] | None:
