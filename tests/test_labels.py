@@ -149,7 +149,7 @@ def test_only_known_classes_and_numbers_are_in_order(
     rows = [f"place {number},{names[number % len(names)]}" for number in range(60)]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
 
-    assert catalog.find("yelp")(dataset=str(tmp_path / "a.csv")).task.ordered is ordered
+    assert catalog.find("yelp")(dataset=str(tmp_path / "a.csv")).kind.ordered is ordered
     assert not catalog.find("sentiment")(
         dataset=str(tmp_path / "a.csv"), text_column="text", label_column="label"
-    ).task.ordered
+    ).kind.ordered

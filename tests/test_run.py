@@ -256,7 +256,7 @@ def test_of_very_many_rows_the_baseline_takes_a_seeded_draw(
 
     def found(seed: int) -> dict[str, np.ndarray]:
         rows = recipe.splits, "text", seed, "these rows"
-        return dict(recipe.task.baselines(*rows, fit=True, note=pytest.fail))
+        return dict(recipe.kind.baselines(*rows, fit=True, note=pytest.fail))
 
     name = "TF-IDF + logistic regression (40 rows)"
     assert list(found(1)) == ["majority class", name]
@@ -268,7 +268,7 @@ def test_a_bag_of_words_is_fitted_once_and_only_if_it_is_wanted(
 ) -> None:
     def outputs(identity: str, fit: bool = True) -> dict[str, np.ndarray]:
         rows = recipe.splits, "text", 1, identity
-        return dict(recipe.task.baselines(*rows, fit=fit, note=pytest.fail))
+        return dict(recipe.kind.baselines(*rows, fit=fit, note=pytest.fail))
 
     first = outputs("once")
     monkeypatch.setattr(LogisticRegression, "fit", lambda *_: pytest.fail("fitted again"))
@@ -360,7 +360,7 @@ def test_too_few_steps_are_told_before_the_training(
 def test_half_precision_logits_still_give_probabilities(recipe: Reviews, tmp_path: Path) -> None:
     rows = recipe.splits["test"]
     logits = np.random.default_rng(0).normal(scale=30, size=(len(rows), 3)).astype(np.float16)
-    predictions.write(tmp_path, recipe.task, rows, logits)
+    predictions.write(tmp_path, recipe.kind, rows, logits)
     written = Run(tmp_path).predictions.filter(like="probability").to_numpy()
     np.testing.assert_allclose(written.sum(axis=1), 1, rtol=1e-12)
 

@@ -116,7 +116,7 @@ def _say_of_one_text(run: Run, text: str, options: dict[str, Any]) -> None:
     refuse_half_characters(text, "--text")
     if not isinstance(run.recipe(), TextClassification):
         raise UserError(f"--text: the model of {run.path} does not read text")
-    task, most = run.task, None if options["all_probabilities"] else _SHOWN_CLASSES
+    task, most = run.kind, None if options["all_probabilities"] else _SHOWN_CLASSES
     row = predict(run, [text], **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
     print(console.data(task.sentence(row, most)))
 

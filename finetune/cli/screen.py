@@ -72,7 +72,7 @@ def _start(event: Started) -> None:
     recipe, splits = settings.recipe, settings.recipe.splits
     facts: dict[str, str | list[str]] = {"data": _data(settings)}
     facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    name, balance = recipe.task.balance(splits["train"]["label"][:])
+    name, balance = recipe.kind.balance(splits["train"]["label"][:])
     facts[name] = balance
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)

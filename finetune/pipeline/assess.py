@@ -51,7 +51,7 @@ def assess(
             f"the outputs of the model are not finite on {broken:,} of {len(tested.predictions):,} "
             "test rows: the training has diverged; try a smaller --learning_rate"
         )
-    task, chosen_on = recipe.task, assessment_of(recipe, validated)
+    task, chosen_on = recipe.kind, assessment_of(recipe, validated)
     temperature = task.temperature(chosen_on.outputs, chosen_on.labels)
     assessment = assessment_of(recipe, tested, progress)
     found = assessment.statistics(temperature)
@@ -76,7 +76,7 @@ def assessment_of(
 ) -> Assessment:
     """Return what computes the statistics of the outputs of a model, not computed yet."""
     return Assessment(
-        task=recipe.task,
+        task=recipe.kind,
         outputs=np.asarray(output.predictions),
         labels=np.asarray(output.label_ids),
         scoring=recipe.known_scoring,
@@ -96,7 +96,7 @@ def assess_again(run: Run) -> None:
         raise UserError(
             f"{run.path}: the training did not end (status '{run.status}'); {run.how_to_go_on()}"
         )
-    task = run.task
+    task = run.kind
     rows = task.scored_in(table)
     assessment = Assessment(
         task=task,
@@ -133,7 +133,7 @@ def _with_baselines(
     statistics = metrics.statistics
     assert statistics is not None
     scores, beyond, notes = {}, {}, list(statistics.notes)
-    outputs = recipe.task.baselines(
+    outputs = recipe.kind.baselines(
         recipe.splits,
         recipe.input_column,
         recipe.split_seed,

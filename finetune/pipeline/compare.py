@@ -115,7 +115,7 @@ def _compared(runs: Sequence[Run]) -> Comparison:
     tables = [run.predictions for run in runs]
     for run, table in zip(runs[1:], tables[1:], strict=True):
         _refuse_other_rows(runs[0], tables[0], run, table)
-    task, scoring = runs[0].task, runs[0].manifest.scoring
+    task, scoring = runs[0].kind, runs[0].manifest.scoring
     each = [task.scored_in(table) for table in tables]
     own = functools.cache(lambda: runs[0].compute_metrics)  # its recipe may not be importable
     judged = [
@@ -188,7 +188,7 @@ def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
             },
             "metrics": [name for name in found.metrics[0] if all(name in m for m in found.metrics)],
             "plots": [plot.element() for plot in overlaid],
-            "rows": [_row(found, runs[0].task, n) for n in found.disagreements[:_ROWS]],
+            "rows": [_row(found, runs[0].kind, n) for n in found.disagreements[:_ROWS]],
             "sections": ["Scores", *(["Curves"] if overlaid else []), "Settings", "Disagreements"],
         },
     )

@@ -146,7 +146,7 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
         rows = recipe.splits["train"]
         if values is not None:
             refuse_too_few(values, len(rows))
-            if values.label_smoothing_factor and not recipe.task.smooths_labels:
+            if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
                     "--label_smoothing_factor: there are no classes, the labels are numbers"
                 )

@@ -46,7 +46,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         embedded_overrides=settings.overrides,
         arguments=arguments.to_sanitized_dict(),
         labels=recipe.labels,
-        ordered_labels=recipe.task.ordered,
+        ordered_labels=recipe.kind.ordered,
         scoring=recipe.known_scoring,
         data=Data(
             source=sources.describe(recipe.dataset),
@@ -71,7 +71,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             job=distributed.job(),
         ),
-        task=recipe.task.name,
+        task=recipe.kind.name,
         model_revision=recipe.base_revision(),
     )
 

@@ -366,7 +366,7 @@ def _write_results(
     rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
     refuse_other_labels(rows, tested.label_ids)
     refuse_other_labels(recipe.splits["validation"], validated.label_ids)
-    predictions.write(run.path, recipe.task, rows, tested.predictions, tokens)
+    predictions.write(run.path, recipe.kind, rows, tested.predictions, tokens)
     Metrics(
         validation=provenance.validation_metrics(outcome["history"], outcome["best_step"]),
         test=provenance.scores_only(tested.metrics or {}, "test_"),

@@ -63,7 +63,7 @@ class Request:
         if found := mistakes(options):
             raise UserError(*found)
         self.run, self.input, self.options = run, input, Options(**options)
-        self.task = run.task
+        self.task = run.kind
         possible = {
             "all_probabilities": self.task.has_probabilities,
             "calibrated": self.task.calibrates,

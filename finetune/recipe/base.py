@@ -65,7 +65,7 @@ class Recipe:
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
         ordered_labels: Whether that order means something, as it does for stars: then how far off
-            a prediction is counts too; see :attr:`task`.
+            a prediction is counts too; see :attr:`kind`.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -236,7 +236,7 @@ class Recipe:
         Returns:
             Shape ``(rows,)``, in nats.
         """
-        return self.task.loss(logits, labels)
+        return self.kind.loss(logits, labels)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         """Return the tokens of each row before truncation; None where rows have no length."""
@@ -297,10 +297,10 @@ class Recipe:
     @property
     def labels(self) -> list[str]:
         """The names of the classes, in the order of their numbers; none in a regression."""
-        return self.task.labels
+        return self.kind.labels
 
     @functools.cached_property
-    def task(self) -> Task[Any]:
+    def kind(self) -> Task[Any]:
         """What follows from the kind of the labels; their order means something only if they are
         those of the recipe, or numbers: other names are sorted.
         """

@@ -37,7 +37,7 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
     source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
     is_text = "max_length" in manifest.options
-    task = run.task.on_hub(is_text=is_text)
+    task = run.kind.on_hub(is_text=is_text)
     base, licence = _base(manifest)
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,

@@ -39,7 +39,7 @@ def write(run: Run) -> Path:
 
 
 def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
-    manifest, metrics, table, task = run.manifest, run.metrics, run.predictions, run.task
+    manifest, metrics, table, task = run.manifest, run.metrics, run.predictions, run.kind
     statistics, headline = run.statistics, run.headline
     about = Shown(run, manifest, statistics, table, task.scored_in(table))
     drawn = {name: SECTIONS[name](about) for name in task.sections}

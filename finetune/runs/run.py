@@ -176,7 +176,7 @@ class Run:
         return list(self.manifest.labels)
 
     @property
-    def task(self) -> Task[Any]:
+    def kind(self) -> Task[Any]:
         """What follows from the kind of its labels."""
         from finetune.tasks import kinds
 

@@ -207,6 +207,7 @@ def test_a_finished_run_goes_on_to_more_epochs_at_a_rate_above_zero(
     assert "was trained with num_train_epochs 4" in capfd.readouterr().err
 
 
+@pytest.mark.faults
 def test_results_of_before_are_not_taken_for_those_of_a_run_that_goes_on(
     faulty: Faulty, whole: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -203,6 +203,7 @@ def test_a_manifest_that_is_broken_stops_no_resume(
     assert_same(run, whole())
 
 
+@pytest.mark.faults
 def test_nothing_is_written_through_a_link_in_a_run(faulty: Faulty, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert faulty(run, fault="step 4,SIGTERM") == 75
@@ -217,6 +218,7 @@ def test_nothing_is_written_through_a_link_in_a_run(faulty: Faulty, tmp_path: Pa
     assert not [name for name in names if (run / name).is_symlink()]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("name", ["run.json", ".lock", "checkpoint-18/checkpoint.json"])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
     faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, name: str
@@ -250,6 +252,7 @@ def test_a_manifest_of_another_shape_is_one_sentence(
         finetune.report(run)
 
 
+@pytest.mark.faults
 def test_a_signal_while_the_report_is_written_is_told(
     faulty: Faulty,
     tmp_path: Path,
@@ -273,6 +276,7 @@ def test_a_signal_while_the_report_is_written_is_told(
     )
 
 
+@pytest.mark.faults
 def test_a_file_where_checkpoints_are_written_is_no_obstacle(
     faulty: Faulty, tmp_path: Path
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_disk_that_fills_in_a_save_takes_nothing_with_it(
     assert not list(run.glob(".reserve"))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("left", [0, 100_000])
 def test_a_disk_that_fills_before_the_model_is_saved_is_told(
     finetune: Finetune, small_disk: Path, left: int, capfd: pytest.CaptureFixture[str]
@@ -186,6 +187,7 @@ def test_a_disk_that_fills_before_the_model_is_saved_is_told(
     assert Run.load(run).manifest.status == "finished"
 
 
+@pytest.mark.faults
 def test_a_limit_on_the_size_of_a_file_is_not_called_a_full_disk(
     finetune: Finetune, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
