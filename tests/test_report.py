@@ -446,7 +446,7 @@ def test_a_run_whose_statistics_failed_is_assessed_from_its_predictions(
 def test_a_run_that_never_ended_is_not_assessed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=40, status="failed", steps=None)
     dataclasses.replace(run.metrics, statistics=None).write(run.path)
-    with pytest.raises(UserError, match=r"the training did not end \(status 'failed'\)"):
+    with pytest.raises(UserError, match=r"has not ended \(status 'failed'\)"):
         finetune.report(run)
 
 

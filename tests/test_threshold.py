@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import sklearn.metrics
-from transformers.trainer_utils import PredictionOutput
 
-from finetune.pipeline.assess import threshold_of
 from finetune.reporting import ranking
 from finetune.statistics import counts, threshold
 from finetune.statistics.scored import ScoredRows
@@ -101,17 +99,14 @@ def test_a_gain_that_may_be_chance_is_told(low: float, high: float, words: str) 
 
 @pytest.mark.parametrize(
     ("metric", "is_known"),
-    [("eval_f1", True), ("accuracy", True), ("eval_loss", False), ("None", False), (None, False)],
+    [("f1", True), ("accuracy", True), ("loss", False), ("None", False), ("recall", False)],
 )
 def test_the_threshold_is_that_of_the_metric_the_model_is_chosen_by(
-    metric: str | None, is_known: bool
+    metric: str, is_known: bool
 ) -> None:
-    validated, tested = (
-        PredictionOutput(np.log(rows.probabilities), rows.labels, {})
-        for rows in (scored(300, seed=0), scored(300, seed=1))
-    )
-    found = threshold_of(trained().recipe(), validated, tested, metric)
+    scoring = trained().manifest.scoring | {"recall": {"average": "macro"}}
+    found = trained().kind.threshold(scored(300, seed=0), scored(300, seed=1), metric, scoring)
     assert (found is not None) == is_known
     if found is not None:
-        assert found["metric"] == str(metric).removeprefix("eval_")
-        assert found["class"] == trained().labels[1]
+        assert found["metric"] == metric
+        assert found["class"] == "yes"

@@ -4,6 +4,7 @@ package.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,6 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from datasets.fingerprint import Hasher
 from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
@@ -126,12 +126,12 @@ def positions(model: str, revision: str | None = None) -> int | None:
     return int(most) if config.model_type in _LEARNED_POSITIONS and most is not None else None
 
 
-def identity(model: str, revision: str | None = None) -> str:
-    """Return a hash of the configuration of ``model``: of its ``config.json``."""
-    with _loading(model, revision) as source:
+def identity(model: str) -> str:
+    """Return a hash of the configuration in a model directory."""
+    with _loading(model, None) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     facts = {**config.to_dict(), "transformers_version": None, "_name_or_path": None}
-    return str(Hasher.hash(json.dumps(facts, sort_keys=True, default=str)))
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def commit(model: str, revision: str | None = None) -> str | None:

@@ -89,13 +89,9 @@ def assess_again(run: Run) -> None:
     """Compute the statistics of a run that has none from its predictions, without baselines.
 
     Raises:
-        UserError: if its training did not end, or if there are no predictions.
+        UserError: if there are no predictions.
     """
     manifest, table = run.manifest, run.predictions
-    if manifest.steps is None:
-        raise UserError(
-            f"{run.path}: the training did not end (status '{run.status}'); {run.how_to_go_on()}"
-        )
     task = run.kind
     rows = task.scored_in(table)
     assessment = Assessment(

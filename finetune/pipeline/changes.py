@@ -82,13 +82,15 @@ def _files_of(recipe: Recipe) -> dict[str, str]:
     from finetune.data.tokenize import identity
     from finetune.models import pretrained
 
-    tokenizer, found = recipe.processing_class(), {}
-    if tokenizer is not None and hasattr(tokenizer, "get_vocab"):
-        found["tokenizer"] = identity(tokenizer)
-    if type(recipe).build_model is TextClassification.build_model:
-        assert isinstance(recipe, TextClassification)
-        found["model_config"] = pretrained.identity(recipe.model, recipe.model_revision)
-    return found
+    if type(recipe).build_model is not TextClassification.build_model:
+        return {}
+    assert isinstance(recipe, TextClassification)
+    if not Path(recipe.model).expanduser().is_dir():
+        return {}
+    return {
+        "tokenizer": identity(recipe.processing_class()),
+        "model_config": pretrained.identity(recipe.model),
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -179,6 +181,7 @@ def differences(
     now: Mapping[str, Any],
     arguments: FinetuneArguments,
     versions: Mapping[str, str],
+    model_revision: str | None,
 ) -> list[str]:
     """Return a sentence for each thing that is not as it was and matters."""
     sentences = []
@@ -206,6 +209,9 @@ def differences(
             f"{accumulation}: the rows of each step are the same, dropout masks differ"
         )
     if found.manifest is not None:
+        known = found.manifest.model_revision
+        if known and model_revision and known != model_revision:
+            sentences.append(f"resumed with the model at {model_revision} instead of {known}")
         sentences += [
             f"resumed with {name} {version} instead of {found.manifest.versions[name]}"
             for name, version in versions.items()

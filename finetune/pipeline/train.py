@@ -270,7 +270,8 @@ def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
             progress(
                 Noted(f"resuming from {found.path}, step {found.step:,} of {prepared.steps:,}")
             )
-        for sentence in changes.differences(found, now, arguments, manifest.versions):
+        versions, revision = manifest.versions, manifest.model_revision
+        for sentence in changes.differences(found, now, arguments, versions, revision):
             progress(Noted(sentence))
         earlier = found.manifest.resumed if found.manifest is not None else []
         this = changes.record(found, now, arguments)

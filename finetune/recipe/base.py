@@ -236,7 +236,11 @@ class Recipe:
         Returns:
             Shape ``(rows,)``, in nats.
         """
-        return self.kind.loss(logits, labels)
+        from finetune.tasks.single_label import SingleLabel
+
+        # what is taken for granted of data that was not loaded by the recipe
+        task = self.kind if "splits" in vars(self) else SingleLabel()
+        return task.loss(logits, labels)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         """Return the tokens of each row before truncation; None where rows have no length."""

@@ -270,15 +270,18 @@ class Saving(FiniteSteps):
         part of a checkpoint, aside, so that each file is replaced once it is whole.
         """
         directory = Path(output_dir or self.args.output_dir or "")
+        if not self.args.should_save:  # it takes part where the weights are sharded
+            super()._save(str(directory), state_dict)
+            return
         aside = directory if self._staging is not None else files.made(directory, _MODEL)
         super()._save(str(aside), state_dict)
-        other = self.args.save_on_each_node and self.args.should_save and self.args.process_index
-        # whose `save_pretrained` leaves it to rank 0
-        if other and isinstance(self.model, PreTrainedModel):
+        if self.args.process_index and isinstance(self.model, PreTrainedModel):
+            # whose `save_pretrained` leaves it to rank 0
             self.model.config.save_pretrained(aside)
             save_model(self.model, str(aside / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
         if aside != directory:
             files.move_into(aside, directory)
+            checkpoint.clear(directory)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library says so in a warning and goes on."""
