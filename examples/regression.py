@@ -25,6 +25,7 @@ class Regression(Recipe):
     """A linear function of 20 numbers, plus noise."""
 
     input_column = "inputs"
+    own_metrics = ("mse", "r2")
     training = dict(
         global_batch_size=32,
         optim="sgd",

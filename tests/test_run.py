@@ -294,6 +294,8 @@ def test_a_baseline_that_fails_costs_nothing_else(
     class Fussy(Reviews):
         """Refuses what is as sure as a baseline."""
 
+        own_metrics = ("accuracy", "f1")
+
         def compute_metrics(self, prediction: Any) -> dict[str, float]:
             if broken == "the metrics of a baseline" and prediction.predictions.max() == 1:
                 raise ZeroDivisionError("of a baseline")

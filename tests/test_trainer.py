@@ -183,6 +183,7 @@ class Staged(Reviews):
     f1_by_epoch = (0.5, 0.9, 0.1, 0.2, 0.3, 0.4)
     rows_seen: ClassVar[list[int]] = []
     training = dict(num_train_epochs=6, global_batch_size=48)
+    own_metrics = ("f1",)
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         self.rows_seen.append(len(prediction.label_ids))
@@ -286,6 +287,7 @@ class Own(Reviews):
     """Reviews with metrics of their own: of the outputs, of lists, and not always defined."""
 
     training = dict(num_train_epochs=1, metric_for_best_model="loss")
+    own_metrics = ("nll", "each")
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, Any]:
         logits, labels = torch.tensor(prediction.predictions), torch.tensor(prediction.label_ids)

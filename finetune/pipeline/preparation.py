@@ -188,8 +188,8 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> N
     Only of a recipe that computes its metrics the common way can it be told before.
     """
     name = (values.metric_for_best_model or "loss").removeprefix("eval_")
-    known = ["loss", *recipe.known_scoring]
-    if values.load_best_model_at_end and recipe.known_scoring and name not in known:
+    known = ["loss", *(recipe.own_metrics or recipe.known_scoring)]
+    if values.load_best_model_at_end and name not in known:
         mistakes.add(
             f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "
             f"(it computes: {', '.join(known)})"

@@ -16,20 +16,10 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, dataclass_transform
 
-from finetune.errors import UserError, suggestion, typed_as
+from finetune.errors import UserError
+from finetune.recipe.options import mistakes, option
 from finetune.runtime import hub, versions
 from finetune.training.resolution import BATCH_SIZES
 
@@ -44,14 +34,6 @@ if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
 
 
-def option(default: Any, help: str) -> Any:
-    """Return a field of a recipe: an option with its default and its help.
-
-    The help is one line without the default, which the command line adds.
-    """
-    return dataclasses.field(default=default, metadata={"help": help})
-
-
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 @dataclasses.dataclass(kw_only=True)
 class Recipe:
@@ -62,6 +44,8 @@ class Recipe:
             those of the classes above are kept unless named again.
         embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
         input_column: The column of the raw data that the model sees; duplicates are found by it.
+        own_metrics: What a :meth:`compute_metrics` of the recipe's own returns, by name; empty if
+            it has none.
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
         ordered_labels: Whether that order means something, as it does for stars: then how far off
@@ -80,6 +64,7 @@ class Recipe:
     }
     embedded: ClassVar[Mapping[str, Any]] = {}
     input_column: ClassVar[str] = "text"
+    own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
 
@@ -91,6 +76,9 @@ class Recipe:
     eval_samples: int | None = option(None, "cap validation and test at this many rows each")
     keep_contradictions: Literal["none", "first"] = option(
         "none", "rows of training with the same text and another label: leave all out, or keep one"
+    )
+    metrics: str | None = option(
+        None, "accuracy,f1_macro,f1_micro,recall,... (unset: those of the recipe)"
     )
     split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 
@@ -108,6 +96,11 @@ class Recipe:
                 )
             if not isinstance(value := cls.__dict__[name], dataclasses.Field):
                 setattr(cls, name, option(value, inherited[name].metadata["help"]))
+        if "compute_metrics" in cls.__dict__ and "own_metrics" not in cls.__dict__:
+            raise UserError(
+                f"{cls.__name__} has a compute_metrics of its own and does not say what it "
+                'returns: add `own_metrics = ("NAME", ...)`'
+            )
         dataclasses.dataclass(kw_only=True)(cls)
         for merged in ("training", "embedded"):
             above, own = dict(getattr(cls.__mro__[1], merged)), cls.__dict__.get(merged, {})
@@ -131,25 +124,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
-        hints, mistakes = get_type_hints(type(self)), []
-        for name in (each.name for each in dataclasses.fields(self)):
-            # flags are typed by their parser; what comes from a notebook is not
-            value, allowed = getattr(self, name), get_args(hints[name]) or (hints[name],)
-            plain = all(each in (bool, int, float, str, NoneType) for each in allowed)
-            if get_origin(hints[name]) is Literal and value not in allowed:
-                mistakes.append(
-                    f"--{name} {value}: expected {', '.join(allowed[:-1])} or {allowed[-1]}"
-                    f"{suggestion(str(value), allowed)}"
-                )
-            elif plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
-                wanted = " or ".join(typed_as(each) for each in allowed if each is not NoneType)
-                mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
-            elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
-                mistakes.append(f"--{name} {value}: expected a number of rows, 1 or more")
-            elif name == "split_seed" and not 0 <= value < 2**32 - 2:  # two more are made of it
-                mistakes.append(f"--{name} {value}: expected a number from 0 to {2**32 - 3}")
-        if mistakes:
-            raise UserError(*mistakes)
+        if found := mistakes(self):
+            raise UserError(*found)
 
     def note(self, sentence: str) -> None:
         """Remember what the user must be told, in the start block and the manifest."""
@@ -248,7 +224,7 @@ class Recipe:
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return accuracy and macro F1. Others: :class:`~finetune.recipe.scoring.Scoring`."""
-        return self.scoring(prediction)
+        return self._scoring(prediction)
 
     @classmethod
     def short_name(cls) -> str:
@@ -317,16 +293,24 @@ class Recipe:
 
     @functools.cached_property
     def scoring(self) -> Scoring:
-        """The local metric modules that :meth:`compute_metrics` calls."""
+        """The local metric modules that :meth:`compute_metrics` calls, unless ``metrics`` names
+        others.
+        """
         from finetune.recipe.scoring import Scoring
 
         return Scoring(accuracy={}, f1={"average": "macro"})
+
+    @functools.cached_property
+    def _scoring(self) -> Scoring:
+        from finetune.recipe.scoring import Scoring
+
+        return Scoring.of_names(self.metrics) if self.metrics else self.scoring
 
     @property
     def known_scoring(self) -> dict[str, Mapping[str, Any]]:
         """The local metrics and their arguments; none if :meth:`compute_metrics` was replaced."""
         common = type(self).compute_metrics is Recipe.compute_metrics
-        return dict(self.scoring.arguments) if common else {}
+        return dict(self._scoring.arguments) if common else {}
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.

@@ -11,10 +11,15 @@ import numpy as np
 
 from finetune.errors import UserError, suggestion
 from finetune.runtime import namesakes
+from finetune.statistics.resampling import MODULE, module_of
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
+
+
+#: Metrics of classes, each averaged in several ways.
+_AVERAGED, _AVERAGES = ("f1", "precision", "recall"), ("macro", "micro", "weighted")
 
 
 class Scoring:
@@ -27,24 +32,39 @@ class Scoring:
 
     Args:
         **arguments: For each metric, the arguments of its ``compute``, like ``accuracy={},
-            f1={"average": "macro"}``. The names are those of the folders in ``metrics/``.
+            f1={"average": "macro"}``. The names are those of the folders in ``metrics/``; a metric
+            of another name has its folder as ``module``.
     """
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
         known = [path.stem for path in namesakes.files("metrics")]
-        if mistakes := [
-            f"no metric '{name}' in metrics/{suggestion(name, known)} "
-            f"(available: {', '.join(known)})"
-            for name in arguments
-            if name not in known
-        ]:
+        mistakes = []
+        for name, each in arguments.items():
+            module = str(each.get(MODULE, name))
+            if module not in known:
+                available = ", ".join(sorted({*known, *named()}))
+                hint = suggestion(module, {*known, *named()})
+                mistakes.append(f"no metric '{module}' in metrics/{hint} (available: {available})")
+        if mistakes:
             raise UserError(*mistakes)
         self.arguments = arguments
+
+    @classmethod
+    def of_names(cls, names: str) -> Scoring:
+        """Return the metrics of ``--metrics``: ``accuracy,f1_micro``.
+
+        Raises:
+            UserError: if there is no such metric.
+        """
+        try:
+            return cls(**dict(map(_entry, filter(None, map(str.strip, names.split(","))))))
+        except UserError as error:
+            raise UserError(*(f"--metrics: {each}" for each in error.mistakes)) from error
 
     @functools.cached_property
     def modules(self) -> dict[str, EvaluationModule]:
         """The metrics, loaded."""
-        return {name: load(name) for name in self.arguments}
+        return {name: load(module_of(name, each)[0]) for name, each in self.arguments.items()}
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of one evaluation.
@@ -56,10 +76,28 @@ class Scoring:
         predicted = np.argmax(prediction.predictions, axis=-1)
         scores: dict[str, float] = {}
         for name, module in self.modules.items():
-            scores |= module.compute(
-                predictions=predicted, references=prediction.label_ids, **self.arguments[name]
+            _, arguments = module_of(name, self.arguments[name])
+            found = module.compute(
+                predictions=predicted, references=prediction.label_ids, **arguments
             )
+            scores |= {name: next(iter(found.values()))} if len(found) == 1 else found
         return scores
+
+
+def named() -> dict[str, Mapping[str, Any]]:
+    """Return what ``--metrics`` knows beside the folders: ``f1_micro`` and the like."""
+    return {
+        f"{name}_{average}": {MODULE: name, "average": average}
+        for name in _AVERAGED
+        for average in _AVERAGES
+    }
+
+
+def _entry(word: str) -> tuple[str, Mapping[str, Any]]:
+    """Return name and arguments of a metric in ``--metrics``; the mean is over classes."""
+    if word in _AVERAGED:
+        return word, {"average": "macro"}
+    return word, named().get(word, {})
 
 
 def load(name: str) -> EvaluationModule:

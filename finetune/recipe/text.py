@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import UserError
-from finetune.recipe.base import Recipe, option
+from finetune.recipe.base import Recipe
+from finetune.recipe.options import option
 
 if TYPE_CHECKING:
     import torch

@@ -24,10 +24,12 @@ _HIGHER_IS_BETTER = (
     *("accuracy", "f1", "precision", "recall", "matthews_correlation", "r2", "roc_area"),
     "quadratic_kappa",
 )
+_AVERAGES = ("macro", "micro", "weighted")
 _LOWER_IS_BETTER = ("mse", "rmse", "mae", "log_loss", "brier_score", "mean_absolute_error")
 #: 1 where more is better, -1 where less is, by metric.
 DIRECTIONS: Mapping[str, int] = {
     **dict.fromkeys(_HIGHER_IS_BETTER, 1),
+    **{f"{name}_{each}": 1 for name in ("f1", "precision", "recall") for each in _AVERAGES},
     **dict.fromkeys(_LOWER_IS_BETTER, -1),
 }
 
@@ -103,6 +105,9 @@ def percent(value: float) -> str:
 
 def name(metric: str) -> str:
     """Return what a reader calls a score."""
+    of, _, average = metric.rpartition("_")
+    if average in _AVERAGES:
+        return f"{_WORDS.get(of, of)} ({average} average)"
     return _WORDS.get(metric, metric.replace("_", " "))
 
 

@@ -18,6 +18,8 @@ _SECONDS_OF_SILENCE = 10.0
 Compute = Callable[[EvalPrediction], dict[str, float]]
 #: The arguments of local metrics, by their names.
 Scoring = Mapping[str, Mapping[str, Any]]
+#: The key of the folder in ``metrics/`` among the arguments of a metric of another name.
+MODULE = "module"
 #: Metrics that are functions of tallies, see :func:`finetune.statistics.counts.tallies`.
 Metrics = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 
@@ -104,8 +106,14 @@ class Resampled:
 
 def of_counts(scoring: Scoring) -> Metrics:
     """Return those of the local metrics that are functions of confusion matrices."""
-    found = {name: counts.metric(name, arguments) for name, arguments in scoring.items()}
+    found = {name: counts.metric(*module_of(name, each)) for name, each in scoring.items()}
     return {name: metric for name, metric in found.items() if metric is not None}
+
+
+def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the folder in ``metrics/`` of a metric, and the arguments of its ``compute``."""
+    others = {key: each for key, each in arguments.items() if key != MODULE}
+    return str(arguments.get(MODULE, name)), others
 
 
 def has_others(scoring: Scoring, metrics: Metrics) -> bool:

@@ -161,10 +161,11 @@ class SingleLabel(Task[ScoredRows]):
         """Return it if there are two classes and the metric is one that a threshold weighs:
         precision alone is best where hardly anything is predicted, recall where everything is.
         """
-        if len(self.labels) != 2 or metric not in scoring or metric in ("precision", "recall"):
+        if len(self.labels) != 2 or metric not in scoring:
             return None
-        counted = counts.metric(metric, scoring[metric])
-        if counted is None:
+        module, arguments = resampling.module_of(metric, scoring[metric])
+        counted = counts.metric(module, arguments)
+        if counted is None or module in ("precision", "recall"):
             return None
         positive = threshold.positive_class(scoring)
         return threshold.chosen(metric, counted, validated, tested, positive)

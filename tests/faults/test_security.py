@@ -50,6 +50,8 @@ Path({canary!r}).touch()
 class Planted(TextClassification):
     "Planted."
 
+    own_metrics = ("own",)
+
     def compute_metrics(self, prediction):
         return {{"own": 1.0}}
 """

@@ -1,0 +1,46 @@
+"""The options of a recipe: its fields, and what their values may be."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from finetune.errors import suggestion, typed_as
+
+if TYPE_CHECKING:
+    from finetune.recipe.base import Recipe
+
+
+def option(default: Any, help: str) -> Any:
+    """Return a field of a recipe: an option with its default and its help.
+
+    The help is one line without the default, which the command line adds.
+    """
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def mistakes(recipe: Recipe) -> list[str]:
+    """Return a line for each option that has a value it may not have.
+
+    Flags are typed by their parser; what comes from a notebook is not.
+    """
+    hints, found = get_type_hints(type(recipe)), []
+    for name in (each.name for each in dataclasses.fields(recipe)):
+        value, allowed = getattr(recipe, name), get_args(hints[name]) or (hints[name],)
+        plain = all(each in (bool, int, float, str, NoneType) for each in allowed)
+        if get_origin(hints[name]) is Literal and value not in allowed:
+            found.append(
+                f"--{name} {value}: expected {', '.join(allowed[:-1])} or {allowed[-1]}"
+                f"{suggestion(str(value), allowed)}"
+            )
+        elif plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
+            wanted = " or ".join(typed_as(each) for each in allowed if each is not NoneType)
+            found.append(f"--{name}: expected {wanted}, found {value!r}")
+        elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
+            found.append(f"--{name} {value}: expected a number of rows, 1 or more")
+        elif name == "metrics" and value and recipe.own_metrics:
+            found.append(f"--metrics {value}: the recipe computes its own")
+        elif name == "split_seed" and not 0 <= value < 2**32 - 2:  # two more are made of it
+            found.append(f"--{name} {value}: expected a number from 0 to {2**32 - 3}")
+    return found
