@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from finetune.errors import suggestion, typed_as
-
-if TYPE_CHECKING:
-    from finetune.recipe.base import Recipe
 
 
 def option(default: Any, help: str) -> Any:
@@ -20,7 +17,7 @@ def option(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-def mistakes(recipe: Recipe) -> list[str]:
+def mistakes(recipe: Any) -> list[str]:
     """Return a line for each option that has a value it may not have.
 
     Flags are typed by their parser; what comes from a notebook is not.
