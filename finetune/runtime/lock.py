@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import tempfile
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 NAME = ".lock"
@@ -35,6 +38,8 @@ def hold(directory: Path) -> None:
         return
     lock = FileLock(place / NAME, timeout=0, thread_local=False)
     try:
+        if held(place):  # the library would empty the file first
+            raise Timeout(str(place / NAME))
         lock.acquire()
     except Timeout as error:
         raise BlockingIOError(f"{place / NAME} is held by another process") from error
@@ -43,10 +48,25 @@ def hold(directory: Path) -> None:
     _HELD[place] = lock, threading.Event()
 
 
+def holder(directory: Path) -> str:
+    """Return who has, or had, the lock of a directory; empty if that is unknown."""
+    path = directory / NAME
+    try:
+        return path.read_text().strip() if path.is_file() else ""
+    except (OSError, ValueError):
+        return ""
+
+
 def beat(directory: Path) -> None:
-    """Touch the lock of a directory, which this process has, until it is released."""
+    """Write into the lock of a directory who has it, this process, and touch it until released."""
     place = directory.resolve()
     _, ended = _HELD[place]
+    started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
+    with contextlib.suppress(OSError):  # of a full disk
+        (place / NAME).write_text(
+            f"process {os.getpid()} on {platform.node()}, started "
+            f"{started.isoformat(timespec='seconds')}\n"
+        )
     threading.Thread(target=_beat, args=(place / NAME, ended), daemon=True).start()
 
 

@@ -6,8 +6,6 @@ import os
 import platform
 from pathlib import Path
 
-import psutil
-
 from finetune.errors import UserError
 from finetune.runtime import lock
 from finetune.training.manifest import status_and_process
@@ -39,12 +37,11 @@ def occupy(directory: Path) -> None:
 
 def in_progress(directory: Path) -> str:
     """Return the sentence about a run that is in progress in a directory."""
-    known = status_and_process(directory)
-    process = known[1] if known is not None else None
-    if process and process.host == platform.node() and not psutil.pid_exists(process.pid):
-        process = None  # of the run that was there: who has the lock now has not written yet
-    who = "" if process is None else f" (process {process.pid} on {process.host}"
-    who += "" if process is None else f", started {process.started})" if process.started else ")"
+    who = lock.holder(directory)
+    if not who and (known := status_and_process(directory)) and (process := known[1]):
+        who = f"process {process.pid} on {process.host}"
+        who += f", started {process.started}" if process.started else ""
+    who = f" ({who})" if who else ""
     return (
         f"--output_dir {directory}: a run is in progress there{who}; wait for it or stop it, or "
         "use another directory"
