@@ -1,6 +1,7 @@
 """The recipe `text`: which columns are taken, and other names for labels."""
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +61,21 @@ def test_columns_that_are_not_obvious_are_listed_with_an_example(tmp_path: Path)
     assert "--label_column: several columns could be the label (subject, queue, priority)" in told
     assert "\n  number: '1000'" in told
     assert "\n  body: 'The printer in room 0 is broken since monday'" in told
+
+
+def test_what_is_wrong_with_the_only_column_that_is_called_label_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    rows = [{"text": f"the food of place {n} was fine", "label": n % 2} for n in range(40)]
+    rows += [{**row, "text": f"{row['text']}, too", "label": str(row["label"])} for row in rows]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"holds both (0|1|'0'|'1') and"):
+        _ = Text(dataset=str(path)).splits
+
+
+def test_named_columns_are_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("finetune.data.columns._values", pytest.fail)
+    recipe = Text(dataset=tickets(tmp_path / "t.csv"), text_column="body", label_column="queue")
+    assert recipe.labels == sorted(QUEUES)
 
 
 def test_a_file_without_texts_is_refused(tmp_path: Path) -> None:

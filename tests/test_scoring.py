@@ -60,15 +60,29 @@ def test_metrics_of_the_command_line_are_reported_and_choose_the_checkpoint(
     assert finetune.evaluate(run).metrics["f1_weighted"] == run.metrics.test["f1_weighted"]
 
 
-def test_the_metric_for_the_best_model_must_be_among_them(
-    reviews: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--metrics", "accuracy"], None),  # chosen by the first, where that of the recipe lacks
+        (["--metrics", "f1_macro,accuracy"], None),
+        (
+            ["--metrics", "accuracy", "--metric_for_best_model", "f1"],
+            "--metric_for_best_model: the recipe computes no 'f1' (it computes: loss, accuracy)",
+        ),
+        (["--metrics", ","], "--metrics ',': expected names of metrics, accuracy,f1"),
+    ],
+)
+def test_the_metric_for_the_best_model_is_among_them(
+    reviews: Path,
+    tiny_model: str,
+    flags: list[str],
+    told: str | None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["sentiment", "--dataset", str(reviews), "--model", tiny_model, "--dry_run"]
-    words += ["--text_column", "text", "--label_column", "label", "--metrics", "accuracy"]
-    assert cli.main(words) == 2
-    assert "--metric_for_best_model: the recipe computes no 'f1' (it computes: loss, accuracy)" in (
-        capsys.readouterr().err
-    )
+    words += ["--text_column", "text", "--label_column", "label", *flags]
+    assert cli.main(words) == (0 if told is None else 2)
+    assert (told or "") in capsys.readouterr().err
 
 
 def test_metrics_of_a_recipe_of_its_own_are_declared() -> None:

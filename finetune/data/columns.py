@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,19 +35,28 @@ def chosen(rows: Dataset, text_column: str, label_column: str) -> tuple[str, str
     Raises:
         UserError: if not exactly one column can be it; it lists all with an example value each.
     """
+    if text_column and label_column:
+        return text_column, label_column
     some = rows.select(np.unique(np.linspace(0, len(rows) - 1, _LOOKED_AT, dtype=int)))
+    features = rows.features  # copied at each access
     columns = {
-        name: _values(some, name) for name in rows.column_names if name not in ("id", label_column)
+        name: _values(some, name, features[name])
+        for name in rows.column_names
+        if name not in ("id", label_column)
     }
     mistakes, found = [], {"text": text_column, "label": label_column}
     if not text_column:
         texts = [name for name, values in columns.items() if _are_texts(values)]
-        found["text"], mistake = _one(texts, "text")
+        found["text"], mistake = _one(texts, "text", columns)
         mistakes += mistake
     if not label_column:
         others = {name: each for name, each in columns.items() if name != found["text"]}
-        labels = [name for name, values in others.items() if _are_labels(rows, name, values)]
-        found["label"], mistake = _one(labels, "label")
+        labels = [
+            name
+            for name, values in others.items()
+            if isinstance(features[name], ClassLabel) or _are_labels(values)
+        ]
+        found["label"], mistake = _one(labels, "label", others)
         mistakes += mistake
     if mistakes:
         *first, last = mistakes
@@ -55,17 +65,20 @@ def chosen(rows: Dataset, text_column: str, label_column: str) -> tuple[str, str
     return found["text"], found["label"]
 
 
-def _one(candidates: list[str], kind: str) -> tuple[str, list[str]]:
-    usual = [name for name in candidates if name.lower() in _USUAL[kind]]
+def _one(candidates: list[str], kind: str, columns: Mapping[str, object]) -> tuple[str, list[str]]:
+    """Return the only candidate, or the only one that is called so; if none looks like it, that of
+    all columns: what is wrong with it is told by who reads it.
+    """
+    usual = [name for name in candidates or columns if name.lower() in _USUAL[kind]]
     if len(candidates) == 1 or len(usual) == 1:
         return (usual or candidates)[0], []
     several = f"several columns could be the {kind} ({', '.join(candidates)})"
     return "", [f"--{kind}_column: {several if candidates else f'no column is clearly a {kind}'}"]
 
 
-def _values(rows: Dataset, name: str) -> list[Any]:
+def _values(rows: Dataset, name: str, feature: Any) -> list[Any]:
     """Return the values that are there; none of a column of lists, objects or images."""
-    if not isinstance(rows.features[name], Value | ClassLabel):
+    if not isinstance(feature, Value | ClassLabel):
         return []
     return [value for value in rows[name][:] if value is not None and value != ""]
 
@@ -77,9 +90,7 @@ def _are_texts(values: list[Any]) -> bool:
     return bool(words >= _FEWEST_WORDS) and len(set(values)) > len(values) / 2
 
 
-def _are_labels(rows: Dataset, name: str, values: list[Any]) -> bool:
-    if isinstance(rows.features[name], ClassLabel):
-        return True
+def _are_labels(values: list[Any]) -> bool:
     distinct = len(set(values))
     fractions = any(isinstance(value, float) and not value.is_integer() for value in values)
     return not fractions and 2 <= distinct <= min(_MOST_CLASSES, len(values) // 4)

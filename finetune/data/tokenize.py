@@ -28,6 +28,10 @@ PART = 50_000
 _WHITE_SPACE = " \t\n\r"
 
 
+#: How arguments of a tokenizer end that say where its files were found.
+_FOUND = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
+
+
 def tokenize(
     dataset: DatasetDict,
     tokenizer: PreTrainedTokenizerBase,
@@ -77,12 +81,14 @@ def tokenize(
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of the tokenizer without the padding and truncation that it last used."""
-    parts: list[Any] = [type(tokenizer).__name__, tokenizer.init_kwargs, tokenizer.truncation_side]
+    parts: list[Any] = [type(tokenizer).__name__, tokenizer.truncation_side]
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         parts.append({**backend, "padding": None, "truncation": None})
-    else:
-        parts.append(tokenizer.get_vocab())
+    else:  # how it was found, and where, is no part of it
+        known = tokenizer.init_kwargs.items()
+        kwargs = {name: each for name, each in known if not name.endswith(_FOUND)}
+        parts += [tokenizer.get_vocab(), kwargs]
     return str(Hasher.hash(json.dumps(parts, sort_keys=True, default=str)))
 
 

@@ -237,6 +237,17 @@ class Recipe:
         """Return the training arguments of the recipe, and where runs go: no clock in a path."""
         return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
 
+    def training_defaults(self) -> dict[str, Any]:
+        """Return :meth:`defaults`; the best model is chosen by the first of other ``metrics``, if
+        they lack that of the recipe.
+        """
+        usual = self.defaults()
+        if self.metrics:
+            names = list(self._scoring.arguments)
+            if str(usual.get("metric_for_best_model")) not in (*names, "loss"):
+                usual["metric_for_best_model"] = names[0]
+        return usual
+
     # ---- put together ----------------------------------------------------------------------------
 
     @functools.cached_property
@@ -373,7 +384,7 @@ class Recipe:
         from finetune.training.trainer import build_trainer
 
         versions.warn_once(stacklevel=2)
-        arguments = argument_values(self.defaults(), training_arguments).build()
+        arguments = argument_values(self.training_defaults(), training_arguments).build()
         hub.require(vars(self), embedded=bool(self.embedded))
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True

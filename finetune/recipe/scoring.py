@@ -56,6 +56,8 @@ class Scoring:
         Raises:
             UserError: if there is no such metric.
         """
+        if not names.strip(", "):
+            raise UserError(f"--metrics '{names}': expected names of metrics, accuracy,f1")
         try:
             return cls(**dict(map(_entry, filter(None, map(str.strip, names.split(","))))))
         except UserError as error:

@@ -223,7 +223,14 @@ class Run:
         options = dict(manifest.options)
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
-        return catalog.of_run(manifest.recipe, self.path / MANIFEST)(**options)
+        found = catalog.of_run(manifest.recipe, self.path / MANIFEST)
+        known = {each.name for each in dataclasses.fields(found)}
+        if other := sorted(options.keys() - known):
+            raise UserError(
+                f"{self.path / MANIFEST} names options that the recipe '{manifest.recipe}' has "
+                f"not: {', '.join(other)}"
+            )
+        return found(**options)
 
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:

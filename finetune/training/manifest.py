@@ -260,4 +260,9 @@ def _filled(kind: type[Any], content: Mapping[str, Any], path: Path) -> Any:
                 f"{path} is damaged: {each.name} is {str(content[each.name])[:40]!r}, expected "
                 f"{'an object' if usual is dict else 'a list'}"
             )
+    if kind is Manifest and not (
+        isinstance(content["recipe"], str)
+        and all(isinstance(each, dict) for each in content["scoring"].values())
+    ):
+        raise UserError(f"{path} is damaged: expected the name of a recipe and its metrics")
     return kind(**{each.name: content[each.name] for each in fields if each.name in content})

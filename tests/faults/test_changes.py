@@ -120,6 +120,19 @@ def test_a_model_and_a_recipe_that_were_edited_are_refused(
     assert f"was trained with {told}" in capfd.readouterr().err
 
 
+def test_the_same_model_by_another_path_and_offline_is_the_same(
+    words: list[str], tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    run, data = ["--output_dir", "run", "--max_steps", "3"], [words[0], *words[1:3]]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert cli.main([*data, *run, "--model", str(tmp_path / "model")]) == 0
+    Run.load("run").update(status="interrupted")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert cli.main([*data, *run, "--model", "./model", "--resume", "--dry_run"]) == 0
+
+
 def test_the_same_data_in_another_place_are_the_same(
     interrupted: Path, words: list[str], tmp_path: Path
 ) -> None:

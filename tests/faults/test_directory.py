@@ -240,7 +240,10 @@ def test_a_file_of_a_run_that_is_none_is_one_sentence(
         assert [Run.load(run).manifest, Run.load(run).metrics, Run.load(run).predictions]
 
 
-@pytest.mark.parametrize("harm", [{"arguments": 5}, {"history": {}}, {"labels": "a"}])
+@pytest.mark.parametrize(
+    "harm",
+    [{"arguments": 5}, {"history": {}}, {"labels": "a"}, {"scoring": {"f1": 1}}, {"recipe": None}],
+)
 def test_a_manifest_of_another_shape_is_one_sentence(
     whole: Callable[..., Path], tmp_path: Path, harm: dict[str, object]
 ) -> None:
@@ -248,7 +251,8 @@ def test_a_manifest_of_another_shape_is_one_sentence(
     content = json.loads((run / "run.json").read_text(encoding="utf-8"))
     (run / "run.json").write_text(json.dumps(content | harm), encoding="utf-8")
     (name,) = harm
-    with pytest.raises(UserError, match=f"run.json is damaged: {name} is "):
+    expected = f"{name} is |expected the name of a recipe and its metrics"
+    with pytest.raises(UserError, match=f"run.json is damaged: ({expected})"):
         finetune.report(run)
 
 
