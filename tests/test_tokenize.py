@@ -11,7 +11,8 @@ from datasets import DatasetDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data.tokenize import shortened, tokenize
+from finetune.data.shortening import shortened
+from finetune.data.tokenize import tokenize
 from finetune.recipe import TextClassification
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from finetune.data.batches import cut, split
-from finetune.data.tokenize import shortened
+from finetune.data.shortening import shortened
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
 from finetune.recipe import TextClassification

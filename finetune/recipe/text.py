@@ -156,7 +156,7 @@ class TextClassification(Recipe):
         return tokenize(dataset, tokenizer, self.max_length, targets, self.note)
 
     def whole_lengths(self, split: str) -> list[int] | None:
-        from finetune.data.tokenize import whole_lengths
+        from finetune.data.shortening import whole_lengths
 
         texts, lengths = self.splits[split]["text"][:], self.prepared[split]["length"][:]
         return whole_lengths(texts, lengths, self.processing_class(), self.max_length)
