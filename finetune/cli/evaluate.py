@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from finetune.training.manifest import Statistics
 
 #: Options of a recipe of text that say how a file is read.
-_READING = ("text_column", "label_column", "csv_quoting", "drop_invalid")
+_READING = ("text_column", "text_columns", "label_column", "csv_quoting", "drop_invalid")
 
 
 def main(words: Sequence[str]) -> int:
@@ -37,6 +37,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
     parser.add_argument(
         "--text_column", metavar="NAME", help="column of FILE with the text (default: the run's)"
+    )
+    parser.add_argument(
+        "--text_columns",
+        "--text-columns",
+        metavar="NAMES",
+        help="columns of FILE with the texts, where the run reads several (default: the run's)",
     )
     parser.add_argument(
         "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"

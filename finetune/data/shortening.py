@@ -17,11 +17,14 @@ _WHITE_SPACE = " \t\n\r"
 
 
 def shortened(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    truncation_side: str | None = None,
 ) -> list[str]:
     """Cut long texts without changing their first ``max_length`` tokens.
 
-    With a tokenizer that truncates on the left, the same for their last tokens.
+    Where texts are truncated on the left, the same for their last tokens.
 
     A text is cut at white space. The cut is accepted if another word lies between it and the kept
     tokens: then all their words are complete, and the text that is left out cannot change them.
@@ -33,11 +36,12 @@ def shortened(
         texts: Texts of any length.
         tokenizer: The tokenizer of the model.
         max_length: Tokens to keep, special tokens included.
+        truncation_side: ``right`` or ``left``; that of the tokenizer if None.
     """
     result = list(texts)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return result
-    from_left = tokenizer.truncation_side == "left"
+    from_left = (truncation_side or tokenizer.truncation_side) == "left"
     size, long = _ROOMY * max_length, list(range(len(result)))
     while long := [number for number in long if len(texts[number]) > 2 * size]:
         parts = [(_tail if from_left else _head)(texts[number], size) for number in long]
@@ -49,6 +53,17 @@ def shortened(
         long = [number for number in long if len(result[number]) == len(texts[number])]
         size *= 4
     return result
+
+
+def without_middle(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[str]:
+    """Cut long texts without changing their first and their last ``max_length`` tokens."""
+    heads, tails = (shortened(texts, tokenizer, max_length, side) for side in ("right", "left"))
+    return [
+        f"{head} {tail}" if head != text != tail else text
+        for text, head, tail in zip(texts, heads, tails, strict=True)
+    ]
 
 
 def _head(text: str, size: int) -> str:
@@ -64,27 +79,18 @@ def _tail(text: str, size: int) -> str:
     return text[first:].lstrip(_WHITE_SPACE)
 
 
-def whole_lengths(
-    texts: Sequence[str],
-    lengths: Sequence[int],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-) -> list[int]:
-    """Return the token counts of texts without truncation, from their truncated lengths.
+def counts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of texts, without special tokens and truncation.
 
-    Only texts of ``max_length`` tokens are tokenized again. Those of more than 65,536 characters
-    are counted in pieces that end before white space, which is exact if the words of the tokenizer
-    do so too, else off by a few tokens per piece.
+    Those of more than 65,536 characters are counted in pieces that end before white space, which is
+    exact if the words of the tokenizer do so too, else off by a few tokens per piece.
     """
-    result, special = list(lengths), tokenizer.num_special_tokens_to_add()
-    again = [number for number, length in enumerate(lengths) if length == max_length]
-    pieces = [(number, piece) for number in again for piece in _pieces(texts[number])]
+    result = [0] * len(texts)
+    pieces = [(number, piece) for number, text in enumerate(texts) for piece in _pieces(text)]
     if pieces:
         words = [piece for _, piece in pieces]
         ids_only = {"return_attention_mask": False, "return_token_type_ids": False}
         encoded = tokenizer(words, add_special_tokens=False, verbose=False, **ids_only)["input_ids"]
-        for number in again:
-            result[number] = special
         for (number, _), tokens in zip(pieces, encoded, strict=True):
             result[number] += len(tokens)
     return result

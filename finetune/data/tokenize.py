@@ -15,9 +15,9 @@ from datasets import DatasetDict, concatenate_datasets
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data import seals
-from finetune.data.shortening import shortened
-from finetune.data.splits import fingerprint
+from finetune.data import parts, seals
+from finetune.data.encoding import Encoder
+from finetune.data.splits import TEXTS, fingerprint
 from finetune.runtime import activity
 
 #: Rows of a file in the cache: what a process that is killed has to tokenize again.
@@ -28,29 +28,29 @@ _FOUND = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
 
 def tokenize(
     dataset: DatasetDict,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
+    encoder: Encoder,
     targets: Callable[[Any], np.ndarray] = np.asarray,
     note: Callable[[str], object] = lambda sentence: None,
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
-    The cache key is data, tokenizer and ``max_length``, so every rank and every later run reuses
-    the result. ``datasets`` would also hash the padding and truncation that the tokenizer was last
-    used with, and so miss its own cache.
+    The cache key is data, tokenizer and how rows are truncated, so every rank and every later run
+    reuses the result. ``datasets`` would also hash the padding and truncation that the tokenizer
+    was last used with, and so miss its own cache.
 
     Args:
-        dataset: Splits with ``text`` and ``label``.
-        tokenizer: Of the model.
-        max_length: Longer texts are truncated to this many tokens, special tokens included.
+        dataset: Splits with ``text``, or the ``texts`` of several columns, and ``label``.
+        encoder: From texts to tokens.
         targets: From the labels of some rows to what a batch has as ``labels``.
         note: Is given a sentence about a cache that was damaged.
     """
-    own, tokenized = identity(tokenizer), DatasetDict()
+    own, tokenized = [identity(encoder.tokenizer), encoder.max_length], DatasetDict()
+    if encoder.truncation == "head_tail":  # the others are sides of the tokenizer
+        own.append(encoder.truncation)
     for split, rows in dataset.items():
         content = fingerprint(DatasetDict({split: rows}), "text")
         content += str(rows.features["label"])
-        key, parts, known = Hasher.hash([content, own, max_length]), [], False
+        key, done, known = Hasher.hash([content, *own]), [], False
         encode = activity.counted(_encode, f"tokenizing {split}", len(rows))
         for start in range(0, max(1, len(rows)), PART):
             name, cached = f"{key}-{start}-{PART}" if len(rows) > PART else key, None
@@ -58,16 +58,12 @@ def tokenize(
                 cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{name}.arrow")
                 known = seals.intact(cached, note)
             part = rows.select(range(start, min(start + PART, len(rows))))
-            parts.append(
+            done.append(
                 part.map(
                     encode,
                     batched=True,
                     remove_columns=rows.column_names,
-                    fn_kwargs={
-                        "tokenizer": tokenizer,
-                        "max_length": max_length,
-                        "targets": targets,
-                    },
+                    fn_kwargs={"encoder": encoder, "targets": targets},
                     new_fingerprint=name,
                     cache_file_name=cached and str(cached),
                     load_from_cache_file=known,
@@ -76,7 +72,7 @@ def tokenize(
             )
             if cached is not None and not known and cached.exists():
                 seals.seal(cached)
-        tokenized[split] = concatenate_datasets(parts)
+        tokenized[split] = concatenate_datasets(done)
     return tokenized
 
 
@@ -94,13 +90,9 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _encode(
-    batch: dict[str, list[Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    targets: Callable[[Any], np.ndarray],
+    batch: dict[str, list[Any]], encoder: Encoder, targets: Callable[[Any], np.ndarray]
 ) -> dict[str, Any]:
-    texts = shortened(batch["text"], tokenizer, max_length)
-    encoded = tokenizer(texts, truncation=True, max_length=max_length)
+    encoded = encoder(parts.read_by_model(batch, several=TEXTS in batch))
     return {
         **encoded,
         "labels": targets(batch["label"]),

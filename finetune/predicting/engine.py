@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from finetune.data.batches import cut, split
-from finetune.data.shortening import shortened
+from finetune.data.encoding import Read
+from finetune.data.splits import TEXTS
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
 from finetune.recipe import TextClassification
@@ -77,11 +78,12 @@ class Predictor:
         self._model = model.to(self._device)
         self._collate = self.recipe.data_collator()
 
-    def texts(self, texts: Sequence[str], advance: Advance = lambda done: None) -> np.ndarray:
+    def texts(self, texts: Sequence[Read], advance: Advance = lambda done: None) -> np.ndarray:
         """Return the logits of texts; a repeated text is computed once.
 
         Args:
-            texts: Texts, truncated here to the ``max_length`` of the recipe.
+            texts: Texts, or tuples of their parts where the recipe reads several columns;
+                truncated here to the ``max_length`` of the recipe.
             advance: Called with the number of texts done.
 
         Returns:
@@ -95,18 +97,19 @@ class Predictor:
         else:
             from datasets import Dataset
 
-            logits = self.rows(Dataset.from_dict({"text": list(first)}), advance)
+            columns: dict[str, list[Any]] = {"text": list(first)}
+            if recipe.text_columns:
+                columns = {"text": ["\n".join(row) for row in first], TEXTS: list(first)}
+            logits = self.rows(Dataset.from_dict(columns), advance)
         return logits[[first[text] for text in texts]]
 
-    def _tokenized(self, texts: Sequence[str]) -> Iterator[Part]:
+    def _tokenized(self, texts: Sequence[Read]) -> Iterator[Part]:
         """Yield the texts part by part, the longest first, so that the model need not wait."""
         assert isinstance(self.recipe, TextClassification)
-        tokenizer = self.recipe.processing_class()
-        order = np.argsort([-len(text) for text in texts], kind="stable")
+        encoder = self.recipe.encoder()
+        order = np.argsort([-_characters(text) for text in texts], kind="stable")
         for numbers in np.split(order, range(_TOKENIZED_AT_ONCE, len(order), _TOKENIZED_AT_ONCE)):
-            most = self.recipe.max_length
-            some = shortened([texts[number] for number in numbers], tokenizer, most)
-            encoded = tokenizer(some, truncation=True, max_length=most)
+            encoded = encoder([texts[number] for number in numbers])
             names, columns = list(encoded), list(encoded.values())
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
             yield rows, numbers, [len(tokens) for tokens in encoded["input_ids"]]
@@ -177,6 +180,10 @@ class Predictor:
         with torch.inference_mode():
             logits: torch.Tensor = self._model(**batch)["logits"]
         return logits.float().reshape(len(numbers), -1).cpu().numpy()
+
+
+def _characters(text: Read) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:

@@ -47,6 +47,7 @@ class Recipe(Declared):
             have these names is brought into this order, any other keeps its own.
         ordered_labels: Whether that order means something, as it does for stars: then how far off
             a prediction is counts too; see :attr:`kind`.
+        exclusive: Options of which one is given or the other.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -64,6 +65,7 @@ class Recipe(Declared):
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = ()
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     dataset_revision: str | None = option(
         None, "commit, tag or branch of the data set on the Hub (unset: the newest)"

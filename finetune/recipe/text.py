@@ -1,4 +1,4 @@
-"""Recipes of text: one text and one label a row, on an encoder of ``transformers``.
+"""Recipes of text: a text, or several parts of one, a row, on an encoder of ``transformers``.
 
 A text recipe is mostly fields::
 
@@ -25,16 +25,22 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import PreTrainedTokenizerBase
 
+    from finetune.data.encoding import Encoder
+
 
 class TextClassification(Recipe):
     """Sentences or documents with one label each, on an encoder from ``transformers``."""
 
+    exclusive = (("text_column", "text_columns"),)
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(
         None, "commit, tag or branch of the model on the Hub (unset: the newest)"
     )
     text_column: str = option("text", "column that holds the text")
+    text_columns: str | None = option(
+        None, "several columns instead, of a pair for instance: premise,hypothesis"
+    )
     label_column: str = option("label", "column that holds the label")
     label_columns: str | None = option(
         None, "several columns instead: of 0 and 1, or of numbers: funny,sad,angry"
@@ -53,8 +59,10 @@ class TextClassification(Recipe):
     )
     drop_invalid: bool = option(False, "drop rows without a text or a label (unset: refuse them)")
     max_length: int = option(512, "truncate texts to this many tokens")
-    truncation: Literal["head", "tail"] = option(
-        "head", "which tokens of a long text are kept: its first ones, or its last ones"
+    truncation: Literal["head", "tail", "head_tail"] = option(
+        "head",
+        "tokens of a long text that are kept: the first, the last, or the first quarter and the "
+        "last",
     )
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"
@@ -72,6 +80,18 @@ class TextClassification(Recipe):
         ]
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        if self.text_columns is not None:
+            own = {each.name: each.default for each in dataclasses.fields(self)}
+            if self.text_column not in (own["text_column"], self.embedded.get("text_column")):
+                mistakes.append(
+                    f"--text_column {self.text_column} and --text_columns {self.text_columns}: "
+                    "give one of the two"
+                )
+            if self.truncation == "head_tail":
+                mistakes.append(
+                    "--truncation head_tail: expected head or tail with --text_columns, whose "
+                    "longest text is truncated first"
+                )
         if mistakes:
             raise UserError(*mistakes)
 
@@ -92,9 +112,10 @@ class TextClassification(Recipe):
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``id``, ``text`` and ``label``, missing values refused.
 
-        Other columns stay, for the slices of the report.
+        Of several columns of text, ``texts`` has the parts. Other columns stay, for the slices of
+        the report.
         """
-        from finetune.data import findings, labels, sources
+        from finetune.data import findings, labels, parts, sources
         from finetune.tasks import reading
 
         def places(split: str, rows: Sequence[int]) -> str:
@@ -102,12 +123,20 @@ class TextClassification(Recipe):
 
         several = findings.names_in("--label_columns", self.label_columns)
         flag, columns = "--label_column", several or [self.label_column]
+        texts, is_one = self.columns_read(), self.text_columns is None
         findings.require_columns(
             dataset,
-            {"--text_column": [self.text_column], f"{flag}s" if several else flag: columns},
+            {
+                "--text_column" if is_one else "--text_columns": texts,
+                f"{flag}s" if several else flag: columns,
+            },
         )
-        dataset = findings.without_clashes(dataset, [self.text_column, *columns], note=self.note)
-        renamed = {self.text_column: "text"} | ({} if several else {self.label_column: "label"})
+        dataset = findings.without_clashes(dataset, [*texts, *columns], note=self.note)
+        renamed = {} if several else {self.label_column: "label"}
+        if is_one:
+            renamed, texts = {**renamed, self.text_column: "text"}, ["text"]
+        elif "label" in texts:
+            raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
         dataset = dataset.rename_columns({old: new for old, new in renamed.items() if old != new})
         how = reading.Reading(
             task=self.task,
@@ -117,13 +146,52 @@ class TextClassification(Recipe):
             separator=self.label_separator,
         )
         dataset = findings.only_valid(
-            dataset, drop=self.drop_invalid, note=self.note, places=places, labels=how.columns
+            dataset,
+            drop=self.drop_invalid,
+            note=self.note,
+            places=places,
+            texts=texts,
+            labels=how.columns,
         )
+        if not is_one:
+            dataset = parts.combined(dataset, texts, self.note)
         if self.task == reading.AUTO:
             self.task, self.task_reason = reading.decided(dataset["train"], how)
             how = dataclasses.replace(how, task=self.task)
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         return dataset
+
+    def columns_read(self) -> list[str]:
+        """Return the columns of the data that the model reads, in their order."""
+        from finetune.data.findings import names_in
+
+        return names_in("--text_columns", self.text_columns) or [self.text_column]
+
+    def refuse_other_columns(self, of: object, text_column: Any, text_columns: Any) -> None:
+        """Refuse names of columns of other data that are not as many as those of the training.
+
+        Args:
+            of: What reads them, for the message.
+            text_column: As typed, or None.
+            text_columns: Likewise.
+
+        Raises:
+            UserError: if one column is named where several are read, or otherwise.
+        """
+        from finetune.data.findings import names_in
+
+        read, names = self.columns_read(), names_in("--text_columns", text_columns)
+        if self.text_columns is None and names:
+            raise UserError(
+                f"--text_columns {text_columns}: {of} reads one column; name it by --text_column"
+            )
+        several = f"{of} reads {len(read)} columns ({', '.join(read)})"
+        if self.text_columns is not None and text_column is not None:
+            raise UserError(
+                f"--text_column {text_column}: {several}; name as many by --text_columns"
+            )
+        if names and len(names) != len(read):
+            raise UserError(f"--text_columns {text_columns}: {several}, found {len(names)}")
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         if self._unmapped:  # which may be so in other data, that is not trained on
@@ -137,6 +205,8 @@ class TextClassification(Recipe):
         return super().split(dataset)
 
     def check(self) -> None:
+        if self.text_columns:
+            self.encoder().refuse_too_short(len(self.columns_read()))
         if type(self).build_model is not TextClassification.build_model:
             return  # whose positions are not known
         from finetune.models.pretrained import positions
@@ -149,17 +219,25 @@ class TextClassification(Recipe):
             )
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.data import parts
         from finetune.data.tokenize import tokenize
         from finetune.tasks import kinds
 
-        targets, tokenizer = kinds.of_rows(dataset["test"]).targets, self.processing_class()
-        return tokenize(dataset, tokenizer, self.max_length, targets, self.note)
+        parts.refuse_others(dataset, several=self.text_columns is not None)
+        targets = kinds.of_rows(dataset["test"]).targets
+        return tokenize(dataset, self.encoder(), targets, self.note)
+
+    def encoder(self) -> Encoder:
+        """Return what tokenizes and truncates texts, in training and prediction alike."""
+        from finetune.data.encoding import Encoder
+
+        return Encoder(self.processing_class(), self.max_length, self.truncation)
 
     def whole_lengths(self, split: str) -> list[int] | None:
-        from finetune.data.shortening import whole_lengths
+        from finetune.data import parts
 
-        texts, lengths = self.splits[split]["text"][:], self.prepared[split]["length"][:]
-        return whole_lengths(texts, lengths, self.processing_class(), self.max_length)
+        rows = parts.read_by_model(self.splits[split], several=self.text_columns is not None)
+        return self.encoder().whole_lengths(rows, self.prepared[split]["length"][:])
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -168,7 +246,7 @@ class TextClassification(Recipe):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from finetune.models.pretrained import load_tokenizer
 
-        side = {"head": "right", "tail": "left"}[self.truncation]
+        side = "left" if self.truncation == "tail" else "right"
         return load_tokenizer(self.model, self.model_revision, truncation_side=side)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
