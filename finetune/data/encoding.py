@@ -45,9 +45,8 @@ def allotted(lengths: Sequence[int], budget: int) -> list[int]:
     Args:
         lengths: Tokens of the parts.
         budget: To keep in all. Where it cannot be divided evenly, the longest part gets more; of
-            equally long ones, and of those of at least ``budget`` tokens, the last.
+            equally long ones the last. So do the tokenizers of the library.
     """
-    lengths = [min(length, budget) for length in lengths]
     kept, left = [0] * len(lengths), budget
     shortest_first = sorted(range(len(lengths)), key=lambda number: lengths[number])
     for place, number in enumerate(shortest_first):
@@ -134,21 +133,39 @@ class Encoder:
 
         return self._without(encoded, lost)
 
-    def _pairs(self, parts: list[list[str]]) -> BatchEncoding:
-        limit: dict[str, Any] = {"truncation": "longest_first", "max_length": self.max_length}
+    def _pairs(self, parts: list[list[str]]) -> Mapping[str, list[Any]]:
+        """Return what the tokenizer makes of pairs, truncated longest first.
+
+        A fast tokenizer would keep what it truncates, for two long texts in all combinations.
+        """
+        if not isinstance(self.tokenizer, PreTrainedTokenizerFast):
+            limit: dict[str, Any] = {"truncation": "longest_first", "max_length": self.max_length}
+            encoded: BatchEncoding = self.tokenizer(*parts, **limit)
+            return encoded
         short = [shortened(texts, self.tokenizer, self.max_length) for texts in parts]
-        encoded: BatchEncoding = self.tokenizer(*short, **limit)
+        encoded = self.tokenizer(*short, **_WHOLE)
         budget = self.max_length - self._special(2)
-        if budget % 2 and short != parts:
-            # the longer of two long texts gets the odd token, and only whole ones say which it is
-            for number, both in enumerate(zip(*parts, strict=True)):
-                if both != (short[0][number], short[1][number]):
-                    kept = encoded.sequence_ids(number).count(0)
-                    if kept in (budget // 2, budget // 2 + 1):
-                        whole = self.tokenizer(*([text] for text in both), **limit)
-                        for name in encoded:
-                            encoded[name][number] = whole[name][0]
-        return encoded
+
+        def lost(number: int, own: list[int]) -> list[int]:
+            sides = encoded.sequence_ids(number)
+            groups = [[place for place in own if sides[place] == side] for side in (0, 1)]
+            lengths = [len(group) for group in groups]
+            both = [texts[number] for texts in parts]
+            if min(lengths) > budget // 2 and both != [texts[number] for texts in short]:
+                # the longer text gets an odd token, and only whole ones say which it is
+                lengths = counts(both, self.tokenizer)
+            return self._beyond(groups, allotted(lengths, budget))
+
+        return self._without(encoded, lost)
+
+    def _beyond(self, groups: Sequence[list[int]], kept: Sequence[int]) -> list[int]:
+        """Return the places of the tokens of each part that are truncated."""
+        from_left = self.tokenizer.truncation_side == "left"
+        return [
+            place
+            for group, most in zip(groups, kept, strict=True)
+            for place in (group[: len(group) - most] if from_left else group[most:])
+        ]
 
     def _joined(self, parts: list[list[str]]) -> dict[str, list[Any]]:
         short = [shortened(texts, self.tokenizer, self.max_length) for texts in parts]
@@ -157,7 +174,6 @@ class Encoder:
         is_fast = isinstance(self.tokenizer, PreTrainedTokenizerFast)
         texts = [between.join(row) for row in rows]
         encoded = self.tokenizer(texts, return_offsets_mapping=is_fast, **_WHOLE)
-        from_left = self.tokenizer.truncation_side == "left"
 
         def lost(number: int, own: list[int]) -> list[int]:
             if is_fast:
@@ -166,12 +182,8 @@ class Encoder:
             else:
                 groups = self._by_count(own, rows[number])
             budget = self.max_length - (len(encoded["input_ids"][number]) - sum(map(len, groups)))
-            kept = allotted([len(group) for group in groups], budget)
-            return [
-                place
-                for group, most in zip(groups, kept, strict=True)
-                for place in (group[: len(group) - most] if from_left else group[most:])
-            ]
+            # what is beyond the budget was perhaps left out already, and must not count
+            return self._beyond(groups, allotted([min(len(g), budget) for g in groups], budget))
 
         return self._without(encoded, lost)
 

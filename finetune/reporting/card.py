@@ -182,9 +182,9 @@ def _use(run: Run, manifest: Manifest) -> list[str]:
         imported = "from transformers import pipeline"
         line = f'classify = pipeline("text-classification", model="{run.path.name}")'
         if columns := manifest.options.get("text_columns"):
-            return _use_of_several(
-                run, [imported, "", line], [c.strip() for c in columns.split(",")]
-            )
+            names = [name.strip() for name in columns.split(",")]
+            most = manifest.options["max_length"]
+            return _use_of_several(run, [imported, "", line], names, most)
     else:
         imported = "from finetune import Run"
         line = f'model = Run.load("{run.path.name}").model()'
