@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, Image
 
-from finetune.data import targets
+from finetune.data import stratification, targets
 from finetune.errors import UserError, counted
 from finetune.runtime import activity
 
@@ -206,9 +206,9 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """
     if not size:
         return np.empty(0, dtype=int)
+    if labels.ndim == 2:
+        return stratification.iterative(labels, size, seed)
     generator = np.random.default_rng(seed)
-    if labels.ndim == 2:  # each set of classes counts as one
-        labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     shares = counts * (size / len(labels))
     quota = np.floor(shares).astype(int)

@@ -152,7 +152,7 @@ def _on(
     data: str, recipe: Recipe, names: list[str], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
-    from finetune.data import findings, labels
+    from finetune.data import findings, labels, multi_labels, targets
     from finetune.data.delimited import SEPARATORS
     from finetune.data.sources import numbered
 
@@ -184,8 +184,9 @@ def _on(
             f"evaluated the {split} split{without}"
             + (f"; not evaluated: {', '.join(others)}" if others else "")
         )
-    if names:
-        rows = labels.renumbered(rows, names)
+    if names and targets.class_names(rows):
+        renumbered = multi_labels.renumbered if targets.is_set(rows) else labels.renumbered
+        rows = renumbered(rows, names)
     return recipe.over(rows)
 
 

@@ -256,7 +256,10 @@ class Recipe(Declared):
         names = class_names(rows)
         known = set(names) <= set(self.label_names) or are_numbers(names)
         return kinds.of_rows(
-            rows, ordered=self.ordered_labels and known, loss_function=self.loss_function
+            rows,
+            ordered=self.ordered_labels and known,
+            loss_function=self.loss_function,
+            thresholds=getattr(self, "thresholds", "none"),
         )
 
     @property

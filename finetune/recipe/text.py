@@ -42,6 +42,9 @@ class TextClassification(Recipe):
     label_separator: str | None = option(
         None, "what stands between the labels in a cell of --label_column"
     )
+    thresholds: Literal["one", "label", "none"] = option(
+        "one", "of several labels a row, fitted on validation: one of all labels, one a label, none"
+    )
     task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = option(
         "auto", "what kind of labels these are (auto: what the training rows say)"
     )

@@ -14,7 +14,7 @@ import pandas as pd
 from finetune.reporting import curves, html, plots, ranking, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
-from finetune.statistics import calibration, classification, mistakes, threshold
+from finetune.statistics import calibration, classification, mistakes, multi_label, threshold
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import Manifest, Statistics
 
@@ -27,6 +27,8 @@ WORDS = {
     "speed": "throughput by step",
     "confusion": "confusion matrix",
     "classes": "F1 by class",
+    "labels": "F1 by label",
+    "together": "labels of the same rows",
     "roc": "ROC curve",
     "precision_recall": "precision-recall curve",
     "reliability": "calibration",
@@ -88,6 +90,46 @@ def classes(shown: Shown) -> Section:
     return Section({"confusion": matrix, "classes": plots.classes(found)}, {"classes": found})
 
 
+def labels(shown: Shown) -> Section:
+    """Show how well each label is found, of those that a row has any number of, and which rows the
+    model is surest and wrong about.
+    """
+    found, rows = shown.statistics.classes or {}, shown.rows
+    order = multi_label.farthest(rows)[:_MISTAKES]
+    return Section(
+        {"labels": plots.classes(found, "label")},
+        {
+            "classes": found,
+            "fewest": multi_label.FEWEST_POSITIVES,
+            "thresholds": shown.statistics.thresholds or {},
+            "right": f"{rows.right.sum():,} of {len(rows):,}",
+            "mistakes": [
+                {
+                    "id": shown.table["id"].iloc[index],
+                    "text": html.excerpt(shown.table["text"].iloc[index])
+                    if "text" in shown.table
+                    else None,
+                    "label": _joined(rows.names, rows.labels[index]),
+                    "prediction": _joined(rows.names, rows.decided[index]),
+                }
+                for index in order
+            ],
+        },
+    )
+
+
+def _joined(names: list[str], has: np.ndarray) -> str:
+    return ", ".join(name for name, each in zip(names, has, strict=True) if each) or "none"
+
+
+def together(shown: Shown) -> Section:
+    """Show which labels the same rows have."""
+    counts = shown.statistics.together
+    return Section(
+        {"together": plots.together(np.asarray(counts), shown.rows.names) if counts else None}
+    )
+
+
 def probabilities(shown: Shown) -> Section:
     """Show what the probabilities are worth."""
     rows: ScoredRows = shown.rows
@@ -117,10 +159,9 @@ def length(shown: Shown) -> Section:
     """Show the accuracy against the tokens of a text."""
     if "tokens" not in shown.table:
         return Section()
-    rows: ScoredRows = shown.rows
-    right: np.ndarray = rows.classes == rows.labels
     most = shown.manifest.options.get("max_length")
-    return Section({"length": plots.lengths(shown.table["tokens"].to_numpy(), right, most)})
+    tokens, right = shown.table["tokens"].to_numpy(), shown.rows.right
+    return Section({"length": plots.lengths(tokens, right, most)})
 
 
 def slices(shown: Shown) -> Section:
@@ -155,6 +196,8 @@ SECTIONS: Mapping[str, Callable[[Shown], Section]] = {
     "training": training,
     "predictions": predictions,
     "classes": classes,
+    "labels": labels,
+    "together": together,
     "probabilities": probabilities,
     "length": length,
     "slices": slices,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import pandas as pd
-from scipy.special import softmax
+from scipy.special import logit, softmax
 
 #: The names of columns of ``predictions.parquet``, and those that ``predict`` adds.
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
@@ -66,6 +66,12 @@ class ScoredRows:
         return classes
 
     @property
+    def right(self) -> np.ndarray:
+        """Whether the most probable class of each row is its own, shape ``(rows,)``."""
+        right: np.ndarray = self.classes == self.labels
+        return right
+
+    @property
     def outputs(self) -> np.ndarray:
         """The logarithms of the probabilities, which are logits, too."""
         outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
@@ -86,6 +92,39 @@ class ScoredNumbers:
     def outputs(self) -> np.ndarray:
         """Shape ``(rows, 1)``."""
         return self.values[:, None]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ScoredLabels:
+    """Rows with the labels that they have, of booleans, and the probability of each label, float64,
+    both of shape ``(rows, labels)``; ``names`` are those of the labels in their order.
+    """
+
+    names: list[str]
+    labels: np.ndarray
+    probabilities: np.ndarray
+
+    @property
+    def decided(self) -> np.ndarray:
+        """Which labels each row is given, shape ``(rows, labels)``: those above one half."""
+        decided: np.ndarray = self.probabilities > 0.5
+        return decided
+
+    @property
+    def right(self) -> np.ndarray:
+        """Whether each row is given exactly the labels it has, shape ``(rows,)``."""
+        right: np.ndarray = (self.decided == self.labels).all(axis=1)
+        return right
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The log-odds of the probabilities, which are logits."""
+        inside = np.clip(self.probabilities, np.finfo(np.float64).tiny, 1 - np.finfo(float).epsneg)
+        outputs: np.ndarray = logit(inside)
+        return outputs
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -170,6 +170,10 @@ class Task(ABC, Generic[S]):
             most: How many labels it names at most.
         """
 
+    def label_shown(self, label: Any) -> str:
+        """Return a value of the column ``label`` as a page shows it."""
+        return str(label)
+
     @abstractmethod
     def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
         """Return the prediction in a row of the table as a page shows it, its probability if there

@@ -5,28 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.targets import class_names
+from finetune.data.targets import class_names, is_set
 from finetune.tasks.base import Task
+from finetune.tasks.multi_label import MultiLabel
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-KINDS: dict[str, type[Task[Any]]] = {kind.name: kind for kind in (SingleLabel, Regression)}
+KINDS: dict[str, type[Task[Any]]] = {
+    kind.name: kind for kind in (SingleLabel, MultiLabel, Regression)
+}
 
 
-def of_rows(rows: Dataset, *, ordered: bool = False, loss_function: str | None = None) -> Task[Any]:
+def of_rows(
+    rows: Dataset,
+    *,
+    ordered: bool = False,
+    loss_function: str | None = None,
+    thresholds: str = "one",
+) -> Task[Any]:
     """Return the task of raw rows by the feature of their ``label``.
 
     Args:
         rows: With ``label``.
         ordered: Whether the order of the classes means something.
         loss_function: One of the task, or None for its first.
+        thresholds: Of labels of which a row has any number.
 
     Raises:
         UserError: if the task has no such loss.
     """
+    if is_set(rows):
+        return MultiLabel(
+            labels=class_names(rows), loss_function=loss_function or "", thresholds=thresholds
+        )
     if names := class_names(rows):
         return SingleLabel(labels=names, ordered=ordered, loss_function=loss_function or "")
     return Regression(loss_function=loss_function or "")

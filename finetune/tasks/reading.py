@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from datasets import ClassLabel, List
 
-from finetune.data import labels, numbers
+from finetune.data import labels, multi_labels, numbers
 from finetune.errors import UserError
 
 if TYPE_CHECKING:
@@ -134,6 +134,18 @@ def _classes(
     return labels.encode(renamed, how.names, note), lacking
 
 
+def _label_sets(
+    dataset: DatasetDict, how: Reading, note: Callable[[str], None]
+) -> tuple[DatasetDict, list[str]]:
+    return multi_labels.encode(
+        dataset,
+        how.columns,
+        names=how.names,
+        renamed=how.renamed,
+        separator=how.separator,
+    )
+
+
 def _numbers(
     dataset: DatasetDict, how: Reading, note: Callable[[str], None]
 ) -> tuple[DatasetDict, list[str]]:
@@ -146,4 +158,4 @@ def _numbers(
 ENCODERS: dict[
     str,
     Callable[[DatasetDict, Reading, Callable[[str], None]], tuple[DatasetDict, list[str]]],
-] = {"single_label": _classes, "regression": _numbers}
+] = {"single_label": _classes, "multi_label": _label_sets, "regression": _numbers}
