@@ -120,7 +120,10 @@ _DOWNLOAD = "huggingface_hub.file_download"
 _EXAMPLES = "examples/native_ddp.py examples/accelerate_loop.py"
 _METRICS = " ".join(
     f"metrics/{each}/{each}.py"
-    for each in ("accuracy", "f1", "matthews_correlation", "precision", "recall")
+    for each in (
+        *("accuracy", "f1", "matthews_correlation", "mean_absolute_error", "precision"),
+        *("quadratic_kappa", "recall"),
+    )
 )
 _CALLED, _CHOSEN = "test_the_library_calls_the_hook", "test_attention_is_chosen_by_name"
 _FIELDS, _CACHED = "test_a_profiler_event_has_its_fields", "test_the_caches_are_laid_out_as_assumed"
