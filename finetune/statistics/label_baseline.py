@@ -26,15 +26,16 @@ def of_labels(
     *,
     fit: bool,
     note: Callable[[str], object],
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield name and probabilities of each label for the test rows, shape ``(rows, labels)``.
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield name and probabilities of each label, shape ``(rows, labels)``, for the rows of
+    validation, which thresholds are fitted on, and then of test.
 
     Arguments are those of :func:`finetune.statistics.baseline.of_classes`.
     """
-    train, test = splits["train"], splits["test"]
+    train, held, test = splits["train"], splits["validation"], splits["test"]
     has = targets.indicators(train["label"][:], len(targets.class_names(train)))
     shares = has.mean(axis=0)
-    yield "prevalence", np.tile(shares, (len(test), 1))
+    yield "prevalence", np.tile(shares, (len(held), 1)), np.tile(shares, (len(test), 1))
     if not (fit and isinstance(train.features[input_column], Value)):
         return
     name, labels = "TF-IDF + logistic regression", has.shape[1]
@@ -42,21 +43,23 @@ def of_labels(
         min(baseline.MOST_ROWS, baseline.MOST_SCORES // labels),
         baseline.MOST_WEIGHTS // labels,
     )
-    texts, others = train[input_column][:], test[input_column][:]
+    texts = train[input_column][:]
+    others = [*held[input_column][:], *test[input_column][:]]
 
     def fitted() -> baseline.Fitted | None:
         return one_vs_rest(texts, has, others, seed, *bounds)
 
     key = f"labels {fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
     try:
-        is_kept = len(test) * labels <= _MOST_KEPT
+        is_kept = len(others) * labels <= _MOST_KEPT
         found = baseline.remembered(key, fitted) if is_kept else fitted()
     except Exception as error:  # whatever it is, the run is worth what it is without
         note(baseline.failed(name, error))
         return
     if found is not None:
         probabilities, limits = found
-        yield f"{name} ({', '.join(limits)})" if limits else name, probabilities
+        shown = f"{name} ({', '.join(limits)})" if limits else name
+        yield shown, probabilities[: len(held)], probabilities[len(held) :]
 
 
 def one_vs_rest(

@@ -186,5 +186,10 @@ class MultiLabel(Task[ScoredLabels]):
         found = label_baseline.of_labels(
             splits, input_column, seed, fingerprint, fit=fit, note=note
         )
-        for name, probabilities in found:
-            yield name, logit(np.clip(probabilities, 1e-7, 1 - 1e-7)).astype(np.float32)
+        held = self.targets(splits["validation"][LABEL][:])
+        for name, *both in found:
+            validated, tested = (
+                logit(np.clip(each, 1e-7, 1 - 1e-7)).astype(np.float32) for each in both
+            )
+            after = self.fitted(validated, held)  # as the model has it
+            yield name, tested if after is None else after(tested)

@@ -91,7 +91,9 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
         return "single_label", "the labels are the classes of the recipe"
     if all(isinstance(each, str) and labels.is_list(each) for each in distinct.values()):
         return "multi_label", f"the labels are lists, such as {shown}"
-    if any(isinstance(each, (bool, list, dict)) for each in distinct.values()):
+    if any(isinstance(each, list) for each in distinct.values()):
+        return "multi_label", f"the labels are lists, such as {shown}"
+    if any(isinstance(each, (bool, dict)) for each in distinct.values()):
         return "single_label", "the labels are classes"
     found = [labels.number(each) for each in distinct.values()]
     if None in found:
