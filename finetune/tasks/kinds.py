@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from finetune.data import labels
 from finetune.data.targets import class_names
+from finetune.errors import UserError
 from finetune.tasks.base import Task
+from finetune.tasks.ordinal import Ordinal
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-KINDS: dict[str, type[Task[Any]]] = {kind.name: kind for kind in (SingleLabel, Regression)}
+KINDS: dict[str, type[Task[Any]]] = {kind.name: kind for kind in (SingleLabel, Ordinal, Regression)}
+
+
+#: An order of fewer classes tells nothing.
+FEWEST_ORDERED = 3
 
 
 def of_rows(rows: Dataset, *, ordered: bool = False, loss_function: str | None = None) -> Task[Any]:
@@ -25,14 +32,35 @@ def of_rows(rows: Dataset, *, ordered: bool = False, loss_function: str | None =
         loss_function: One of the task, or None for its first.
 
     Raises:
-        UserError: if the task has no such loss.
+        UserError: if the task has no such loss, or an order too few classes.
     """
-    if names := class_names(rows):
-        return SingleLabel(labels=names, ordered=ordered, loss_function=loss_function or "")
-    return Regression(loss_function=loss_function or "")
+    names = class_names(rows)
+    if names and ordered and len(names) < FEWEST_ORDERED:
+        raise UserError(
+            f"--task ordinal: the labels are {len(names)} classes, and an order says something of "
+            f"{FEWEST_ORDERED} or more; use --task single_label"
+        )
+    kind = Regression if not names else Ordinal if ordered else SingleLabel
+    return kind(labels=names, loss_function=loss_function or "")
 
 
-def named(name: str | None, labels: Sequence[str], *, ordered: bool) -> Task[Any]:
-    """Return the task that ``run.json`` names; older ones have classes, or are regressions."""
-    usual = SingleLabel.name if labels else Regression.name
-    return KINDS[name or usual](labels=list(labels), ordered=ordered)
+def in_order(rows: Dataset, known: Sequence[str]) -> bool:
+    """Return whether the classes of rows have an order: three or more that are among those that
+    have one, ``known``, or are numbers that ascend.
+    """
+    names = class_names(rows)
+    return len(names) >= FEWEST_ORDERED and labels.in_order(names, known)
+
+
+def named(name: str | None, names: Sequence[str], *, ordered: bool) -> Task[Any]:
+    """Return the task that ``run.json`` names; older ones have classes, or are regressions.
+
+    Args:
+        name: None in older ones.
+        names: Of the classes.
+        ordered: Whether an older one says that their order means something.
+    """
+    if ordered and len(names) >= FEWEST_ORDERED:
+        name = Ordinal.name
+    usual = SingleLabel.name if names else Regression.name
+    return KINDS[name or usual](labels=list(names))
