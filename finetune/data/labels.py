@@ -246,6 +246,14 @@ def are_numbers(names: Sequence[str]) -> bool:
     return not any(is_word for is_word, *_ in map(natural, names))
 
 
+def in_order(names: Sequence[str], known: Sequence[str]) -> bool:
+    """Return whether the order of classes is known: they are among those that have one, ``known``,
+    or numbers that ascend.
+    """
+    numbers = are_numbers(names) and list(names) == sorted(names, key=natural)
+    return set(names) <= set(known) or numbers
+
+
 def natural(name: str) -> tuple[int, float, str]:
     """Return a key that sorts names: numbers first, as numbers."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,12 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
         )
-    for note in (too_few_steps(recipe, values, steps), _endless_warmup(values, steps)):
+    sentences = (
+        too_few_steps(recipe, values, steps),
+        _endless_warmup(values, steps),
+        _repeated_rows(recipe, values),
+    )
+    for note in sentences:
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)
     return Prepared(chosen, found, configuration, steps, is_done=done)
@@ -134,7 +140,7 @@ def leads(values: ArgumentValues | None) -> bool:
 
 def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
-    from finetune.training.sampler import refuse_too_few
+    from finetune.training import sampler
 
     # an unknown option may be meant to say where data and model are
     missing = [] if mistakes.has_unknown_option else hub.missing(vars(recipe))
@@ -148,11 +154,15 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
     with mistakes:
         rows = recipe.splits["train"]
         if values is not None:
-            refuse_too_few(values, len(rows))
+            sampler.refuse_too_few(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
                     "--label_smoothing_factor: there are no classes, the labels are numbers"
                 )
+            if values.class_sampling == "balanced":
+                sampler.refuse_no_classes(recipe.kind.targets(rows["label"][:]))
+        if recipe.weights is not None and values is not None:
+            sampler.refuse_weights(values)
 
 
 def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | None:
@@ -182,6 +192,24 @@ def _endless_warmup(values: ArgumentValues, steps: int) -> str | None:
     return (
         f"--warmup_steps {values.warmup_steps:g}: the run has {counted(steps, 'step')}, so the "
         "learning rate never reaches its maximum; try --warmup_steps 0.1, a share of the steps"
+    )
+
+
+def _repeated_rows(recipe: Recipe, values: ArgumentValues) -> str | None:
+    """Return how often rows come in an epoch whose classes are balanced."""
+    from finetune.data.targets import labels_of
+
+    if values.class_sampling != "balanced":
+        return None
+    rows = Counter(labels_of(recipe.splits["train"])).most_common()
+    alike = sum(count for _, count in rows) / len(rows)
+    often, rare = (
+        f"{alike / count:.2g} times a row of '{recipe.labels[label]}'"
+        for label, count in (rows[0], rows[-1])
+    )
+    return (
+        f"class sampling: each of {len(rows)} classes is {1 / len(rows):.0%} of an epoch, which "
+        f"has {often}, {rare}"
     )
 
 

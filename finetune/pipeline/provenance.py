@@ -46,7 +46,6 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         embedded_overrides=settings.overrides,
         arguments=arguments.to_sanitized_dict(),
         labels=recipe.labels,
-        ordered_labels=recipe.kind.ordered,
         scoring=recipe.known_scoring,
         data=Data(
             source=sources.describe(recipe.dataset),

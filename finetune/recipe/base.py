@@ -23,6 +23,7 @@ from finetune.recipe.options import option
 from finetune.runtime import hub, versions
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from datasets import Dataset, DatasetDict
     from transformers import EvalPrediction, PreTrainedTokenizerBase
@@ -45,8 +46,8 @@ class Recipe(Declared):
             it has none.
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
-        ordered_labels: Whether that order means something, as it does for stars: then how far off
-            a prediction is counts too; see :attr:`kind`.
+        ordered_labels: Whether that order means something, as it does for stars: then the task is
+            ordinal, if there are three classes or more and they are these, or numbers.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -76,6 +77,11 @@ class Recipe(Declared):
     loss_function: str | None = option(
         None, "loss that is trained, one of those of the task (unset: its first)"
     )
+    class_weights: str = option(
+        "none",
+        "how much rows of a class count in the loss of training: balanced, none, or "
+        "NAME=WEIGHT,NAME=WEIGHT",
+    )
     metrics: str | None = option(
         None, "accuracy,f1_macro,f1_micro,roc_auc,... (unset: those of the task)"
     )
@@ -84,6 +90,10 @@ class Recipe(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
+        if self.loss_function and type(self).loss is not Recipe.loss:
+            raise UserError(
+                f"--loss_function {self.loss_function}: the recipe has a loss of its own"
+            )
 
     # ---- the steps -------------------------------------------------------------------------------
 
@@ -224,7 +234,11 @@ class Recipe(Declared):
         """
         from datasets import DatasetDict
 
-        copy, names = dataclasses.replace(self), ("train", "validation", "test")
+        # nothing is trained on them, and they may lack classes that have a weight
+        copy, names = (
+            dataclasses.replace(self, class_weights="none"),
+            ("train", "validation", "test"),
+        )
         copy.splits = DatasetDict(dict.fromkeys(names, rows))
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
         copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
@@ -245,22 +259,37 @@ class Recipe(Declared):
 
     @functools.cached_property
     def kind(self) -> Task[Any]:
-        """What follows from the kind of the labels; their order means something only if they are
-        those of the recipe, or numbers: other names are sorted.
-        """
-        from finetune.data.labels import are_numbers
-        from finetune.data.targets import class_names
+        """What follows from the kind of the labels."""
         from finetune.tasks import kinds
 
         rows = self.splits["train"]
-        names = class_names(rows)
-        known = set(names) <= set(self.label_names) or are_numbers(names)
         return kinds.of_rows(
             rows,
-            ordered=self.ordered_labels and known,
+            ordered=self._is_ordinal(rows),
             loss_function=self.loss_function,
             thresholds=getattr(self, "thresholds", "none"),
         )
+
+    def _is_ordinal(self, rows: Dataset) -> bool:
+        """Return whether the order of the classes of rows means something."""
+        from finetune.tasks import kinds
+
+        return self.ordered_labels and kinds.in_order(rows, self.label_names)
+
+    @functools.cached_property
+    def weights(self) -> np.ndarray | None:
+        """How much each class counts in training, shape ``(classes,)``; None if all alike.
+
+        Raises:
+            UserError: what is wrong with ``class_weights``.
+        """
+        from finetune.tasks import weights
+
+        targets = self.kind.targets(self.splits["train"]["label"][:])
+        found = self.kind.class_weights(self.class_weights, targets)
+        if found is not None:
+            self.note(weights.note(self.class_weights, self.labels, found))
+        return found
 
     @property
     def _task(self) -> Task[Any]:
@@ -306,11 +335,10 @@ class Recipe(Declared):
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
 
-        The library's ``Trainer`` takes them as well as ours: the loss is right in both. A
-        ``model`` stands for a fresh one.
+        The library's ``Trainer`` takes them as well as ours: the loss is right in both. With
+        weights of classes the library divides it by the rows of a step, ours by the sum of their
+        weights, which are 1 on average. A ``model`` stands for a fresh one.
         """
-        from finetune.training.loss import GlobalLoss
-
         return {
             "model": self.build_model(self.labels) if model is None else model,
             "train_dataset": self.prepared["train"],
@@ -318,7 +346,7 @@ class Recipe(Declared):
             "data_collator": self.data_collator(),
             "processing_class": self.processing_class(),
             "compute_metrics": self.compute_metrics,
-            "compute_loss_func": GlobalLoss(self.loss),
+            "compute_loss_func": self.kind.global_loss(self.loss, self.weights),
         }
 
     def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:

@@ -22,7 +22,7 @@ from finetune.recipe.options import option
 
 if TYPE_CHECKING:
     import torch
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
     from transformers import PreTrainedTokenizerBase
 
 
@@ -51,6 +51,9 @@ class TextClassification(Recipe):
     label_map: str | None = option(
         None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
     )
+    label_order: str | None = option(
+        None, "classes from the lowest to the highest, for --task ordinal: low,middle,high"
+    )
     csv_quoting: Literal["auto", "minimal", "none"] = option(
         "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
     )
@@ -75,8 +78,22 @@ class TextClassification(Recipe):
         ]
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        mistakes += self._mistakes_of_order()
         if mistakes:
             raise UserError(*mistakes)
+
+    def _mistakes_of_order(self) -> list[str]:
+        """Return a line for each thing that is wrong with ``label_order``."""
+        names, shown = self._ordered_names, f"--label_order {self.label_order}"
+        if self.label_order is None:
+            return []
+        if self.task not in ("auto", "ordinal"):
+            return [f"{shown}: the classes of --task {self.task} have no order; use --task ordinal"]
+        if len(names) < 3:
+            return [f"{shown}: expected three classes or more, separated by commas"]
+        if twice := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
+            return [f"{shown}: '{twice[0]}' stands there twice"]
+        return []
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
@@ -115,18 +132,30 @@ class TextClassification(Recipe):
         how = reading.Reading(
             task=self.task,
             columns=several or ["label"],
-            names=self.label_names,
+            names=self._ordered_names or self.label_names,
+            ordered=bool(self.label_order),
             renamed=labels.mapping(self.label_map or ""),
             separator=self.label_separator,
         )
         dataset = findings.only_valid(
             dataset, drop=self.drop_invalid, note=self.note, places=places, labels=how.columns
         )
-        if self.task == reading.AUTO:
+        if is_auto := self.task == reading.AUTO:
             self.task, self.task_reason = reading.decided(dataset["train"], how)
             how = dataclasses.replace(how, task=self.task)
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
+        in_order = self.task == "single_label" and super()._is_ordinal(dataset["train"])
+        if is_auto and in_order:
+            self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
         return dataset
+
+    @property
+    def _ordered_names(self) -> list[str]:
+        """The classes of ``label_order``."""
+        return [each.strip() for each in (self.label_order or "").split(",") if each.strip()]
+
+    def _is_ordinal(self, rows: Dataset) -> bool:
+        return self.task == "ordinal" or (self.task == "auto" and super()._is_ordinal(rows))
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         if self._unmapped:  # which may be so in other data, that is not trained on
@@ -137,6 +166,10 @@ class TextClassification(Recipe):
                 f"--label_map: no label {listed(self._unmapped)} in the data (labels: "
                 f"{listed(class_names(dataset['train']))})"
             )
+        if self.task == "ordinal":
+            from finetune.tasks import reading
+
+            reading.refuse_unordered(dataset, self._ordered_names, self.label_names)
         return super().split(dataset)
 
     def check(self) -> None:

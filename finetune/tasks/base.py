@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
 
     from finetune.models.pretrained import ProblemType
+    from finetune.training.loss import GlobalLoss
 
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
@@ -60,7 +61,6 @@ class Task(ABC, Generic[S]):
         bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
         labels: The names of the classes, in the order of their numbers; of the numbers, where a row
             has several; none in a regression of one.
-        ordered: Whether that order means something.
         loss_function: One of :attr:`losses`, or empty for the first.
     """
 
@@ -76,7 +76,6 @@ class Task(ABC, Generic[S]):
     bears_bf16: ClassVar[bool] = False
 
     labels: list[str] = field(default_factory=list)
-    ordered: bool = False
     loss_function: str = ""
 
     def __post_init__(self) -> None:
@@ -107,6 +106,31 @@ class Task(ABC, Generic[S]):
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
+
+    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
+        """Return how much each label counts in training, shape ``(labels,)``; None if all alike.
+
+        Args:
+            text: ``--class_weights``.
+            targets: Of the training rows.
+
+        Raises:
+            UserError: what is wrong with ``text``.
+        """
+        if text == "none":
+            return None
+        raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
+
+    def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
+        """Return the loss of a step.
+
+        Args:
+            rows: Logits and targets to the loss of each row.
+            weights: What :meth:`class_weights` returned.
+        """
+        from finetune.training.loss import GlobalLoss
+
+        return GlobalLoss(rows)
 
     @abstractmethod
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from finetune.data import labels
 from finetune.data.targets import class_names, is_set
+from finetune.errors import UserError
 from finetune.tasks.base import Task
 from finetune.tasks.multi_label import MultiLabel
+from finetune.tasks.ordinal import Ordinal
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
 
@@ -15,8 +18,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 KINDS: dict[str, type[Task[Any]]] = {
-    kind.name: kind for kind in (SingleLabel, MultiLabel, Regression)
+    kind.name: kind for kind in (SingleLabel, Ordinal, MultiLabel, Regression)
 }
+#: An order of fewer classes tells nothing.
+FEWEST_ORDERED = 3
 
 
 def of_rows(
@@ -35,18 +40,37 @@ def of_rows(
         thresholds: Of labels of which a row has any number.
 
     Raises:
-        UserError: if the task has no such loss.
+        UserError: if the task has no such loss, or an order too few classes.
     """
+    names, loss = class_names(rows), loss_function or ""
     if is_set(rows):
-        return MultiLabel(
-            labels=class_names(rows), loss_function=loss_function or "", thresholds=thresholds
+        return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
+    if names and ordered and len(names) < FEWEST_ORDERED:
+        raise UserError(
+            f"--task ordinal: the labels are {len(names)} classes, and an order says something of "
+            f"{FEWEST_ORDERED} or more; use --task single_label"
         )
-    if names := class_names(rows):
-        return SingleLabel(labels=names, ordered=ordered, loss_function=loss_function or "")
-    return Regression(loss_function=loss_function or "")
+    kind = Regression if not names else Ordinal if ordered else SingleLabel
+    return kind(labels=names, loss_function=loss)
 
 
-def named(name: str | None, labels: Sequence[str], *, ordered: bool) -> Task[Any]:
-    """Return the task that ``run.json`` names; older ones have classes, or are regressions."""
-    usual = SingleLabel.name if labels else Regression.name
-    return KINDS[name or usual](labels=list(labels), ordered=ordered)
+def in_order(rows: Dataset, known: Sequence[str]) -> bool:
+    """Return whether the classes of rows have an order: three or more that are among those that
+    have one, ``known``, or are numbers that ascend.
+    """
+    names = class_names(rows)
+    return len(names) >= FEWEST_ORDERED and labels.in_order(names, known)
+
+
+def named(name: str | None, names: Sequence[str], *, ordered: bool) -> Task[Any]:
+    """Return the task that ``run.json`` names; older ones have classes, or are regressions.
+
+    Args:
+        name: None in older ones.
+        names: Of the classes.
+        ordered: Whether an older one says that their order means something.
+    """
+    if ordered and len(names) >= FEWEST_ORDERED:
+        name = Ordinal.name
+    usual = SingleLabel.name if names else Regression.name
+    return KINDS[name or usual](labels=list(names))

@@ -14,12 +14,14 @@ from finetune.statistics import label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import LABEL, PREDICTION, ScoredLabels, probability_of
-from finetune.tasks import losses
-from finetune.tasks.base import Affine, Task, Tell
+from finetune.tasks import losses, weights
+from finetune.tasks.base import Affine, RowLoss, Task, Tell
 
 if TYPE_CHECKING:
     import pandas as pd
     from datasets import DatasetDict
+
+    from finetune.training.loss import GlobalLoss
 
 #: Labels that the start block names.
 _MOST_NAMED = 12
@@ -72,6 +74,24 @@ class MultiLabel(Task[ScoredLabels]):
 
     def on_hub(self, *, is_text: bool) -> str:
         return "text-classification" if is_text else "image-classification"
+
+    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
+        return weights.of_positives(text, self.labels, targets)
+
+    def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
+        import torch
+
+        from finetune.training.loss import GlobalLoss
+
+        if weights is None:
+            return GlobalLoss(rows)
+        chosen: Any = self.losses[self.loss_function or next(iter(self.losses))]
+        positive = torch.tensor(weights, dtype=torch.float32)
+
+        def weighted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return chosen(logits, targets, positive.to(logits.device))
+
+        return GlobalLoss(rows, training_rows=weighted)
 
     # ---- from outputs to predictions -------------------------------------------------------------
 

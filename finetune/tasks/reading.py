@@ -14,6 +14,7 @@ import numpy as np
 from datasets import ClassLabel, List
 
 from finetune.data import labels, multi_labels, numbers
+from finetune.data.targets import class_names
 from finetune.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Reading:
     Attributes:
         task: Its name, or ``auto``.
         columns: That hold the labels: ``label``, or several.
-        names: Of the classes in the order of the recipe; may be empty.
+        names: Of the classes in the order of the recipe, or of ``label_order``; may be empty.
+        ordered: Whether they are those of ``label_order``.
         renamed: Other names for labels.
         separator: Between the labels in a cell, or None.
     """
@@ -42,6 +44,7 @@ class Reading:
     task: str = AUTO
     columns: Sequence[str] = ("label",)
     names: Sequence[str] = ()
+    ordered: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     separator: str | None = None
 
@@ -73,6 +76,8 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
     Raises:
         UserError: if they could be several.
     """
+    if how.ordered:
+        return "ordinal", "--label_order says the order of the classes"
     if len(how.columns) > 1:
         return _of_columns(rows, how.columns)
     if how.separator:
@@ -148,6 +153,42 @@ def _label_sets(
     )
 
 
+def _ordered_classes(
+    dataset: DatasetDict, how: Reading, note: Callable[[str], None]
+) -> tuple[DatasetDict, list[str]]:
+    """Return the same, numbers in their order whatever that of the source is."""
+    found, lacking = _classes(dataset, how, note)
+    names = class_names(found["train"])
+    if labels.are_numbers(names) and not labels.in_order(names, how.names):
+        found = labels.encode(found, sorted(names, key=float))
+    return found, lacking
+
+
+def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse classes whose order is not known.
+
+    Args:
+        dataset: Its ``label`` is a ``ClassLabel``.
+        given: Classes of ``--label_order``; may be none.
+        known: Of the recipe, in their order; may be none.
+
+    Raises:
+        UserError: if there are others.
+    """
+    names = class_names(dataset["train"])
+    if given:
+        if unknown := [each for each in names if each not in given]:
+            raise UserError(
+                f"--label_order {','.join(given)}: the labels are also {labels.listed(unknown)}"
+            )
+    elif not labels.in_order(names, known):
+        raise UserError(
+            f"--task ordinal: the order of the classes {labels.listed(names)} is not known; add "
+            f"--label_order {','.join(names[:5])}{',...' * (len(names) > 5)}, from the lowest to "
+            "the highest"
+        )
+
+
 def _numbers(
     dataset: DatasetDict, how: Reading, note: Callable[[str], None]
 ) -> tuple[DatasetDict, list[str]]:
@@ -160,4 +201,9 @@ def _numbers(
 ENCODERS: dict[
     str,
     Callable[[DatasetDict, Reading, Callable[[str], None]], tuple[DatasetDict, list[str]]],
-] = {"single_label": _classes, "multi_label": _label_sets, "regression": _numbers}
+] = {
+    "single_label": _classes,
+    "ordinal": _ordered_classes,
+    "multi_label": _label_sets,
+    "regression": _numbers,
+}

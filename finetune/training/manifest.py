@@ -118,7 +118,6 @@ class Manifest(File):
     embedded_overrides: dict[str, Any]  # what ``--embedded`` changed
     arguments: dict[str, Any]  # of the training
     labels: list[str]  # in the order of their numbers; none in a regression
-    ordered_labels: bool  # whether that order means something
     #: The local metrics and their arguments; none if the recipe computes its own.
     scoring: dict[str, Any]
     data: Data
@@ -127,6 +126,7 @@ class Manifest(File):
     git_revision: str | None  # of the toolkit's checkout, if it runs from one
     process: Process
     task: str | None = None  # see ``finetune.tasks``; None in runs of older releases
+    ordered_labels: bool = False  # in older releases, whether that order means something
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed

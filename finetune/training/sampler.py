@@ -32,10 +32,6 @@ from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 _BATCHES_SORTED_TOGETHER = 50
-NO_CLASSES = (
-    "--class_sampling balanced draws as many rows of each class, and these rows do not have one "
-    "class each: leave it out (several labels a row: --class_weights balanced)"
-)
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -207,15 +203,34 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
 
 def classes_of(dataset: datasets.Dataset) -> np.ndarray:
-    """Return the class of each row, shape ``(rows,)``, from the column ``labels``.
+    """Return the class of each row, shape ``(rows,)``, from their column of labels.
 
     Raises:
         UserError: if a row has several labels, or numbers.
     """
-    labels = np.asarray(dataset["labels"][:])
-    if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
-        return labels
-    raise UserError(NO_CLASSES)
+    # where rows are collated without being prepared, it is still the raw one
+    column = "labels" if "labels" in dataset.column_names else "label"
+    labels = np.asarray(dataset[column][:])
+    refuse_no_classes(labels)
+    return labels
+
+
+def refuse_no_classes(labels: np.ndarray) -> None:
+    """Raise a ``UserError`` if rows with these targets do not have one class each."""
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(
+            "--class_sampling balanced draws as many rows of each class, and these rows do not "
+            "have one class each: leave it out (several labels a row: --class_weights balanced)"
+        )
+
+
+def refuse_weights(arguments: FinetuneArguments | ArgumentValues) -> None:
+    """Raise a ``UserError`` if classes that have weights are drawn alike as well."""
+    if arguments.class_sampling == "balanced":
+        raise UserError(
+            "--class_weights with --class_sampling balanced: each of them makes rare classes count "
+            "more; use one"
+        )
 
 
 def _by_class(classes: np.ndarray) -> list[np.ndarray]:

@@ -36,7 +36,7 @@ from finetune.training.manifest import MANIFEST
 from finetune.training.memory import Memory
 from finetune.training.parallel import DataParallel
 from finetune.training.profile import Profile
-from finetune.training.sampler import GlobalBatchSampler
+from finetune.training.sampler import GlobalBatchSampler, refuse_weights
 from finetune.training.saving import Saving
 from finetune.training.speed import Meter, Progress
 
@@ -65,6 +65,8 @@ class Trainer(ExactEvaluation, Saving, Memory):
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
         smoothing = parts["args"].label_smoothing_factor
+        if compute_loss_func.class_weights:
+            refuse_weights(parts["args"])
         with parts["args"].nothing_written():
             super().__init__(
                 compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
