@@ -1,0 +1,113 @@
+"""The last linear layer of a model, which makes its logits: what can be done to them afterwards is
+done there, so that a saved model needs nothing beside its weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import linear
+
+#: Powers of two that float32 has with room on both sides.
+_LARGEST_EXPONENT = 100
+
+
+def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear | None:
+    """Return the last linear layer with ``width`` outputs in the order in which ``model`` has its
+    modules, which in the classifiers of ``transformers`` makes the logits; None without one.
+    """
+    found = (each for each in model.modules() if isinstance(each, torch.nn.Linear))
+    return next((each for each in reversed([*found]) if each.out_features == width), None)
+
+
+def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
+    """Let ``layer`` return ``outputs * scale + shift`` from now on, by its weights; in place.
+
+    Args:
+        layer: With ``width`` outputs.
+        scale: Shape ``(width,)``; computed with in float64.
+        shift: Likewise.
+
+    Raises:
+        ValueError: if it has no bias and ``shift`` is not 0.
+    """
+    bias = layer._parameters["bias"]
+    if bias is None and np.any(shift):
+        raise ValueError("the last layer has no bias, so nothing can be added to its outputs")
+    with torch.no_grad():
+        factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
+        layer.weight.copy_(layer.weight.double() * factor[:, None])
+        if bias is not None:
+            added = torch.as_tensor(shift, dtype=torch.float64, device=bias.device)
+            bias.copy_(bias.double() * factor + added)
+
+
+def power_of_two(numbers: np.ndarray) -> np.ndarray:
+    """Return the powers of two nearest to positive numbers: float32 is multiplied by them, and
+    divided again, without rounding.
+    """
+    exponents = np.round(np.log2(numbers))
+    return np.asarray(np.exp2(np.clip(exponents, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)))
+
+
+def scaled(model: torch.nn.Module, width: int) -> ScaledOutputs | None:
+    """Return what scales the outputs of ``model``, if :class:`ScaledOutputs` does."""
+    layer = last_linear(model, width)
+    hooks = layer._forward_hooks.values() if layer is not None else ()
+    return next((each for each in hooks if isinstance(each, ScaledOutputs)), None)
+
+
+class ScaledOutputs:
+    """Lets a layer be trained with outputs around 1 that are returned in other units.
+
+    The weights are divided by ``scale`` and the outputs multiplied with it, so that nothing changes
+    but how far a step of the optimizer moves them. The state dict has the weights multiplied again:
+    what is saved, a checkpoint too, is an ordinary layer in the units of its outputs, and what is
+    loaded may be one. As the scale is a power of two, none of this rounds. The outputs are computed
+    in float32 even under autocast: bf16 has three digits, too few for most numbers.
+
+    Args:
+        layer: To be scaled, in place.
+        scale: Powers of two, shape ``(width,)``.
+    """
+
+    def __init__(self, layer: torch.nn.Linear, scale: np.ndarray) -> None:
+        self.scale = torch.as_tensor(scale, dtype=torch.float32)
+        fold(layer, 1 / scale, np.zeros(len(scale)))
+        self._handles = [
+            layer.register_forward_hook(self),
+            layer.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+                functools.partial(_multiplied, self.scale)
+            ),
+            layer.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+                functools.partial(_multiplied, 1 / self.scale)
+            ),
+        ]
+
+    def __call__(
+        self, layer: torch.nn.Linear, given: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the outputs in their units, float32."""
+        bias = None if layer.bias is None else layer.bias.float()
+        with torch.autocast(output.device.type, enabled=False):
+            found = linear(given[0].float(), layer.weight.float(), bias)
+        return found * self.scale.to(found.device)
+
+    def remove(self, layer: torch.nn.Linear) -> None:
+        """Give ``layer`` back as an ordinary one that returns the same."""
+        for handle in self._handles:
+            handle.remove()
+        fold(layer, self.scale.double().cpu().numpy(), np.zeros(len(self.scale)))
+
+
+def _multiplied(
+    scale: torch.Tensor, layer: torch.nn.Module, state: dict[str, Any], prefix: str, *others: Any
+) -> None:
+    """Multiply the weights of a layer in a state dict; those that a model has are left alone."""
+    for name in (f"{prefix}weight", f"{prefix}bias"):
+        if name in state:
+            factor = scale.to(state[name].device, state[name].dtype)
+            state[name] = state[name] * factor.reshape(-1, *[1] * (state[name].dim() - 1))
