@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from finetune.errors import UserError
 from finetune.models import head
 
 SIZES: dict[str, Any] = {
@@ -53,11 +54,10 @@ def outputs(model: Any) -> torch.Tensor:
 def test_what_is_folded_is_what_the_model_returns(family: str, width: int, tmp_path: Path) -> None:
     model = tiny(family, width)
     before, layer = outputs(model), head.last_linear(model, width)
-    assert layer is not None
-    assert (layer.bias is None) == (family in WITHOUT)
+    assert head.has_bias(layer) == (family in WITH)
     scale, shift = np.array([3.0, 0.01][:width]), np.array([100.0, -2.0][:width])
     if family in WITHOUT:
-        with pytest.raises(ValueError, match="no bias"):
+        with pytest.raises(UserError, match="no bias"):
             head.fold(layer, scale, shift)
         shift *= 0
     head.fold(layer, scale, shift)
@@ -68,9 +68,10 @@ def test_what_is_folded_is_what_the_model_returns(family: str, width: int, tmp_p
     assert torch.equal(outputs(reloaded), outputs(model))
 
 
-def test_a_model_without_such_a_layer_has_none() -> None:
-    assert head.last_linear(torch.nn.Sequential(torch.nn.Conv2d(1, 3, 2)), 3) is None
-    assert head.last_linear(torch.nn.Linear(4, 2), 3) is None
+def test_a_model_without_such_a_layer_is_refused() -> None:
+    for model in (torch.nn.Sequential(torch.nn.Conv2d(1, 3, 2)), torch.nn.Linear(4, 2)):
+        with pytest.raises(UserError, match=f"{type(model).__name__} has no linear layer of 3"):
+            head.last_linear(model, 3)
 
 
 def test_the_nearest_power_of_two() -> None:
@@ -82,8 +83,7 @@ def test_the_nearest_power_of_two() -> None:
 def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -> None:
     model = tiny(family, 2)
     layer = head.last_linear(model, 2)
-    assert layer is not None
-    if layer.bias is not None:
+    if head.has_bias(layer):
         layer.bias.data += torch.tensor([70.0, 0.3])
     before, plain = outputs(model), copy.deepcopy(model.state_dict())
     scaling = head.ScaledOutputs(layer, np.array([64.0, 0.125]))

@@ -11,16 +11,29 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
+from finetune.errors import UserError
+
 #: Powers of two that float32 has with room on both sides.
 _LARGEST_EXPONENT = 100
 
 
-def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear | None:
+def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
     """Return the last linear layer with ``width`` outputs in the order in which ``model`` has its
-    modules, which in the classifiers of ``transformers`` makes the logits; None without one.
+    modules, which in the classifiers of ``transformers`` makes the logits.
+
+    Raises:
+        UserError: if no linear layer has so many outputs.
     """
-    found = (each for each in model.modules() if isinstance(each, torch.nn.Linear))
-    return next((each for each in reversed([*found]) if each.out_features == width), None)
+    found = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    for layer in reversed(found):
+        if layer.out_features == width:
+            return layer
+    raise UserError(f"{type(model).__name__} has no linear layer of {width} outputs")
+
+
+def has_bias(layer: torch.nn.Linear) -> bool:
+    """Return whether something can be added to the outputs of a layer: GPT-2's has no bias."""
+    return layer._parameters["bias"] is not None
 
 
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
@@ -32,11 +45,11 @@ def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
         shift: Likewise.
 
     Raises:
-        ValueError: if it has no bias and ``shift`` is not 0.
+        UserError: if it has no bias and ``shift`` is not 0.
     """
     bias = layer._parameters["bias"]
     if bias is None and np.any(shift):
-        raise ValueError("the last layer has no bias, so nothing can be added to its outputs")
+        raise UserError("the last layer of the model has no bias that could be shifted")
     with torch.no_grad():
         factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
         layer.weight.copy_(layer.weight.double() * factor[:, None])
@@ -55,8 +68,7 @@ def power_of_two(numbers: np.ndarray) -> np.ndarray:
 
 def scaled(model: torch.nn.Module, width: int) -> ScaledOutputs | None:
     """Return what scales the outputs of ``model``, if :class:`ScaledOutputs` does."""
-    layer = last_linear(model, width)
-    hooks = layer._forward_hooks.values() if layer is not None else ()
+    hooks = last_linear(model, width)._forward_hooks.values()
     return next((each for each in hooks if isinstance(each, ScaledOutputs)), None)
 
 
@@ -91,7 +103,7 @@ class ScaledOutputs:
         self, layer: torch.nn.Linear, given: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> torch.Tensor:
         """Return the outputs in their units, float32."""
-        bias = None if layer.bias is None else layer.bias.float()
+        bias = layer.bias.float() if has_bias(layer) else None
         with torch.autocast(output.device.type, enabled=False):
             found = linear(given[0].float(), layer.weight.float(), bias)
         return found * self.scale.to(found.device)
