@@ -11,7 +11,6 @@ import sklearn.metrics
 from finetune.statistics import numbers
 from finetune.statistics.numbers import METRICS
 
-NAMES = {name: name for name in METRICS}
 #: Samples, and rows of each, over which the share of intervals that hold the truth is counted.
 REPEATS, ROWS = 2000, 200
 
@@ -20,7 +19,7 @@ def test_metrics_are_those_of_scikit_learn_and_scipy() -> None:
     generator = np.random.default_rng(0)
     labels = generator.normal(3, 2, size=(300, 2)).round(1)  # with ties
     values = (labels + generator.normal(size=(300, 2))).round(1)
-    found = numbers.scores(NAMES, labels, values)
+    found = numbers.scores(METRICS, labels, values)
     expected: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
         "r2": sklearn.metrics.r2_score,
         "mae": sklearn.metrics.mean_absolute_error,
@@ -30,7 +29,7 @@ def test_metrics_are_those_of_scikit_learn_and_scipy() -> None:
         "spearman": lambda one, other: scipy.stats.spearmanr(one, other).statistic,
     }
     assert list(expected) == list(METRICS)
-    targets = numbers.of_targets(NAMES, labels, values)
+    targets = numbers.of_targets(METRICS, labels, values)
     for name, metric in expected.items():
         of_each = [metric(labels[:, target], values[:, target]) for target in (0, 1)]
         assert found[name].value == pytest.approx(np.mean(of_each))
@@ -76,8 +75,8 @@ def test_numbers_far_from_zero_change_nothing(far: float) -> None:
     generator = np.random.default_rng(3)
     labels = generator.normal(size=(100, 1))
     values = labels + generator.normal(size=(100, 1))
-    near = numbers.scores(NAMES, labels, values)
-    for name, found in numbers.scores(NAMES, labels + far, values + far).items():
+    near = numbers.scores(METRICS, labels, values)
+    for name, found in numbers.scores(METRICS, labels + far, values + far).items():
         each = near[name]
         assert (found.value, found.low, found.high) == pytest.approx(
             (each.value, each.low, each.high), rel=1e-6
@@ -89,9 +88,9 @@ def test_the_correlation_with_a_constant_is_not_defined() -> None:
     labels, constant = generator.normal(size=(50, 1)), np.full((50, 1), 0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = numbers.scores(NAMES, labels, constant)
-        same = numbers.scores(NAMES, constant, labels)
-        more = numbers.differences(NAMES, labels, constant, labels + 1)
+        found = numbers.scores(METRICS, labels, constant)
+        same = numbers.scores(METRICS, constant, labels)
+        more = numbers.differences(METRICS, labels, constant, labels + 1)
     assert [name for name, each in found.items() if np.isnan(each.value)] == ["pearson", "spearman"]
     assert [name for name, each in same.items() if np.isnan(each.value)] == [
         "r2",
@@ -105,14 +104,14 @@ def test_few_rows_and_none_wrong() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         labels = np.arange(4.0)[:, None]
-        exact = numbers.scores(NAMES, labels, labels)
+        exact = numbers.scores(METRICS, labels, labels)
         assert (exact["mae"].low, exact["mae"].high, exact["r2"].low) == (0, 0, 1)
         assert exact["pearson"].value == pytest.approx(1)
         for rows in (1, 2, 3):
-            for found in numbers.scores(NAMES, labels[:rows], labels[:rows] + 0.5).values():
+            for found in numbers.scores(METRICS, labels[:rows], labels[:rows] + 0.5).values():
                 assert np.isnan(found.low) or found.low <= found.value <= found.high
         one_off = np.array([[0.0], [1.0], [2.0], [4.0]])
-        found = numbers.scores(NAMES, labels, one_off)["mae"]
+        found = numbers.scores(METRICS, labels, one_off)["mae"]
     assert found.low <= found.value == 0.25 <= found.high
 
 
@@ -135,14 +134,14 @@ def sample(kind: str, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.
 def held(kind: str, repeats: int) -> dict[str, float]:
     """Of how many samples the intervals hold the truth, of each metric and of each difference."""
     labels, first, second = sample(kind, 400_000, 9)
-    truth = {name: each.value for name, each in numbers.scores(NAMES, labels, first).items()}
-    apart = numbers.differences(NAMES, labels, first, second)
+    truth = {name: each.value for name, each in numbers.scores(METRICS, labels, first).items()}
+    apart = numbers.differences(METRICS, labels, first, second)
     truth |= {f"difference in {name}": each.value for name, each in apart.items()}
     hits = dict.fromkeys(truth, 0)
     for repeat in range(repeats):
         labels, first, second = sample(kind, ROWS, repeat)
-        found = numbers.scores(NAMES, labels, first)
-        more = numbers.differences(NAMES, labels, first, second)
+        found = numbers.scores(METRICS, labels, first)
+        more = numbers.differences(METRICS, labels, first, second)
         found |= {f"difference in {name}": each for name, each in more.items()}
         for name, each in found.items():
             hits[name] += each.low <= truth[name] <= each.high

@@ -198,16 +198,16 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def estimates(name: str, labels: np.ndarray, values: np.ndarray) -> list[Estimate]:
+def estimates(metric: Metric, labels: np.ndarray, values: np.ndarray) -> list[Estimate]:
     """Return a metric of each target.
 
     Args:
-        name: Of one of :data:`METRICS`.
+        metric: One of :data:`METRICS`.
         labels: Shape ``(rows, targets)``.
         values: What was predicted, of the same shape.
     """
     pairs = zip(labels.T.astype(np.float64), values.T.astype(np.float64), strict=True)
-    return [METRICS[name].of(*pair) for pair in pairs]
+    return [metric.of(*pair) for pair in pairs]
 
 
 def mean(found: Sequence[Estimate]) -> Estimate:
@@ -216,37 +216,34 @@ def mean(found: Sequence[Estimate]) -> Estimate:
     return Estimate(value, np.mean([each.without for each in found], axis=0))
 
 
-def scores(names: Mapping[str, str], labels: np.ndarray, values: np.ndarray) -> dict[str, Interval]:
+def scores(
+    metrics: Mapping[str, Metric], labels: np.ndarray, values: np.ndarray
+) -> dict[str, Interval]:
     """Return the interval of the mean over targets of each metric.
 
     Args:
-        names: By what each is called, that of one of :data:`METRICS`.
+        metrics: By what they are called.
         labels: Shape ``(rows, targets)``.
         values: What was predicted, of the same shape.
     """
-    found = {called: mean(estimates(name, labels, values)) for called, name in names.items()}
-    return {called: _scaled(names[called], each) for called, each in found.items()}
+    return {
+        name: mean(estimates(each, labels, values)).interval(each.scale, each.inverse)
+        for name, each in metrics.items()
+    }
 
 
 def of_targets(
-    names: Mapping[str, str], labels: np.ndarray, values: np.ndarray
+    metrics: Mapping[str, Metric], labels: np.ndarray, values: np.ndarray
 ) -> list[dict[str, Interval]]:
-    """Return, of each target, the interval of each metric; the arguments are those of
-    :func:`scores`.
-    """
-    found = {called: estimates(name, labels, values) for called, name in names.items()}
+    """Return, of each target, the interval of each metric; see :func:`scores`."""
     return [
-        {called: _scaled(names[called], each[target]) for called, each in found.items()}
+        scores(metrics, labels[:, [target]], values[:, [target]])
         for target in range(labels.shape[1])
     ]
 
 
-def _scaled(name: str, found: Estimate) -> Interval:
-    return found.interval(METRICS[name].scale, METRICS[name].inverse)
-
-
 def differences(
-    names: Mapping[str, str], labels: np.ndarray, first: np.ndarray, second: np.ndarray
+    metrics: Mapping[str, Metric], labels: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> dict[str, Interval]:
     """Return how much more of each metric the second model has than the first, as the mean over
     targets; those that are not defined of both are left out.
@@ -254,14 +251,14 @@ def differences(
     Both are measured on the same rows, so what is hard for both does not widen the interval.
 
     Args:
-        names: See :func:`scores`.
+        metrics: By what they are called.
         labels: Shape ``(rows, targets)``.
         first: Predictions of the first model, of the same shape.
         second: Predictions of the second.
     """
     found = {}
-    for called, name in names.items():
-        one, other = (mean(estimates(name, labels, each)) for each in (first, second))
+    for name, metric in metrics.items():
+        one, other = (mean(estimates(metric, labels, each)) for each in (first, second))
         if np.isfinite(one.value) and np.isfinite(other.value):
-            found[called] = (other - one).interval()
+            found[name] = (other - one).interval()
     return found
