@@ -87,7 +87,7 @@ def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -
         layer.bias.data += torch.tensor([70.0, 0.3])
     before, plain = outputs(model), copy.deepcopy(model.state_dict())
     scaling = head.ScaledOutputs(layer, np.array([64.0, 0.125]))
-    assert head.scaled(model, 2) is scaling
+    assert head.scaled(layer) is scaling
     assert torch.equal(outputs(model), before)
     name = next(name for name in plain if name.endswith(("classifier.weight", "score.weight")))
     assert torch.equal(layer.weight * scaling.scale[:, None], plain[name])
@@ -100,7 +100,7 @@ def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -
     model.load_state_dict({key: value.clone() for key, value in plain.items()})
     assert torch.equal(layer.weight, inside)
     scaling.remove(layer)
-    assert head.scaled(model, 2) is None
+    assert head.scaled(layer) is None
     assert torch.equal(outputs(model), before)
     assert torch.equal(layer.weight, plain[name])
 

@@ -67,7 +67,7 @@ def test_what_is_no_finite_number_is_refused_with_its_place() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [True, [1.0], {"a": 1}, "1_000", "five"])
+@pytest.mark.parametrize("value", [True, {"a": 1}, "1_000", "five"])
 def test_other_values_are_no_numbers(value: Any) -> None:
     with pytest.raises(UserError, match="no number in 'score'"):
         encoded(rows_of(score=[value, value]), "score")
@@ -98,20 +98,37 @@ def test_what_looks_like_numbers() -> None:
     assert not numbers.are_numbers([None, ""])
 
 
+def of_targets(*columns: Any) -> Dataset:
+    table = {"id": range(len(columns[0])), **{str(n): each for n, each in enumerate(columns)}}
+    return encoded(DatasetDict(train=Dataset.from_dict(table)), *list(table)[1:])[0]
+
+
 def test_a_constant_is_refused_by_name() -> None:
-    targets = np.array([[1.0, 0.1], [2.0, 0.1], [4.0, 0.1]], dtype=np.float32)
     with pytest.raises(UserError, match=r"'b' is 0\.1 in all 3 training rows"):
-        numbers.remarks(targets, ["a", "b"])
+        numbers.remarks(of_targets([1.0, 2.0, 4.0], [0.1, 0.1, 0.1]), ["a", "b"])
+    with pytest.raises(UserError, match=r"'label' is 3 in all 2 training rows"):
+        numbers.remarks(of_targets([3, 3]), [])
 
 
 def test_numbers_that_are_hard_to_learn_are_said() -> None:
-    generator = np.random.default_rng(0)
-    usual = generator.normal(size=2000)
-    assert numbers.remarks(usual[:, None].astype(np.float32), ["a"]) == []
+    usual = np.random.default_rng(0).normal(size=2000)
+    assert numbers.remarks(of_targets(usual), []) == []
     far, skewed = usual + 1e6, usual.copy()
     skewed[0] = 1e4
-    found = numbers.remarks(np.stack([far, skewed], axis=1).astype(np.float32), ["a", "b"])
+    found = numbers.remarks(of_targets(far, skewed), ["a", "b"])
     assert len(found) == 2
     assert "'a' has a standard deviation of 1 around 1e+06" in found[0]
     assert "multiples of 0.062 only" in found[0]
     assert "'b' has values up to 45 standard deviations from its mean" in found[1]
+
+
+def test_a_column_of_lists_is_several_targets() -> None:
+    found, _ = encoded(rows_of(score=[[1.0, 2.0], [3.5, -1.0]]), "score")
+    assert found.features["label"] == List(Value("float32"), length=2)
+    assert found["label"][:] == [[1.0, 2.0], [3.5, -1.0]]
+    with pytest.raises(UserError) as caught:
+        encoded(rows_of(score=[[1.0, 2.0], [3.5], [1.0, float("inf")]]), "score")
+    assert [each.partition(" in 'score'")[0] for each in caught.value.mistakes] == [
+        "1 of 3 train rows with a value that is no number",
+        "1 of 3 train rows with a number that is not finite in float32",
+    ]

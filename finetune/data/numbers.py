@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, List, Value
 
 from finetune.data.labels import listed
+from finetune.data.targets import class_names
 from finetune.errors import UserError
 
 #: Digits with a decimal comma, or with commas between thousands.
@@ -27,6 +28,7 @@ Places = Callable[[str, Sequence[int]], str]
 def encoded(
     dataset: DatasetDict,
     columns: Sequence[str],
+    called: Mapping[str, str] | None = None,
     *,
     drop: bool,
     note: Callable[[str], object],
@@ -39,7 +41,9 @@ def encoded(
     Args:
         dataset: Splits that have the columns: of integers, floating-point numbers, or texts that
             are such.
-        columns: One for ``Value("float32")``, several for a ``List`` of as many.
+        columns: One for ``Value("float32")``, several for a ``List`` of as many. A single column
+            may hold lists of numbers itself, all of one length.
+        called: What a user calls these columns, if not that.
         drop: Whether to leave rows out that lack a finite number, instead of refusing them.
         note: Called with sentences about rows left out and about numbers that are hard to learn.
         places: Returns the positions of rows of a split, by their ``id``.
@@ -48,17 +52,23 @@ def encoded(
         UserError: if there are other values than finite numbers and ``drop`` is false; one line
             for each column and kind of value, with how many there are and where.
     """
-    mistakes, kept = [], {}
+    mistakes: list[str] = []
+    kept, width = {}, _width(dataset, columns)
     for split, rows in dataset.items():
-        values = np.empty((len(rows), len(columns)))
-        for number, column in enumerate(columns):
-            values[:, number], found = _parsed(rows, split, column, places)
-            mistakes += found
-        valid = np.isfinite(values).all(axis=1)
+        parsed = []
+        for column in columns:
+            shown = (called or {}).get(column, column)
+            for values in _single(rows[column][:], width):
+                numbers, found = _parsed(values, rows, split, shown, places)
+                parsed.append(numbers)
+                mistakes += [each for each in found if each not in mistakes]
+        stacked = np.stack(parsed, axis=1)
+        valid = np.isfinite(stacked).all(axis=1)
         others = [each for each in rows.column_names if each not in {*columns, "label"}]
         whole = rows.select_columns(others)
         whole = whole if valid.all() else whole.select(np.flatnonzero(valid))
-        kept[split] = _with_numbers(whole, values[valid])
+        is_list = len(columns) > 1 or width > 0
+        kept[split] = _with_numbers(whole, stacked[valid], is_list=is_list)
     if mistakes and not drop:
         raise UserError(*(f"{each}; --drop_invalid leaves them out" for each in mistakes))
     for each in mistakes:
@@ -72,17 +82,22 @@ def are_numbers(values: Sequence[Any]) -> bool:
     return bool(numbers) and all(each is not None and math.isfinite(each) for each in numbers)
 
 
-def remarks(targets: np.ndarray, names: Sequence[str]) -> list[str]:
+def remarks(rows: Dataset, names: Sequence[str]) -> list[str]:
     """Return sentences about numbers of training that are hard to learn, with advice.
 
     Args:
-        targets: As they are trained on, float32, shape ``(rows, targets)``.
-        names: Of the targets.
+        rows: Of training; if their ``label`` is no number, there is nothing to say.
+        names: Of the targets, where there are several.
 
     Raises:
         UserError: if a target has the same number in every row.
     """
-    exact = targets.astype(np.float64)
+    if class_names(rows):
+        return []
+    labels = np.asarray(rows["label"][:], dtype=np.float64)
+    exact = labels.reshape(len(labels), -1)
+    names = names or [f"target {each + 1}" for each in range(exact.shape[1])]
+    names = names if labels.ndim == 2 else ["label"]
     if constant := [
         f"'{name}' is {column[0]:g} in all {len(column):,} training rows: expected numbers that "
         "differ"
@@ -108,11 +123,38 @@ def remarks(targets: np.ndarray, names: Sequence[str]) -> list[str]:
     return found
 
 
-def _parsed(rows: Dataset, split: str, column: str, places: Places) -> tuple[np.ndarray, list[str]]:
-    """Return the numbers of a column, NaN or infinite where there is no finite one, and what is
-    wrong with it.
+def _width(dataset: DatasetDict, columns: Sequence[str]) -> int:
+    """Return the length of the first list in a single column of lists; 0 if it holds none."""
+    if len(columns) > 1 or not isinstance(dataset["train"].features[columns[0]], List):
+        return 0
+    return max(1, len(next(iter(dataset["train"][columns[0]]), [])))
+
+
+def _single(values: list[Any], width: int) -> list[list[Any]]:
+    """Return the columns of a column of lists, or it alone; a list of another length is taken for a
+    value that is no number.
     """
-    values = rows[column][:]
+    if not width:
+        return [values]
+    there = [each if isinstance(each, list) and len(each) == width else None for each in values]
+    return [
+        [each[place] if each is not None else own for each, own in zip(there, values, strict=True)]
+        for place in range(width)
+    ]
+
+
+def _parsed(
+    values: list[Any], rows: Dataset, split: str, column: str, places: Places
+) -> tuple[np.ndarray, list[str]]:
+    """Return the numbers of a column, NaN where there is no finite one, and what is wrong with it.
+
+    Args:
+        values: Of the column.
+        rows: Of the split.
+        split: Its name.
+        column: What the user calls it.
+        places: See :func:`encoded`.
+    """
     parsed = [_number(value) for value in values]
     missing = [row for row, value in enumerate(values) if _is_missing(value)]
     wrong = sorted({row for row, each in enumerate(parsed) if each is None} - set(missing))
@@ -160,13 +202,13 @@ def _number(value: Any) -> float | None:
         return math.inf
 
 
-def _with_numbers(rows: Dataset, values: np.ndarray) -> Dataset:
-    """Return ``rows`` with ``values``, shape ``(rows, k)``, as ``label``: a number if k is 1."""
-    width = values.shape[1]
-    feature = Value("float32") if width == 1 else List(Value("float32"), length=width)
+def _with_numbers(rows: Dataset, values: np.ndarray, *, is_list: bool) -> Dataset:
+    """Return ``rows`` with ``values``, shape ``(rows, k)``, as ``label``: a list, or a number."""
+    number = Value("float32")
+    feature = List(number, length=values.shape[1]) if is_list else number
     if not len(rows):  # a column cannot be added to an empty selection
         features = Features({**rows.features, "label": feature})
         return Dataset.from_dict({name: [] for name in features}, features=features)
     exact = values.astype(np.float32)
-    column = exact[:, 0] if width == 1 else exact.tolist()
+    column = exact.tolist() if is_list else exact[:, 0]
     return rows.add_column("label", column, feature=feature)

@@ -66,10 +66,17 @@ def power_of_two(numbers: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp2(np.clip(exponents, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)))
 
 
-def scaled(model: torch.nn.Module, width: int) -> ScaledOutputs | None:
-    """Return what scales the outputs of ``model``, if :class:`ScaledOutputs` does."""
-    hooks = last_linear(model, width)._forward_hooks.values()
+def scaled(layer: torch.nn.Linear) -> ScaledOutputs | None:
+    """Return what scales the outputs of ``layer``, if :class:`ScaledOutputs` does."""
+    hooks = layer._forward_hooks.values()
     return next((each for each in hooks if isinstance(each, ScaledOutputs)), None)
+
+
+def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
+    """Let ``layer`` be trained by :class:`ScaledOutputs`, in place of those that it may have."""
+    if (before := scaled(layer)) is not None:
+        before.remove(layer)
+    ScaledOutputs(layer, scale)
 
 
 class ScaledOutputs:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -28,6 +28,10 @@ from finetune.data import embedded
 from finetune.errors import UserError
 from finetune.runtime import hub
 
+#: What ``transformers`` calls kinds of labels.
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+#: The attribute of a model that names the weights that no checkpoint had.
+_FRESH = "_weights_without_checkpoint"
 #: What the model families call the two dropouts in their configurations.
 DROPOUTS = {
     "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "dropout"),
@@ -71,6 +75,7 @@ def load_classifier(
     model: str,
     labels: Sequence[str],
     revision: str | None = None,
+    problem_type: ProblemType | None = None,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
 ) -> PreTrainedModel:
@@ -78,8 +83,11 @@ def load_classifier(
 
     Args:
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
-        labels: The names of the classes; they go into the configuration, for ``pipeline()``.
+        labels: The names of the outputs; they go into the configuration, for ``pipeline()``. A
+            single output without a name if there are none.
         revision: Commit, tag or branch on the Hub; the newest if None.
+        problem_type: What the labels are, ``single_label_classification`` for instance, as the
+            configuration has it; None for what it says.
         hidden_dropout: Probability, or None for the model's own.
         attention_dropout: Likewise.
 
@@ -87,12 +95,15 @@ def load_classifier(
         UserError: if the model cannot be loaded, or has no such dropout.
     """
     with _loading(model, revision) as source:
+        outputs = list(labels) or ["LABEL_0"]
         config: PretrainedConfig = AutoConfig.from_pretrained(
             **source,
-            num_labels=len(labels),
-            id2label=dict(enumerate(labels)),
-            label2id={name: index for index, name in enumerate(labels)},
+            num_labels=len(outputs),
+            id2label=dict(enumerate(outputs)),
+            label2id={name: index for index, name in enumerate(outputs)},
         )
+        if problem_type is not None:
+            config.problem_type = problem_type
         if "/" in str(config._attn_implementation):
             raise UserError(
                 f"--model {model}: its config.json asks for code from the Hub, attn_implementation "
@@ -100,14 +111,33 @@ def load_classifier(
             )
         _set_dropout(config, "hidden_dropout", hidden_dropout)
         _set_dropout(config, "attention_dropout", attention_dropout)
-        classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+        classifier: PreTrainedModel
+        classifier, told = AutoModelForSequenceClassification.from_pretrained(
+            **source,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
+    resized = (name for name, *_ in told["mismatched_keys"])
+    setattr(classifier, _FRESH, frozenset([*told["missing_keys"], *resized]))
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
     # leave every LayerNorm out of the best model and of a resumed run.
     classifier._weight_conversions = None  # type: ignore[assignment]
     return classifier
+
+
+def is_fresh(model: torch.nn.Module, layer: torch.nn.Linear) -> bool:
+    """Return whether the weights of a layer are random: no checkpoint had them, or in another size.
+
+    Args:
+        model: From :func:`load_classifier`; of another that is taken for granted.
+        layer: Of the model.
+    """
+    names = (name for name, each in model.named_parameters() if each is layer.weight)
+    fresh = getattr(model, _FRESH, None)
+    return fresh is None or next(names) in fresh
 
 
 def positions(model: str, revision: str | None = None) -> int | None:

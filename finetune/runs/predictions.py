@@ -37,7 +37,7 @@ def write(
         columns["text"] = rows["text"][:]
     if tokens is not None:
         columns["tokens"] = tokens
-    columns |= task.columns(np.asarray(rows["label"][:]), np.asarray(outputs))
+    columns |= task.columns(task.targets(rows["label"][:]), np.asarray(outputs))
     for name in rows.column_names:
         if name not in columns and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]

@@ -181,7 +181,12 @@ class Run:
         from finetune.tasks import kinds
 
         manifest = self.manifest
-        return kinds.named(manifest.task, manifest.labels, ordered=manifest.ordered_labels)
+        return kinds.named(
+            manifest.task,
+            manifest.labels,
+            ordered=manifest.ordered_labels,
+            facts=manifest.task_facts,
+        )
 
     @property
     def predictions(self) -> pd.DataFrame:
@@ -238,7 +243,9 @@ class Run:
         from finetune.recipe.scoring import Scoring
 
         scoring = self.manifest.scoring
-        return Scoring(**scoring) if scoring else self.recipe().compute_metrics
+        if not scoring:
+            return self.recipe().compute_metrics
+        return functools.partial(Scoring(**scoring), task=self.kind)
 
     def model(self) -> torch.nn.Module:
         """Return the model of the run, in evaluation mode."""
