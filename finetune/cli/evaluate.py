@@ -105,7 +105,9 @@ def _show(found: Evaluation) -> None:
     console.say(f"\ntest set of {found.source}, {counted(found.rows, 'row')}")
     numbers = [name for name, value in found.metrics.items() if isinstance(value, float)]
     sources = {"now": found.metrics, "recorded": recorded}
-    lines = [[name, *(f"{each[key]:.4f}" for key in numbers)] for name, each in sources.items()]
+    lines = [
+        [name, *(console.score(each[key]) for key in numbers)] for name, each in sources.items()
+    ]
     console.table(["", *numbers], lines)
 
 
@@ -118,6 +120,9 @@ def _show_intervals(source: str, found: Statistics) -> None:
         ["", "", ""],
         [[wording.name(name), *console.with_intervals(scores, [name])] for name in scores],
     )
+    if found.targets:
+        console.say()
+        console.targets(found.targets)
     if found.classes:
         console.say()
         scores_of_class = ("precision", "recall", "f1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
                 metric_value=value,
             )
             for name, value in scores.items()
+            if not math.isnan(value)
         ],
     )
 

@@ -21,7 +21,7 @@ from finetune.statistics.scored import Scored
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
     from finetune.models.pretrained import ProblemType
 
@@ -97,6 +97,14 @@ class Task(ABC, Generic[S]):
     def facts(self) -> dict[str, Any]:
         """What it knows of the training rows beside :attr:`labels`; its arguments, in JSON."""
         return {}
+
+    @abstractmethod
+    def matched(self, rows: Dataset) -> Dataset:
+        """Return raw rows, of other data, with labels as the model has them.
+
+        Raises:
+            UserError: if there are labels that it does not know.
+        """
 
     @property
     def width(self) -> int:

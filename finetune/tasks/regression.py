@@ -78,6 +78,19 @@ class Regression(Task[ScoredNumbers]):
         number = Value("float32")
         return List(number, length=len(self.labels)) if self.labels else number
 
+    def matched(self, rows: Dataset) -> Dataset:
+        from datasets import ClassLabel, List
+
+        feature, expected = rows.features[LABEL], self.feature
+        if isinstance(feature, ClassLabel) or isinstance(feature, List) != bool(self.labels):
+            raise UserError(f"the data has labels of {feature}, the model predicts {expected}")
+        if isinstance(feature, List) and feature.length != len(self.labels):
+            raise UserError(
+                f"the data has {feature.length} numbers a row, the model predicts "
+                f"{len(self.labels)}: {', '.join(self.labels)}"
+            )
+        return rows
+
     def targets(self, labels: Any) -> np.ndarray:
         return np.asarray(labels, dtype=np.float32)
 

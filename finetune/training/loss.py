@@ -47,6 +47,18 @@ class GlobalLoss:
         labels: torch.Tensor,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return the share of this micro-batch in the loss of the global step, a scalar."""
-        rows = len(labels) if num_items_in_batch is None else num_items_in_batch
-        return self.of_rows(outputs["logits"], labels).sum() / rows
+        """Return the share of this micro-batch in the loss of the global step, a scalar.
+
+        Where a row has several numbers, the library counts each of them as an item.
+        """
+        items = labels.numel() if num_items_in_batch is None else num_items_in_batch
+        return self.of_rows(outputs["logits"], labels).sum() / (items / labels.shape[1:].numel())
+
+
+def items(labels: torch.Tensor) -> torch.Tensor:
+    """Return how many classes or numbers a batch has as ``labels``; a class of -100 does not count,
+    a number of -100 does.
+    """
+    if labels.is_floating_point():
+        return torch.tensor(labels.numel(), device=labels.device)
+    return labels.ne(-100).sum()

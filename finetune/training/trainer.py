@@ -31,7 +31,7 @@ from finetune.training.directory import clear_way, occupy
 from finetune.training.early_stopping import EarlyStopping
 from finetune.training.evaluation import ExactEvaluation, quiet_workers
 from finetune.training.keep_epochs import KeepEpochs
-from finetune.training.loss import GlobalLoss
+from finetune.training.loss import GlobalLoss, items
 from finetune.training.manifest import MANIFEST
 from finetune.training.memory import Memory
 from finetune.training.parallel import DataParallel
@@ -176,17 +176,20 @@ class Trainer(ExactEvaluation, Saving, Memory):
         if self.stopping.agreed():
             self.stop()
         if found:
-            self.meter.fetched(found, torch.as_tensor(rows).reshape(-1)[0])
+            width = found[0]["labels"].shape[1:].numel()
+            self.meter.fetched(found, torch.as_tensor(rows).reshape(-1)[0] / width)
         return found, rows
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Count the rows of the step; a rank that was asked to stop says so with its count."""
         with self.meter.during("communication"):
-            if self.args.world_size == 1 or not batch_samples:
-                return super()._get_num_items_in_batch(batch_samples, device)
-            rows = torch.stack([batch["labels"].ne(-100).sum() for batch in batch_samples]).sum()
-            counts = self.accelerator.gather(self.stopping.flagged(rows.to(device)))
-            return self.stopping.counted(counts)
+            if not batch_samples:
+                return None
+            rows = torch.stack([items(batch["labels"]) for batch in batch_samples]).sum().to(device)
+            if self.args.world_size > 1:
+                counts = self.accelerator.gather(self.stopping.flagged(rows))
+                return self.stopping.counted(counts)
+            return rows.expand(self.args.n_gpu, 1) / 1 if self.args.n_gpu > 1 else rows / 1
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Do both passes over a micro-batch, timed."""
