@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from finetune.training.manifest import Statistics
 
 #: Options of a recipe of text that say how a file is read.
-_READING = ("text_column", "label_column", "csv_quoting", "drop_invalid")
+_READING = ("text_column", "label_column", "label_columns", "csv_quoting", "drop_invalid")
 
 
 def main(words: Sequence[str]) -> int:
@@ -40,6 +40,9 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"
+    )
+    parser.add_argument(
+        "--label_columns", metavar="NAMES", help="several columns instead (default: the run's)"
     )
     parser.add_argument(
         "--csv_quoting",

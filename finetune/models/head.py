@@ -33,7 +33,8 @@ def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
 
 def has_bias(layer: torch.nn.Linear) -> bool:
     """Return whether something can be added to the outputs of a layer: GPT-2's has no bias."""
-    return layer._parameters["bias"] is not None
+    bias: torch.Tensor | None = layer.bias
+    return bias is not None
 
 
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
@@ -47,7 +48,7 @@ def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
     Raises:
         UserError: if it has no bias and ``shift`` is not 0.
     """
-    bias = layer._parameters["bias"]
+    bias: torch.Tensor | None = layer.bias
     if bias is None and np.any(shift):
         raise UserError("the last layer of the model has no bias that could be shifted")
     with torch.no_grad():
@@ -129,4 +130,18 @@ def _multiplied(
     for name in (f"{prefix}weight", f"{prefix}bias"):
         if name in state:
             factor = scale.to(state[name].device, state[name].dtype)
-            state[name] = state[name] * factor.reshape(-1, *[1] * (state[name].dim() - 1))
+            shape = -1, *[1] * (state[name].dim() - 1)
+            state[name] = _product(state[name], factor.reshape(shape))
+
+
+def _product(weights: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Return weights, which FSDP may have sharded, times a factor; sharded as they were."""
+    if type(weights) in (torch.Tensor, torch.nn.Parameter):
+        return weights * factor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(weights, DTensor)
+    whole = [Replicate()] * weights.device_mesh.ndim
+    product: Any = weights * DTensor.from_local(factor, weights.device_mesh, whole, run_check=False)
+    sharded: torch.Tensor = product.redistribute(placements=weights.placements)
+    return sharded

@@ -165,6 +165,8 @@ def _on(
     ]:
         raise UserError(*unknown)
     usual = {"dataset": data, "dataset_revision": None}
+    if "label_column" in reading and "label_columns" in known:
+        usual["label_columns"] = None
     if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
         usual["csv_quoting"] = "auto"
     source = replace(recipe, **{**usual, **reading})

@@ -370,8 +370,10 @@ class Recipe(Declared):
         from finetune.training.trainer import build_trainer
 
         versions.warn_once(stacklevel=2)
-        arguments = argument_values(self.training_defaults(), training_arguments).build()
+        argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded))
+        _ = self.splits  # which may decide the task, and so what the best model is chosen by
+        arguments = argument_values(self.training_defaults(), training_arguments).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

@@ -94,6 +94,11 @@ class Task(ABC, Generic[S]):
         """The ``datasets`` feature of the column ``label``."""
 
     @property
+    def pipeline_arguments(self) -> Mapping[str, Any]:
+        """What ``pipeline()`` is given to return all that is predicted."""
+        return {}
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What it knows of the training rows beside :attr:`labels`; its arguments, in JSON."""
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,10 @@ class Regression(Task[ScoredNumbers]):
             mean=targets.mean(axis=0).tolist() if known else (),
             deviation=deviation.tolist() if known else (),
         )
+
+    @property
+    def pipeline_arguments(self) -> Mapping[str, Any]:
+        return {"top_k": None} if self.labels else {}
 
     @property
     def facts(self) -> dict[str, Any]:
