@@ -1,6 +1,9 @@
 """The last layer of every family is found, and what is folded into it is what a model returns."""
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from finetune.errors import UserError
 from finetune.models import head
+from tests.conftest import ROOT
 
 SIZES: dict[str, Any] = {
     **dict.fromkeys(
@@ -131,3 +135,49 @@ def test_a_step_moves_scaled_outputs_by_their_scale() -> None:
         optimizer.step()
         moved.append((layer(torch.ones(1, 4)) - before).item() / (scale or 1))
     assert moved[0] == pytest.approx(moved[1], rel=1e-6)
+
+
+SHARDED = """
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions, get_model_state_dict, set_model_state_dict
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from finetune.models import head
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2,))
+for width in (1, 3):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, width))
+    rows = torch.randn(4, 8)
+    before = model(rows).detach()
+    plain = {name: value.clone() for name, value in model.state_dict().items()}
+    head.scale_outputs(model[1], np.array([64.0, 0.25, 2.0][:width]))
+    fully_shard(model, mesh=mesh)
+    assert torch.equal(model(rows), before)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    assert all(torch.equal(whole[name], plain[name]) for name in plain)
+    set_model_state_dict(model, get_model_state_dict(model))
+    assert torch.equal(model(rows), before)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_scaled_outputs_of_a_sharded_model_are_the_same(tmp_path: Path) -> None:
+    (script := tmp_path / "sharded.py").write_text(SHARDED, encoding="utf-8")
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*start, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
