@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from finetune.training.manifest import Statistics
 
 #: Options of a recipe of text that say how a file is read.
-_READING = ("text_column", "label_column", "csv_quoting", "drop_invalid")
+_READING = ("text_column", "label_column", "label_columns", "csv_quoting", "drop_invalid")
 
 
 def main(words: Sequence[str]) -> int:
@@ -40,6 +40,9 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"
+    )
+    parser.add_argument(
+        "--label_columns", metavar="NAMES", help="several columns instead (default: the run's)"
     )
     parser.add_argument(
         "--csv_quoting",
@@ -105,7 +108,9 @@ def _show(found: Evaluation) -> None:
     console.say(f"\ntest set of {found.source}, {counted(found.rows, 'row')}")
     numbers = [name for name, value in found.metrics.items() if isinstance(value, float)]
     sources = {"now": found.metrics, "recorded": recorded}
-    lines = [[name, *(f"{each[key]:.4f}" for key in numbers)] for name, each in sources.items()]
+    lines = [
+        [name, *(console.score(each[key]) for key in numbers)] for name, each in sources.items()
+    ]
     console.table(["", *numbers], lines)
 
 
@@ -118,6 +123,9 @@ def _show_intervals(source: str, found: Statistics) -> None:
         ["", "", ""],
         [[wording.name(name), *console.with_intervals(scores, [name])] for name in scores],
     )
+    if found.targets:
+        console.say()
+        console.targets(found.targets)
     if found.classes:
         console.say()
         scores_of_class = ("precision", "recall", "f1")

@@ -117,9 +117,12 @@ def _end(event: Finished) -> None:
     lines = [["fine-tuned", *console.with_intervals(found.metrics, columns)]]
     for baseline, scores in metrics.baseline.items():
         gaps = console.with_intervals(found.beyond[baseline], columns, "+")
-        lines.append([baseline, *console.two_each(f"{scores[name]:.4f}" for name in columns)])
+        lines.append([baseline, *console.two_each(console.score(scores[name]) for name in columns)])
         lines.append(["  difference to baseline", *gaps])
     console.table(["", *console.two_each(columns)], lines)
+    if found.targets:
+        console.say()
+        console.targets(found.targets)
     for sentence in wording.unbeaten(found, columns, wording.directions(manifest)):
         console.sentence(f"\n{sentence}")
     before = manifest.steps_before

@@ -141,7 +141,7 @@ def without_clashes(
 def is_own_column(name: str) -> bool:
     """Return whether the toolkit writes a column of this name itself."""
     own = ("id", "text", "tokens", "label", "labels", "length", "prediction")
-    return name in own or name.startswith("probability of ")
+    return name in own or name.startswith(("probability of ", "prediction of ", "label of "))
 
 
 def only_valid(

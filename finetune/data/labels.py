@@ -96,9 +96,10 @@ def remarks(dataset: DatasetDict) -> list[str]:
     """Return sentences about classes that look like mistakes, with advice; none are merged.
 
     Args:
-        dataset: Splits whose ``label`` is one common ``ClassLabel``.
+        dataset: Splits with one common feature ``label``.
     """
-    names = class_names(dataset["train"])
+    if not (names := class_names(dataset["train"])):
+        return []
     present_in = (targets.labels_of(rows) for rows in dataset.values())
     counts = Counter(label for labels in present_in for label in labels)
     present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers.trainer_utils import PredictionOutput
 
     from finetune.recipe import Recipe
+    from finetune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def evaluate(
             raise unreachable
         if data is None:
             return _on_its_own(run, recipe), None
-        over = _on(data, recipe, run.labels, reading, notes)
+        over = _on(data, recipe, run.kind, reading, notes)
         return over, _rows_trained_on(run, recipe, over.splits["test"], notes)
 
     with telling(progress):
@@ -149,10 +150,10 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
 
 
 def _on(
-    data: str, recipe: Recipe, names: list[str], reading: dict[str, Any], notes: list[str]
+    data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
-    from finetune.data import findings, labels, multi_labels, targets
+    from finetune.data import findings
     from finetune.data.delimited import SEPARATORS
     from finetune.data.sources import numbered
 
@@ -164,6 +165,8 @@ def _on(
     ]:
         raise UserError(*unknown)
     usual = {"dataset": data, "dataset_revision": None}
+    if "label_column" in reading and "label_columns" in known:
+        usual["label_columns"] = None
     if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
         usual["csv_quoting"] = "auto"
     source = replace(recipe, **{**usual, **reading})
@@ -184,10 +187,9 @@ def _on(
             f"evaluated the {split} split{without}"
             + (f"; not evaluated: {', '.join(others)}" if others else "")
         )
-    if names and targets.class_names(rows):
-        renumbered = multi_labels.renumbered if targets.is_set(rows) else labels.renumbered
-        rows = renumbered(rows, names)
-    return recipe.over(rows)
+    over = recipe.over(task.matched(rows))
+    over.kind = replace(task, loss_function=recipe.loss_function or "")
+    return over
 
 
 def _without_split(sentence: str, data: str) -> str:

@@ -71,6 +71,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             job=distributed.job(),
         ),
         task=recipe.kind.name,
+        task_facts=recipe.kind.facts,
         model_revision=recipe.base_revision(),
     )
 

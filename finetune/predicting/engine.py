@@ -121,11 +121,12 @@ class Predictor:
         Returns:
             Array of shape ``(rows, classes)``, float32, in the order of ``dataset``.
         """
-        from datasets import DatasetDict
+        from datasets import DatasetDict, List
 
         count, label = len(dataset), self._task.feature
-        dataset = dataset.add_column("label", np.zeros(count, dtype=np.int64))  # of no effect
-        dataset = dataset.cast_column("label", label).add_column("id", np.arange(count))
+        empty = [0] * max(0, label.length) if isinstance(label, List) else 0  # of no effect
+        dataset = dataset.add_column("label", [empty] * count, feature=label)
+        dataset = dataset.add_column("id", np.arange(count))
         prepared = self.recipe.prepare(DatasetDict(test=dataset))["test"]
         assert len(prepared) == count, "a recipe that drops rows as it prepares them"
         if self._kept is not None:

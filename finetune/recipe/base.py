@@ -90,6 +90,7 @@ class Recipe(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
+        self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
         if self.loss_function and type(self).loss is not Recipe.loss:
             raise UserError(
                 f"--loss_function {self.loss_function}: the recipe has a loss of its own"
@@ -214,7 +215,7 @@ class Recipe(Declared):
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
-        from finetune.data import findings, labels, sources
+        from finetune.data import findings, labels, numbers, sources
 
         self.notes.clear()
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
@@ -224,6 +225,7 @@ class Recipe(Declared):
         loaded, remarks = len(self.notes), labels.remarks(dataset)
         dataset = self.split(dataset)
         findings.refuse_untrainable(dataset, self.notes)
+        remarks += numbers.remarks(dataset["train"], self.target_names)
         self.notes[loaded:loaded] = remarks
         return dataset
 
@@ -248,6 +250,7 @@ class Recipe(Declared):
     def prepared(self) -> DatasetDict:
         """:attr:`splits`, prepared for the model."""
         self.check()
+        self.kind.refuse_metrics(self.known_scoring)
         return self.prepare(self.splits)
 
     @property
@@ -268,6 +271,7 @@ class Recipe(Declared):
             ordered=self._is_ordinal(rows),
             loss_function=self.loss_function,
             thresholds=getattr(self, "thresholds", "none"),
+            target_names=self.target_names,
         )
 
     def _is_ordinal(self, rows: Dataset) -> bool:
@@ -339,8 +343,10 @@ class Recipe(Declared):
         weights of classes the library divides it by the rows of a step, ours by the sum of their
         weights, which are 1 on average. A ``model`` stands for a fresh one.
         """
+        if model is None:
+            model = self.kind.initialized(self.build_model(self.labels), self.note)
         return {
-            "model": self.build_model(self.labels) if model is None else model,
+            "model": model,
             "train_dataset": self.prepared["train"],
             "eval_dataset": self.prepared["validation"],
             "data_collator": self.data_collator(),
@@ -372,6 +378,7 @@ class Recipe(Declared):
         """
         from finetune.models.cpu import kernels
 
+        model = self.kind.scaled(model)
         ours = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and ours:
             recomputes = bool(arguments.activation_checkpointing)
@@ -392,8 +399,10 @@ class Recipe(Declared):
         from finetune.training.trainer import build_trainer
 
         versions.warn_once(stacklevel=2)
-        arguments = argument_values(self.training_defaults(), training_arguments).build()
+        argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded))
+        _ = self.splits  # which may decide the task, and so what the best model is chosen by
+        arguments = argument_values(self.training_defaults(), training_arguments).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

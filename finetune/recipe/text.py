@@ -136,6 +136,9 @@ class TextClassification(Recipe):
             ordered=bool(self.label_order),
             renamed=labels.mapping(self.label_map or ""),
             separator=self.label_separator,
+            shown=columns,
+            drop=self.drop_invalid,
+            places=places,
         )
         dataset = findings.only_valid(
             dataset, drop=self.drop_invalid, note=self.note, places=places, labels=how.columns
@@ -143,6 +146,7 @@ class TextClassification(Recipe):
         if is_auto := self.task == reading.AUTO:
             self.task, self.task_reason = reading.decided(dataset["train"], how)
             how = dataclasses.replace(how, task=self.task)
+        self.target_names = several if self.task == "regression" else []
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         in_order = self.task == "single_label" and super()._is_ordinal(dataset["train"])
         if is_auto and in_order:

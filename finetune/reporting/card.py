@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
                 metric_value=value,
             )
             for name, value in scores.items()
+            if not math.isnan(value)
         ],
     )
 
@@ -164,7 +166,8 @@ def _truncation(manifest: Manifest) -> list[str]:
 def _use(run: Run, manifest: Manifest) -> list[str]:
     if "max_length" in manifest.options:
         imported = "from transformers import pipeline"
-        line = f'classify = pipeline("text-classification", model="{run.path.name}")'
+        more = "".join(f", {n}={each}" for n, each in run.kind.pipeline_arguments.items())
+        line = f'classify = pipeline("text-classification", model="{run.path.name}"{more})'
     else:
         imported = "from finetune import Run"
         line = f'model = Run.load("{run.path.name}").model()'

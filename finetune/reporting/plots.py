@@ -227,20 +227,6 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     return Plot(alt + ".", figure)
 
 
-@styled
-def numbers(labels: np.ndarray, predicted: np.ndarray) -> Plot:
-    """Plot predicted against true value of a regression, of 2,000 rows at most."""
-    figure, (axes,) = figure_of(1, height=4.2)
-    shown = np.random.default_rng(0).permutation(len(labels))[:2000]
-    axes.scatter(labels[shown], predicted[shown], s=9, color=BLUE, alpha=0.4, rasterized=True)
-    ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
-    axes.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.5)
-    part = f" (2,000 of {len(labels):,} rows)" if len(labels) > 2000 else ""
-    titled(axes, f"Predicted and true value{part}", x="true", y="predicted")
-    correlation = float(np.corrcoef(labels, predicted)[0, 1])
-    return Plot(f"Correlation of predicted and true value {correlation:.3f}.", figure)
-
-
 def _with_bars(
     axes: Axes, places: ArrayLike, scores: Sequence[Mapping[str, float]], colour: str
 ) -> None:

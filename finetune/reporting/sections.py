@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from finetune.reporting import curves, html, plots, ranking, wording
+from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
 from finetune.statistics import calibration, classification, mistakes, multi_label, threshold
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import Manifest, Statistics
 
-_MISTAKES, _SLICES = 20, 10
+_MISTAKES, _SLICES, _TARGETS = 20, 10, 6
 _NONE = np.array([], dtype=np.int64)
 #: What a reader calls the plots that a run of few steps or rows does not have.
 WORDS = {
-    "predictions": "predicted values",
+    "errors": "distribution of the errors",
     "learning_curves": "learning curves",
     "speed": "throughput by step",
     "confusion": "confusion matrix",
@@ -77,9 +77,20 @@ def training(shown: Shown) -> Section:
 
 
 def predictions(shown: Shown) -> Section:
-    """Show predicted against true numbers."""
+    """Show predicted against true numbers and their errors, of the first targets."""
     rows: ScoredNumbers = shown.rows
-    return Section({"predictions": plots.numbers(rows.labels, rows.values)})
+    names, figures = shown.run.labels[:_TARGETS] or [""], dict[str, Plot | None]()
+    for place, name in enumerate(names):
+        drawn = residuals.of_target(rows.targets[:, place], rows.outputs[:, place], name)
+        after = f"_{place + 1}" if name else ""
+        figures |= {f"{kind}{after}": plot for kind, plot in drawn.items()}
+    return Section(figures)
+
+
+def targets(shown: Shown) -> Section:
+    """Show how well each of several numbers is predicted."""
+    found = shown.statistics.targets or {}
+    return Section(content={"targets": found} if found else {})
 
 
 def classes(shown: Shown) -> Section:
@@ -195,6 +206,7 @@ def mistaken(shown: Shown) -> Section:
 SECTIONS: Mapping[str, Callable[[Shown], Section]] = {
     "training": training,
     "predictions": predictions,
+    "targets": targets,
     "classes": classes,
     "labels": labels,
     "together": together,

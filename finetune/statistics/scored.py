@@ -18,6 +18,11 @@ def probability_of(name: str) -> str:
     return f"{PROBABILITY} of {name}"
 
 
+def of_target(column: str, name: str) -> str:
+    """Return the name of the column with the label or prediction of one of several targets."""
+    return f"{column} of {name}"
+
+
 class Scored(Protocol):
     """Rows with their labels and what a model put out for them."""
 
@@ -83,15 +88,22 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class ScoredNumbers:
-    """Rows with a number that is their label and one that was predicted, shape ``(rows,)``."""
+    """Rows with the numbers that are their label and those that were predicted: one each, shape
+    ``(rows,)``, or several, shape ``(rows, targets)``.
+    """
 
     labels: np.ndarray
     values: np.ndarray
 
     @property
+    def targets(self) -> np.ndarray:
+        """The labels, shape ``(rows, targets)``, float64."""
+        return self.labels.reshape(len(self), -1).astype(np.float64)
+
+    @property
     def outputs(self) -> np.ndarray:
-        """Shape ``(rows, 1)``."""
-        return self.values[:, None]
+        """What was predicted, shape ``(rows, targets)``."""
+        return self.values.reshape(len(self), -1)
 
     def __len__(self) -> int:
         return len(self.labels)

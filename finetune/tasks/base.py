@@ -21,7 +21,7 @@ from finetune.statistics.scored import Scored
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
     from finetune.models.pretrained import ProblemType
     from finetune.training.loss import GlobalLoss
@@ -93,6 +93,24 @@ class Task(ABC, Generic[S]):
         """The ``datasets`` feature of the column ``label``."""
 
     @property
+    def pipeline_arguments(self) -> Mapping[str, Any]:
+        """What ``pipeline()`` is given to return all that is predicted."""
+        return {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it knows of the training rows beside :attr:`labels`; its arguments, in JSON."""
+        return {}
+
+    @abstractmethod
+    def matched(self, rows: Dataset) -> Dataset:
+        """Return raw rows, of other data, with labels as the model has them.
+
+        Raises:
+            UserError: if there are labels that it does not know.
+        """
+
+    @property
     def width(self) -> int:
         """The outputs of the model for a row."""
         return max(1, len(self.labels))
@@ -131,6 +149,17 @@ class Task(ABC, Generic[S]):
         from finetune.training.loss import GlobalLoss
 
         return GlobalLoss(rows)
+
+    def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
+        """Return a fresh ``model`` with a last layer that suits the labels, changed in place."""
+        return model
+
+    def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return ``model`` made ready for a training, changed in place; its outputs are as before.
+
+        An evaluation does this to a model that is loaded, too.
+        """
+        return model
 
     @abstractmethod
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
@@ -206,8 +235,15 @@ class Task(ABC, Generic[S]):
 
     # ---- what predictions are worth --------------------------------------------------------------
 
+    def refuse_metrics(self, scoring: Scoring) -> None:
+        """Refuse local metrics that are not of labels of this kind.
+
+        Raises:
+            UserError: for each of them.
+        """
+
     def counted(self, scoring: Scoring) -> Metrics:
-        """Return those of the local metrics that are functions of counts."""
+        """Return those of the local metrics that are known, and need no evaluation of resamples."""
         return {}
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from finetune.data import labels
@@ -30,6 +30,7 @@ def of_rows(
     ordered: bool = False,
     loss_function: str | None = None,
     thresholds: str = "one",
+    target_names: Sequence[str] = (),
 ) -> Task[Any]:
     """Return the task of raw rows by the feature of their ``label``.
 
@@ -38,6 +39,7 @@ def of_rows(
         ordered: Whether the order of the classes means something.
         loss_function: One of the task, or None for its first.
         thresholds: Of labels of which a row has any number.
+        target_names: Of the numbers of a row, where there are several.
 
     Raises:
         UserError: if the task has no such loss, or an order too few classes.
@@ -45,12 +47,14 @@ def of_rows(
     names, loss = class_names(rows), loss_function or ""
     if is_set(rows):
         return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
-    if names and ordered and len(names) < FEWEST_ORDERED:
+    if not names:
+        return Regression.of(rows, target_names, loss)
+    if ordered and len(names) < FEWEST_ORDERED:
         raise UserError(
             f"--task ordinal: the labels are {len(names)} classes, and an order says something of "
             f"{FEWEST_ORDERED} or more; use --task single_label"
         )
-    kind = Regression if not names else Ordinal if ordered else SingleLabel
+    kind = Ordinal if ordered else SingleLabel
     return kind(labels=names, loss_function=loss)
 
 
@@ -62,15 +66,22 @@ def in_order(rows: Dataset, known: Sequence[str]) -> bool:
     return len(names) >= FEWEST_ORDERED and labels.in_order(names, known)
 
 
-def named(name: str | None, names: Sequence[str], *, ordered: bool) -> Task[Any]:
+def named(
+    name: str | None,
+    names: Sequence[str],
+    *,
+    ordered: bool,
+    facts: Mapping[str, Any] | None = None,
+) -> Task[Any]:
     """Return the task that ``run.json`` names; older ones have classes, or are regressions.
 
     Args:
         name: None in older ones.
-        names: Of the classes.
+        names: See :attr:`~finetune.tasks.base.Task.labels`.
         ordered: Whether an older one says that their order means something.
+        facts: See :attr:`~finetune.tasks.base.Task.facts`.
     """
     if ordered and len(names) >= FEWEST_ORDERED:
         name = Ordinal.name
     usual = SingleLabel.name if names else Regression.name
-    return KINDS[name or usual](labels=list(names))
+    return KINDS[name or usual](labels=list(names), **(facts or {}))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import expit, logit
 
-from finetune.data import targets
+from finetune.data import multi_labels, targets
 from finetune.statistics import label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
@@ -19,7 +19,8 @@ from finetune.tasks.base import Affine, RowLoss, Task, Tell
 
 if TYPE_CHECKING:
     import pandas as pd
-    from datasets import DatasetDict
+    import torch
+    from datasets import Dataset, DatasetDict
 
     from finetune.training.loss import GlobalLoss
 
@@ -59,6 +60,13 @@ class MultiLabel(Task[ScoredLabels]):
 
         return List(ClassLabel(names=self.labels))
 
+    @property
+    def pipeline_arguments(self) -> Mapping[str, Any]:
+        return {"top_k": None}
+
+    def matched(self, rows: Dataset) -> Dataset:
+        return multi_labels.renumbered(rows, self.labels)
+
     def targets(self, labels: Any) -> np.ndarray:
         return targets.indicators(labels, len(self.labels)).astype(np.float32)
 
@@ -79,17 +87,18 @@ class MultiLabel(Task[ScoredLabels]):
         return weights.of_positives(text, self.labels, targets)
 
     def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
-        import torch
+        from torch import float32, tensor
 
         from finetune.training.loss import GlobalLoss
 
         if weights is None:
             return GlobalLoss(rows)
         chosen: Any = self.losses[self.loss_function or next(iter(self.losses))]
-        positive = torch.tensor(weights, dtype=torch.float32)
+        positive = tensor(weights, dtype=float32)
 
         def weighted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return chosen(logits, targets, positive.to(logits.device))
+            loss: torch.Tensor = chosen(logits, targets, positive.to(logits.device))
+            return loss
 
         return GlobalLoss(rows, training_rows=weighted)
 

@@ -28,6 +28,10 @@ AUTO = "auto"
 _SURELY_CLASSES = 20
 
 
+def _rows(split: str, rows: Sequence[int]) -> str:
+    return f"row{'s' * (len(rows) > 1)} {', '.join(str(each + 1) for each in rows[:5])}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """How the labels of raw rows are read.
@@ -39,6 +43,9 @@ class Reading:
         ordered: Whether they are those of ``label_order``.
         renamed: Other names for labels.
         separator: Between the labels in a cell, or None.
+        shown: What the user calls the columns, if not that.
+        drop: Whether rows whose labels cannot be read are left out instead of refused.
+        places: Returns the positions of rows of a split, by their ``id``.
     """
 
     task: str = AUTO
@@ -47,6 +54,9 @@ class Reading:
     ordered: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     separator: str | None = None
+    shown: Sequence[str] = ()
+    drop: bool = False
+    places: Callable[[str, Sequence[int]], str] = _rows
 
 
 def encoded(
@@ -100,10 +110,17 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
         return "multi_label", f"the labels are lists, such as {shown}"
     if any(isinstance(each, (bool, dict)) for each in distinct.values()):
         return "single_label", "the labels are classes"
-    found = [labels.number(each) for each in distinct.values()]
-    if None in found:
-        return "single_label", "the labels are words"
-    return _of_numbers([each for each in found if each is not None])
+    parsed = {shown: labels.number(each) for shown, each in distinct.items()}
+    words = [shown for shown, each in parsed.items() if each is None]
+    found = [each for each in parsed.values() if each is not None]
+    if words and any(not each.is_integer() for each in found) and len(words) < len(found):
+        raise UserError(
+            f"--task: {len(found):,} of {len(parsed):,} different labels are numbers, such as "
+            f"{found[0]:g}, and {len(words):,} are not, such as {words[0]!r}: if they are "
+            "quantities, --task regression says where the others are; if they are classes, add "
+            "--task single_label"
+        )
+    return ("single_label", "the labels are words") if words else _of_numbers(found)
 
 
 def _of_columns(rows: Dataset, columns: Sequence[str]) -> tuple[Name, str]:
@@ -194,7 +211,11 @@ def _numbers(
 ) -> tuple[DatasetDict, list[str]]:
     if how.renamed:
         raise UserError("--label_map: the labels are numbers, which have no other names")
-    return numbers.encode(dataset, list(how.columns)), []
+    called = dict(zip(how.columns, how.shown, strict=True)) if how.shown else {}
+    encoded = numbers.encoded(
+        dataset, how.columns, called, drop=how.drop, note=note, places=how.places
+    )
+    return encoded, []
 
 
 #: By the names of tasks.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from finetune.data import labels as names_of_classes
 from finetune.statistics import (
     baseline,
     calibration,
@@ -34,7 +35,7 @@ from finetune.tasks.base import RowLoss, Task, Tell
 
 if TYPE_CHECKING:
     import pandas as pd
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
     from finetune.training.loss import GlobalLoss
 
@@ -62,6 +63,9 @@ class SingleLabel(Task[ScoredRows]):
         from datasets import ClassLabel
 
         return ClassLabel(names=self.labels)
+
+    def matched(self, rows: Dataset) -> Dataset:
+        return names_of_classes.renumbered(rows, self.labels)
 
     def targets(self, labels: Any) -> np.ndarray:
         return np.asarray(labels, dtype=np.int64)

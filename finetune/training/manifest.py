@@ -127,6 +127,8 @@ class Manifest(File):
     process: Process
     task: str | None = None  # see ``finetune.tasks``; None in runs of older releases
     ordered_labels: bool = False  # in older releases, whether that order means something
+    #: What the task knows of the training rows: mean and deviation of numbers.
+    task_facts: dict[str, Any] = field(default_factory=dict)
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed
@@ -167,6 +169,7 @@ class Statistics(Record):
     calibration: dict[str, Any] | None = None  # error, bins; temperature, None if none mends them
     coverage: list[dict[str, Any]] | None = None  # accuracy on the most confident share of the rows
     ordered: dict[str, Any] | None = None  # metrics of classes that have an order
+    targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
     threshold: dict[str, Any] | None = None  # of two classes: see ``statistics.threshold.chosen``
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
     together: list[list[int]] | None = None  # rows that have both of two labels; up to 100 labels
