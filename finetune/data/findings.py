@@ -124,6 +124,7 @@ def is_own_column(name: str) -> bool:
 
 def only_valid(
     dataset: DatasetDict,
+    columns: Sequence[str] = ("text", "label"),
     *,
     drop: bool,
     note: Callable[[str], None],
@@ -132,7 +133,8 @@ def only_valid(
     """Return ``dataset`` without rows whose ``text`` or ``label`` is missing.
 
     Args:
-        dataset: Splits with ``text`` and ``label``.
+        dataset: Splits with these columns.
+        columns: Those of the two that are looked at.
         drop: Whether to drop such rows instead of refusing them.
         note: Called with a sentence about the rows dropped.
         places: Returns the positions of rows of a split, by their ``id``.
@@ -144,7 +146,8 @@ def only_valid(
     for split, rows in dataset.items():
         valid = np.ones(len(rows), dtype=bool)
         is_label = _is_class if isinstance(rows.features["label"], ClassLabel) else _is_label
-        for column, is_valid in (("text", _is_text), ("label", is_label)):
+        for column in columns:
+            is_valid = {"text": _is_text, "label": is_label}[column]
             batches = rows.select_columns(column).iter(_AT_ONCE)
             found = (is_valid(value) for batch in batches for value in batch[column])
             valid_here = np.fromiter(found, dtype=bool, count=len(rows))

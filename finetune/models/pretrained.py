@@ -60,7 +60,7 @@ def load_tokenizer(
     Raises:
         UserError: if it cannot be loaded.
     """
-    with _loading(model, revision) as source:
+    with loading(model, revision) as source:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             **source, truncation_side=truncation_side
         )
@@ -86,7 +86,7 @@ def load_classifier(
     Raises:
         UserError: if the model cannot be loaded, or has no such dropout.
     """
-    with _loading(model, revision) as source:
+    with loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             **source,
             num_labels=len(labels),
@@ -118,7 +118,7 @@ def positions(model: str, revision: str | None = None) -> int | None:
     Raises:
         UserError: if its configuration cannot be loaded.
     """
-    with _loading(model, revision) as source:
+    with loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     most = getattr(config, "max_position_embeddings", None)
     if config.model_type in _OFFSET_POSITIONS and most is not None:
@@ -128,7 +128,7 @@ def positions(model: str, revision: str | None = None) -> int | None:
 
 def identity(model: str) -> str:
     """Return a hash of the configuration in a model directory."""
-    with _loading(model, None) as source:
+    with loading(model, None) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     facts = {**config.to_dict(), "transformers_version": None, "_name_or_path": None}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -150,7 +150,7 @@ def describe(model: str) -> str:
 
 
 @contextmanager
-def _loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
+def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     """Give what ``from_pretrained`` takes, and refuse what it cannot load."""
     source = model
     if not model:
