@@ -1,8 +1,8 @@
-"""Any images with one label each, without code: a folder of classes, a table or a Hub set, and a model.
+"""Any images with one label each, without code: name a folder of classes or a table, and a model.
 
 python -m finetune image --dataset photos/ --model google/vit-base-patch16-224-in21k
 python -m finetune image --dataset photos.csv --image_column file --label_column kind --model NAME
-python -m finetune image --embedded       # no Hub: 5,000 digits, a small ViT that starts from nothing
+python -m finetune image --embedded            # no Hub: 5,000 digits, a small ViT, not pretrained
 """
 
 from finetune import ImageClassification

@@ -1,7 +1,7 @@
 """Random crops and flips, drawn for each row and epoch from the seed alone.
 
-No generator is shared: a row is cropped the same in whatever process, worker and batch it is read, so
-that one process and three, accumulation and a resumed run see the same pixels.
+No generator is shared: a row is cropped the same in whatever process, worker and batch it is
+read, so that one process and three, accumulation and a resumed run see the same pixels.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ _RATIOS = 3 / 4, 4 / 3
 _TRIES = 10
 
 
+def _shared(*values: int) -> torch.Tensor:
+    """Return numbers that other processes see change."""
+    shared: torch.Tensor = torch.tensor(values).share_memory_()  # type: ignore[no-untyped-call]
+    return shared
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """What is done to the images of training.
@@ -33,9 +39,7 @@ class Augmentation:
 
     crop_scale: float
     horizontal_flip: bool
-    state: torch.Tensor = field(
-        default_factory=lambda: torch.zeros(2, dtype=torch.int64).share_memory_()
-    )
+    state: torch.Tensor = field(default_factory=lambda: _shared(0, 0))
 
     def __call__(self, image: Image.Image, row: int) -> Image.Image:
         """Return the image as it is seen in this epoch; ``row`` is its number in the data."""
@@ -51,7 +55,7 @@ class Augmentation:
     def _box(
         self, generator: np.random.Generator, width: int, height: int
     ) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of a crop; its area and form are drawn until it fits."""
+        """Return left, top, right and bottom of a crop, drawn until it lies in the image."""
         for _ in range(_TRIES):
             area = width * height * generator.uniform(self.crop_scale, 1)
             ratio = width / height * math.exp(generator.uniform(*np.log(_RATIOS)))

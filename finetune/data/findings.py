@@ -118,7 +118,7 @@ def without_clashes(
 
 def is_own_column(name: str) -> bool:
     """Return whether the toolkit writes a column of this name itself."""
-    own = ("id", "text", "tokens", "label", "labels", "length", "prediction")
+    own = ("id", "text", "tokens", "label", "labels", "length", "prediction", "thumbnail")
     return name in own or name.startswith("probability of ")
 
 

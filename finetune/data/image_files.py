@@ -32,6 +32,12 @@ def are_folders(dataset: str) -> bool:
     )
 
 
+def are_classes(dataset: str) -> bool:
+    """Return whether a data set is a directory of folders of classes, not of splits."""
+    directory = Path(dataset).expanduser()
+    return are_folders(dataset) and _splits(directory) == {"train": directory}
+
+
 def read_folders(dataset: str, note: Callable[[str], None]) -> DatasetDict:
     """Return ``id``, ``image``, ``file`` and ``label`` of the images below a directory.
 
@@ -213,7 +219,7 @@ def _is_path(value: str) -> bool:
 
 
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
-    """Return rows whose column ``image`` holds images; a column of paths stays beside it.
+    """Return rows whose column ``image`` holds images; their paths stay beside it, as ``file``.
 
     Args:
         rows: As they were read.
@@ -232,10 +238,10 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
         folder = path if path.is_dir() else path.parent
         files: list[str | None] = rows[column][:]
         whole = [file and str(folder / Path(file).expanduser()) for file in files]
-        if column == "image":
+        if "file" not in rows.column_names:
+            rows = rows.rename_column(column, "file")
+        elif column == "image":
             rows = rows.remove_columns(column)
-            if "file" not in rows.column_names:
-                rows = rows.add_column("file", files, feature=Value("string"))
         rows = rows.add_column("image", whole, feature=Value("string"))
     elif column != "image":
         rows = rows.rename_column(column, "image")

@@ -1,9 +1,9 @@
 """Decode images as RGB, and look at each of them once, before anything is trained on them.
 
-Whatever a file holds becomes eight bits of red, green and blue, upright: grey, palette, CMYK, 16 bits
-of grey and the orientation that a camera wrote down. Transparent pixels become white.
-``transformers.pipeline`` does the same but for two things: it ignores transparency and clips 16 bits,
-so :func:`inspect` counts such images.
+Whatever a file holds becomes eight bits of red, green and blue, upright: grey, palette, CMYK, 16
+bits of grey and the orientation that a camera wrote down. Transparent pixels become white.
+``transformers.pipeline`` does the same but for two things: it ignores transparency and clips 16
+bits, so :func:`inspect` counts such images.
 
 A truncated JPEG is only noticed by decoding it. What was found is kept in the cache by path, size
 and time of change, so that the next run reads no image before it needs it.
@@ -40,6 +40,7 @@ _CACHE_VERSION = 1  # increment when the same images should be judged otherwise
 _AT_ONCE = 512  # images in memory, not decoded
 _DIGEST = 16  # bytes
 _MOST_THREADS = 8
+_THUMBNAIL = 64  # pixels
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,15 @@ def decoded(image: Mapping[str, Any], place: str) -> Image.Image:
     except Exception as error:  # Pillow raises of all kinds, by what is in the file
         name = image.get("path") or place
         raise UserError(f"{name} cannot be decoded as an image: {reason(error)}") from error
+
+
+def thumbnail(image: Mapping[str, Any]) -> bytes:
+    """Return a JPEG of an image, at most 64 pixels wide and high."""
+    small = decoded(image, "an image")
+    small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    written = io.BytesIO()
+    small.save(written, "JPEG", quality=85)
+    return written.getvalue()
 
 
 def content(image: Mapping[str, Any]) -> bytes:
@@ -158,7 +168,7 @@ def _converted(image: Image.Image) -> tuple[Image.Image, int]:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB"), DEEP
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         whole = image.convert("RGBA")
-        if whole.getextrema()[3] != (255, 255):
+        if whole.getchannel("A").getextrema() != (255, 255):
             white = Image.new("RGBA", whole.size, "white")
             return Image.alpha_composite(white, whole).convert("RGB"), TRANSPARENT
     return image.convert("RGB"), PLAIN

@@ -7,6 +7,7 @@ download and has learned nothing yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import (
@@ -56,7 +57,8 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
         size = {"height": _SIDE, "width": _SIDE}
         return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
     with loading(model, revision) as source:
-        processor: BaseImageProcessor = AutoImageProcessor.from_pretrained(**source, backend="pil")
+        auto: Any = AutoImageProcessor  # which has no annotations
+        processor: BaseImageProcessor = auto.from_pretrained(**source, backend="pil")
     return processor
 
 
@@ -68,7 +70,7 @@ def load_config(
     Raises:
         UserError: if it cannot be loaded, or its family does not classify images.
     """
-    head = {
+    head: dict[str, Any] = {
         "num_labels": len(labels),
         "id2label": dict(enumerate(labels)),
         "label2id": {name: index for index, name in enumerate(labels)},
@@ -86,7 +88,9 @@ def load_config(
     return config
 
 
-def load_classifier(model: str, labels: Sequence[str], revision: str | None = None) -> PreTrainedModel:
+def load_classifier(
+    model: str, labels: Sequence[str], revision: str | None = None
+) -> PreTrainedModel:
     """Return ``model`` with a head for these labels, in fp32 whatever the checkpoint says.
 
     Args:
@@ -99,7 +103,8 @@ def load_classifier(model: str, labels: Sequence[str], revision: str | None = No
     """
     config = load_config(model, labels, revision)
     if model == SMALL:
-        classifier: PreTrainedModel = AutoModelForImageClassification.from_config(config)
+        auto: Any = AutoModelForImageClassification  # which has no annotations
+        classifier: PreTrainedModel = auto.from_config(config)
     else:
         with loading(model, revision) as source:
             classifier = AutoModelForImageClassification.from_pretrained(
@@ -107,7 +112,7 @@ def load_classifier(model: str, labels: Sequence[str], revision: str | None = No
             )
     # As in `pretrained.load_classifier`: Trainer reads its own checkpoints without renaming. None
     # would not do, it stands for the names that the checkpoints of the family have on the Hub.
-    classifier._weight_conversions = []
+    classifier._weight_conversions = []  # type: ignore[assignment]
     return classifier
 
 

@@ -1,4 +1,4 @@
-"""Recipes: the contract, recipes of text and of images, their metrics, and the catalog that finds them."""
+"""Recipes: the contract, those of text and images, metrics, and the catalog that finds them."""
 
 from finetune.recipe.base import Recipe
 from finetune.recipe.image import ImageClassification

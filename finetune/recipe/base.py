@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from datasets import Dataset, DatasetDict
     from transformers import EvalPrediction, PreTrainedTokenizerBase
+    from transformers.image_processing_utils import BaseImageProcessor
 
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task
@@ -169,7 +170,7 @@ class Recipe:
         """Return the features that the model takes, tokenized for instance, not padded."""
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
 
-    def processing_class(self) -> PreTrainedTokenizerBase | None:
+    def processing_class(self) -> PreTrainedTokenizerBase | BaseImageProcessor | None:
         """Return the tokenizer or image processor to be saved beside the model, if there is one."""
         return None
 

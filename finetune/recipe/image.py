@@ -71,7 +71,7 @@ class ImageClassification(Recipe):
         super().__post_init__()
         if not 0 < self.crop_scale <= 1:
             raise UserError(
-                f"--crop_scale {self.crop_scale}: expected a share of the area, above 0 and at most 1"
+                f"--crop_scale {self.crop_scale}: expected a share of the area, above 0, at most 1"
             )
 
     def load(self) -> DatasetDict:
@@ -176,9 +176,9 @@ class ImageClassification(Recipe):
 
         model = load_classifier(self.model, labels, self.model_revision)
         told = (
-            "layers of BatchNorm normalise by the rows that a device computes at once: this model is "
-            "not launch-invariant, its result depends on processes and accumulation; ViT, Swin and "
-            "ConvNeXT have none"
+            "layers of BatchNorm normalise by the rows that a device computes at once: this model "
+            "is not launch-invariant, its result depends on the number of processes and on "
+            "accumulation; ViT, Swin and ConvNeXT have no BatchNorm"
         )
         if (count := batch_norms(model)) and not any(told in note for note in self.notes):
             self.note(f"{count} {told}")
