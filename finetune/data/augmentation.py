@@ -30,6 +30,8 @@ def _shared(*values: int) -> torch.Tensor:
 class Augmentation:
     """What is done to the images of training.
 
+    A training loop of one's own calls :meth:`set_epoch` when an epoch begins.
+
     Attributes:
         crop_scale: The least share of its area that a crop keeps of an image; 1 for no crops.
         horizontal_flip: Whether every other image is mirrored, left to right.
@@ -40,6 +42,10 @@ class Augmentation:
     crop_scale: float
     horizontal_flip: bool
     state: torch.Tensor = field(default_factory=lambda: _shared(0, 0))
+
+    def set_epoch(self, epoch: int, seed: int = 42) -> None:
+        """Draw other crops and flips from here on, the same ones for the same epoch and seed."""
+        self.state.copy_(torch.tensor([seed, epoch]))
 
     def __call__(self, image: Image.Image, row: int) -> Image.Image:
         """Return the image as it is seen in this epoch; ``row`` is its number in the data."""
@@ -68,12 +74,12 @@ class Augmentation:
 
 
 class Epochs(TrainerCallback):
-    """Tells an :class:`Augmentation` the seed and the epoch of a training."""
+    """Tells an :class:`Augmentation` the seed and the epoch, also in the library's ``Trainer``."""
 
     def __init__(self, augmentation: Augmentation) -> None:
-        self.state = augmentation.state
+        self.set_epoch = augmentation.set_epoch
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the seed of the arguments; an epoch that is resumed has begun before."""
         seed = args.seed if args.data_seed is None else args.data_seed
-        self.state.copy_(torch.tensor([seed, math.floor(state.epoch or 0)]))
+        self.set_epoch(math.floor(state.epoch or 0), seed)

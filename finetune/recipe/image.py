@@ -166,7 +166,7 @@ class ImageClassification(Recipe):
 
     @functools.cached_property
     def augmentation(self) -> Augmentation:
-        """The random crops and flips of training; a loop of one's own sets its ``state``."""
+        """The random crops and flips of training."""
         from finetune.data.augmentation import Augmentation
 
         return Augmentation(self.crop_scale, self.horizontal_flip)
@@ -209,6 +209,10 @@ class Collator:
 
     processor: BaseImageProcessor
     augmentation: Augmentation
+
+    def set_epoch(self, epoch: int, seed: int = 42) -> None:
+        """Draw other crops and flips; a training loop of one's own calls it as an epoch begins."""
+        self.augmentation.set_epoch(epoch, seed)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         import numpy as np

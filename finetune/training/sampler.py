@@ -15,7 +15,7 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import datasets
 import numpy as np
@@ -45,6 +45,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             in random order but for the longest, which comes first: memory runs out at once or
             never.
         lengths: The length of each row, for ``group_by_length`` and for equal shares.
+        on_epoch: Is called with each epoch and the seed; what draws random numbers for rows needs
+            them.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         seed: int = 42,
         strategy: str = "random",
         lengths: Sequence[int] | np.ndarray | None = None,
+        on_epoch: Callable[[int, int], object] | None = None,
     ) -> None:
         assert (global_batch_size is None) != (max_tokens is None)
         assert lengths is not None or strategy != "group_by_length"
@@ -66,6 +69,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.world_size, self.rank = world_size, rank
         self.accumulation = gradient_accumulation_steps
         self.seed, self.strategy, self.epoch = seed, strategy, 0
+        self.on_epoch = on_epoch
         self.lengths = None if lengths is None else np.asarray(lengths)
         if global_batch_size is not None:
             assert global_batch_size % (gradient_accumulation_steps * world_size) == 0
@@ -78,7 +82,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     @classmethod
     def of(
-        cls, arguments: FinetuneArguments | ArgumentValues, dataset: datasets.Dataset, rank: int = 0
+        cls,
+        arguments: FinetuneArguments | ArgumentValues,
+        dataset: datasets.Dataset,
+        rank: int = 0,
+        on_epoch: Callable[[int, int], object] | None = None,
     ) -> GlobalBatchSampler:
         """Return the steps that these arguments make of these rows.
 
@@ -104,6 +112,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
             strategy=arguments.train_sampling_strategy,
             lengths=lengths,
+            on_epoch=on_epoch,
         )
         devices = distributed.devices_in_training(arguments.use_cpu)
         shares = devices * arguments.gradient_accumulation_steps
@@ -121,6 +130,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch; ``Trainer`` calls it, also when it resumes."""
         self.epoch = epoch
+        if self.on_epoch is not None:
+            self.on_epoch(epoch, self.seed)
 
     def __len__(self) -> int:
         return len(self.sizes) * self.accumulation
