@@ -185,7 +185,7 @@ def test_some_values_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
-def test_several_labels_per_row_are_refused(suffix: str, tmp_path: Path) -> None:
+def test_several_labels_per_row_are_no_classes(suffix: str, tmp_path: Path) -> None:
     values = [["a"], ["a", "b"], [], ["b", "a"]] * 5
     table = pd.DataFrame({"text": [f"text {n}" for n in range(20)], "label": values})
     path = tmp_path / f"several.{suffix}"
@@ -194,18 +194,18 @@ def test_several_labels_per_row_are_refused(suffix: str, tmp_path: Path) -> None
     else:
         getattr(table, f"to_{suffix}")(path, index=False)
 
-    (mistake,) = mistakes(path)
+    (mistake,) = mistakes(path, task="single_label")
 
     assert "holds lists, such as " in mistake
-    assert "several labels per row (multi-label) are not supported yet" in mistake
+    assert "several labels per row are --task multi_label" in mistake
 
 
 def test_a_list_in_json_is_one_too(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'a,"[""x"", null]"', 'b,"[""y""]"')
 
-    (mistake,) = mistakes(path)
+    (mistake,) = mistakes(path, task="single_label")
 
-    assert """such as '["x", null]': several labels per row (multi-label)""" in mistake
+    assert """such as '["x", null]': several labels per row are""" in mistake
 
 
 def test_brackets_alone_are_no_list(tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_what_emptied_a_split_is_told(tmp_path: Path) -> None:
 def test_numbers_with_a_fraction_are_no_classes(tmp_path: Path) -> None:
     path = write(tmp_path / "reviews.csv", "a,0.5", "b,1.0")
 
-    (mistake,) = mistakes(path)
+    (mistake,) = mistakes(path, task="single_label")
 
     assert "numbers with a fraction (0.5)" in mistake
 

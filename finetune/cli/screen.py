@@ -73,6 +73,8 @@ def _start(event: Started) -> None:
     facts: dict[str, str | list[str]] = {"data": _data(settings)}
     facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
     name, balance = recipe.kind.balance(splits["train"]["label"][:])
+    why = f" ({recipe.task_reason})" if recipe.task_reason else ""
+    facts["task"] = recipe.kind.name.replace("_", " ") + why
     facts[name] = balance
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)

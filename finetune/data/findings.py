@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import datasets
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict
 
+from finetune.data import targets
 from finetune.data.delimited import separator_hint
-from finetune.data.labels import class_names, listed, refusal_of_lists
+from finetune.data.labels import listed, refusal_of_lists
 from finetune.errors import UserError, suggestion
 
 _AT_ONCE = 1000  # rows in memory
 
 
-def require_columns(dataset: DatasetDict, text_column: str, label_column: str) -> None:
+def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -> None:
     """Refuse missing columns, listing the available ones, and columns of the wrong type.
 
+    Args:
+        dataset: As it was read.
+        wanted: The columns by the flags that name them: ``--text_column``, ``--label_columns``.
+
     Raises:
-        UserError: if a column is missing or holds the row numbers, if texts are not strings, or
-            if labels are lists.
+        UserError: if a column is missing or holds the row numbers, if it is named twice, or if
+            texts are not strings.
     """
-    if text_column == label_column:
-        raise UserError(f"--text_column and --label_column are both '{text_column}'")
+    named = [(flag, column) for flag, columns in wanted.items() for column in columns]
+    flags: dict[str, str] = {}
     mistakes = []
-    for flag, column in (("--text_column", text_column), ("--label_column", label_column)):
+    for flag, column in named:
+        if column in flags:
+            both = f"{flags[column]} and {flag} are both" if flags[column] != flag else f"{flag}:"
+            twice = "" if flags[column] != flag else " is there twice"
+            mistakes.append(f"{both} '{column}'{twice}")
+            continue
+        flags[column] = flag
         lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
         if lacking:
             there = [name for name in dataset[lacking[0]].column_names if name != "id"]
@@ -55,8 +66,8 @@ def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
         some = [value for value in rows[:_AT_ONCE][column] if value not in (None, [])]
         if not some:
             continue
-        if flag == "--label_column":
-            if nested:
+        if flag.startswith("--label_column"):
+            if isinstance(some[0], dict):
                 return [f"{where} holds {refusal_of_lists(some[0])}"]
             if "binary" in kind:
                 return [
@@ -89,19 +100,30 @@ def _is_number(text: Any) -> bool:
         return False
 
 
+def names_in(flag: str, words: str | None) -> list[str]:
+    """Return the columns that a flag names, separated by commas.
+
+    Raises:
+        UserError: if it names fewer than two.
+    """
+    found = [each.strip() for each in (words or "").split(",") if each.strip()]
+    if words is not None and len(found) < 2:
+        raise UserError(f"{flag} {words}: expected two columns or more, separated by commas")
+    return found
+
+
 def without_clashes(
-    dataset: DatasetDict, text_column: str, label_column: str, *, note: Callable[[str], None]
+    dataset: DatasetDict, named: Sequence[str], *, note: Callable[[str], None]
 ) -> DatasetDict:
     """Return ``dataset`` without columns that only some splits have or that the toolkit writes.
 
     Args:
-        dataset: Splits with the two columns.
-        text_column: The column of the text.
-        label_column: The column of the label.
+        dataset: Splits with the columns that are ``named``.
+        named: Those of the texts and the labels.
         note: Called with sentences about the columns that are dropped.
     """
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
-    chosen = {"id", text_column, label_column}
+    chosen = {"id", *named}
     others = [name for name in dataset["train"].column_names if name not in chosen]
     taken = [name for name in others if is_own_column(name)]
     single = [name for name in others if name not in shared and name not in taken]
@@ -124,20 +146,22 @@ def is_own_column(name: str) -> bool:
 
 def only_valid(
     dataset: DatasetDict,
-    columns: Sequence[str] = ("text", "label"),
     *,
     drop: bool,
     note: Callable[[str], None],
     places: Callable[[str, Sequence[int]], str],
+    labels: Sequence[str] = ("label",),
+    texts: Sequence[str] = ("text",),
 ) -> DatasetDict:
-    """Return ``dataset`` without rows whose ``text`` or ``label`` is missing.
+    """Return ``dataset`` without rows whose ``text``, or one of whose ``labels``, is missing.
 
     Args:
         dataset: Splits with these columns.
-        columns: Those of the two that are looked at.
         drop: Whether to drop such rows instead of refusing them.
         note: Called with a sentence about the rows dropped.
         places: Returns the positions of rows of a split, by their ``id``.
+        labels: The columns of labels.
+        texts: Those of texts; none of images, which are looked at elsewhere.
 
     Raises:
         UserError: if there are such rows and ``drop`` is false; it counts and locates them.
@@ -145,9 +169,10 @@ def only_valid(
     mistakes, kept = [], {}
     for split, rows in dataset.items():
         valid = np.ones(len(rows), dtype=bool)
-        is_label = _is_class if isinstance(rows.features["label"], ClassLabel) else _is_label
-        for column in columns:
-            is_valid = {"text": _is_text, "label": is_label}[column]
+        for column in (*texts, *labels):
+            is_class = isinstance(rows.features[column], ClassLabel)
+            is_label = _is_class if is_class else _is_label
+            is_valid = is_label if column in labels else _is_text
             batches = rows.select_columns(column).iter(_AT_ONCE)
             found = (is_valid(value) for batch in batches for value in batch[column])
             valid_here = np.fromiter(found, dtype=bool, count=len(rows))
@@ -177,10 +202,11 @@ def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
             if wanted not in rows.column_names:
                 raise UserError(f"no column '{wanted}' in the {split} data (available: {there})")
         feature = rows.features["label"]
-        if not (isinstance(feature, ClassLabel) or str(feature.dtype).startswith("float")):
+        if not targets.is_known(feature):
             raise UserError(
                 f"the column 'label' of the {split} data is neither a ClassLabel nor a floating-"
-                f"point number but {feature}: this recipe only reads data in its own format"
+                f"point number, nor a list of these, but {feature}: this recipe only reads data in "
+                "its own format"
             )
 
 
@@ -191,11 +217,14 @@ def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
         f"the {split} data has no rows{why}" for split, rows in dataset.items() if not len(rows)
     ]
     if len(dataset["train"]):
-        names = class_names(dataset["train"])
-        seen = sorted(set(dataset["train"]["label"][:]))
-        if len(seen) < 2:
-            one = f"one class only ('{names[seen[0]]}')" if names else f"one label only ({seen[0]})"
-            mistakes.append(f"the training data has {one}: expected two or more")
+        names, seen = targets.class_names(dataset["train"]), targets.occurring(dataset["train"])
+        one = ", ".join(names[each] if names else str(each) for each in seen)
+        if targets.is_set(dataset["train"]):
+            if len(set(targets.row_keys(dataset["train"]))) < 2:
+                mistakes.append(f"all training rows have the same labels ({one or 'none'})")
+        elif len(seen) < 2:
+            kind = f"one class only ('{one}')" if names else f"one label only ({one})"
+            mistakes.append(f"the training data has {kind}: expected two or more")
     if mistakes:
         raise UserError(*mistakes)
 
@@ -210,14 +239,13 @@ def refuse_untrainable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
     Raises:
         UserError: one line for each mistake.
     """
-    names = class_names(dataset["train"])
-    trained = set(dataset["train"]["label"][:])
+    names, trained = targets.class_names(dataset["train"]), targets.occurring(dataset["train"])
     mistakes = []
     for split in ("validation", "test"):
         if not len(dataset[split]):
             mistakes.append(f"no rows are left for {split}: the data is too small{_because(notes)}")
-        unknown = sorted(set(dataset[split]["label"][:]) - trained)
-        if names and unknown:
+        unknown = sorted(targets.occurring(dataset[split]) - trained) if names else []
+        if unknown:
             mistakes.append(
                 f"the {split} data has labels that the training data does not have: "
                 f"{listed([names[label] for label in unknown])} "
@@ -240,5 +268,7 @@ def _is_class(value: int | None) -> bool:
 
 
 def _is_label(value: Any) -> bool:
+    if isinstance(value, list):  # also an empty one: a row that has none of the labels
+        return None not in value
     is_nan = isinstance(value, float) and np.isnan(value)
     return not is_nan and value is not None and bool(str(value).strip())

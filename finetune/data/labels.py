@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Json, Value
 
+from finetune.data import targets
+from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
 _EMOJI = "\ufe0f"  # follows a character that is shown as an emoji
 _STRAY = 0.05  # labels of at most this share of the rows can be strays
-
-
-def class_names(rows: Dataset) -> list[str]:
-    """Return the class names by index; empty if the label is a number."""
-    feature = rows.features["label"]
-    return list(feature.names) if isinstance(feature, ClassLabel) else []
 
 
 def listed(names: Sequence[str]) -> str:
@@ -116,7 +112,8 @@ def remarks(dataset: DatasetDict) -> list[str]:
         dataset: Splits whose ``label`` is one common ``ClassLabel``.
     """
     names = class_names(dataset["train"])
-    counts = Counter(label for rows in dataset.values() for label in rows["label"][:])
+    present_in = (targets.labels_of(rows) for rows in dataset.values())
+    counts = Counter(label for labels in present_in for label in labels)
     present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}
     alike: dict[float | str, list[str]] = {}
     for name in sorted(present):
@@ -162,8 +159,8 @@ def refusal_of_lists(value: Any) -> str:
     if isinstance(value, dict):
         return f"objects, such as {value!r}: expected one label per row"
     return (
-        f"lists, such as {value!r}: several labels per row (multi-label) are not supported yet; "
-        "expected one label per row"
+        f"lists, such as {value!r}: several labels per row are --task multi_label; expected one "
+        "label per row"
     )
 
 
@@ -209,7 +206,7 @@ def _as_names(rows: Dataset) -> list[str]:
     if infinite := [value for value in distinct.values() if value in (math.inf, -math.inf)]:
         raise UserError(f"the label column holds {infinite[0]}: expected classes")
     for name, value in distinct.items():
-        if isinstance(value, (list, dict)) or (name.startswith("[") and _is_list(name)):
+        if isinstance(value, (list, dict)) or (name.startswith("[") and is_list(name)):
             raise UserError(f"the label column holds {refusal_of_lists(value)}")
     numbers = [_natural(name)[:2] for name in distinct]
     floats = any(isinstance(value, float) for value in distinct.values())
@@ -238,7 +235,17 @@ def _naming(rows: Dataset) -> str:
     }.get(kind, "")
 
 
-def _is_list(word: str) -> bool:
+def number(value: Any) -> float | None:
+    """Return a label that is a number, or the text of one; None of any other."""
+    if isinstance(value, (bool, list, dict)) or value is None:
+        return float(value) if isinstance(value, bool) else None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def is_list(word: str) -> bool:
     """Return whether a CSV cell holds a list in JSON or Python syntax."""
     for parse in (json.loads, ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):

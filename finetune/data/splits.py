@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
-from datasets import ClassLabel, Dataset, DatasetDict, Image
+from datasets import Dataset, DatasetDict, Image
 
-from finetune.data import images
+from finetune.data import images, targets
 from finetune.errors import UserError, counted
 from finetune.runtime import activity
 
@@ -66,7 +66,7 @@ def three_way(
         if name in splits:
             kept = _kept(splits, name, column, held_out, keep_contradictions, dropped.append)
             values = digests(splits[name], column)[:, 1]
-            held_out.update(zip(values, _strata(splits[name]), strict=True))
+            held_out.update(zip(values, targets.row_keys(splits[name]), strict=True))
             if not kept.all():
                 splits[name] = _select(splits[name], np.flatnonzero(kept))
     for sentence in dropped:
@@ -82,7 +82,7 @@ def three_way(
     caps = {"train": train_samples, "validation": eval_samples, "test": eval_samples}
     for name, cap in caps.items():
         if cap is not None and cap < len(splits[name]):
-            drawn = stratified(_strata(splits[name]), cap, seed + 2)
+            drawn = stratified(targets.strata(splits[name]), cap, seed + 2)
             splits[name] = _select(splits[name], drawn)
     return DatasetDict({name: splits[name] for name in caps})
 
@@ -97,7 +97,7 @@ def _kept(
 ) -> np.ndarray:
     """Return whether to keep each row of a split, shape ``(rows,)``; ``note`` gets the reasons."""
     hashes = pd.Series(digests(splits[name], column)[:, 1], dtype=object)
-    labels = _strata(splits[name])
+    labels = targets.row_keys(splits[name])
     # not Series.isin, which loses the zero bytes at the end of a value
     leaked = np.fromiter((each in held_out for each in hashes), dtype=bool, count=len(hashes))
     contradictory = _contradictory(hashes, labels) & ~leaked
@@ -211,13 +211,16 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     classes; the largest-remainder method (Hamilton's) handles both.
 
     Args:
-        labels: Shape ``(rows,)``, the class of each row.
+        labels: The class of each row, shape ``(rows,)``, or which classes it has, shape
+            ``(rows, classes)``.
         size: At most ``rows``.
         seed: Decides which rows of a class are sampled.
     """
     if not size:
         return np.empty(0, dtype=int)
     generator = np.random.default_rng(seed)
+    if labels.ndim == 2:  # each set of classes counts as one
+        labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     shares = counts * (size / len(labels))
     quota = np.floor(shares).astype(int)
@@ -231,17 +234,11 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _carve(rows: Dataset, size: int, seed: int) -> tuple[Dataset, Dataset]:
-    labels = _strata(rows)
+    labels = targets.strata(rows)
     # the first row of each class stays: training must know every class that is evaluated
-    spare = np.setdiff1d(np.arange(len(rows)), np.unique(labels, return_index=True)[1])
+    first = np.unique(labels, return_index=True)[1] if labels.ndim == 1 else labels.argmax(axis=0)
+    spare = np.setdiff1d(np.arange(len(rows)), first)
     size = min(size, len(spare))
     taken = spare[stratified(labels[spare], size, seed)]
     left = np.setdiff1d(np.arange(len(rows)), taken)
     return _select(rows, left), _select(rows, taken)
-
-
-def _strata(rows: Dataset) -> np.ndarray:
-    """Return the class of each row; a single class if the label is a number."""
-    if isinstance(rows.features["label"], ClassLabel):
-        return np.asarray(rows["label"][:])
-    return np.zeros(len(rows), dtype=int)

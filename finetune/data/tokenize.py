@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import DatasetDict, concatenate_datasets
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -36,6 +37,7 @@ def tokenize(
     dataset: DatasetDict,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
+    targets: Callable[[Any], np.ndarray] = np.asarray,
     note: Callable[[str], object] = lambda sentence: None,
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
@@ -48,11 +50,13 @@ def tokenize(
         dataset: Splits with ``text`` and ``label``.
         tokenizer: Of the model.
         max_length: Longer texts are truncated to this many tokens, special tokens included.
+        targets: From the labels of some rows to what a batch has as ``labels``.
         note: Is given a sentence about a cache that was damaged.
     """
     own, tokenized = identity(tokenizer), DatasetDict()
     for split, rows in dataset.items():
         content = fingerprint(DatasetDict({split: rows}), "text")
+        content += str(rows.features["label"])
         key, parts, known = Hasher.hash([content, own, max_length]), [], False
         encode = activity.counted(_encode, f"tokenizing {split}", len(rows))
         for start in range(0, max(1, len(rows)), PART):
@@ -66,7 +70,11 @@ def tokenize(
                     encode,
                     batched=True,
                     remove_columns=rows.column_names,
-                    fn_kwargs={"tokenizer": tokenizer, "max_length": max_length},
+                    fn_kwargs={
+                        "tokenizer": tokenizer,
+                        "max_length": max_length,
+                        "targets": targets,
+                    },
                     new_fingerprint=name,
                     cache_file_name=cached and str(cached),
                     load_from_cache_file=known,
@@ -93,13 +101,16 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _encode(
-    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+    batch: dict[str, list[Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    targets: Callable[[Any], np.ndarray],
 ) -> dict[str, Any]:
     texts = shortened(batch["text"], tokenizer, max_length)
     encoded = tokenizer(texts, truncation=True, max_length=max_length)
     return {
         **encoded,
-        "labels": batch["label"],
+        "labels": targets(batch["label"]),
         "length": [len(tokens) for tokens in encoded["input_ids"]],
     }
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -28,6 +28,8 @@ from finetune.data import embedded
 from finetune.errors import UserError
 from finetune.runtime import hub
 
+#: What ``transformers`` calls kinds of labels.
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 #: What the model families call the two dropouts in their configurations.
 DROPOUTS = {
     "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "dropout"),
@@ -60,7 +62,7 @@ def load_tokenizer(
     Raises:
         UserError: if it cannot be loaded.
     """
-    with loading(model, revision) as source:
+    with _loading(model, revision) as source:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             **source, truncation_side=truncation_side
         )
@@ -71,6 +73,7 @@ def load_classifier(
     model: str,
     labels: Sequence[str],
     revision: str | None = None,
+    problem_type: ProblemType | None = None,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
 ) -> PreTrainedModel:
@@ -78,21 +81,27 @@ def load_classifier(
 
     Args:
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
-        labels: The names of the classes; they go into the configuration, for ``pipeline()``.
+        labels: The names of the outputs; they go into the configuration, for ``pipeline()``. A
+            single output without a name if there are none.
         revision: Commit, tag or branch on the Hub; the newest if None.
+        problem_type: What the labels are, ``single_label_classification`` for instance, as the
+            configuration has it; None for what it says.
         hidden_dropout: Probability, or None for the model's own.
         attention_dropout: Likewise.
 
     Raises:
         UserError: if the model cannot be loaded, or has no such dropout.
     """
-    with loading(model, revision) as source:
+    with _loading(model, revision) as source:
+        outputs = list(labels) or ["LABEL_0"]
         config: PretrainedConfig = AutoConfig.from_pretrained(
             **source,
-            num_labels=len(labels),
-            id2label=dict(enumerate(labels)),
-            label2id={name: index for index, name in enumerate(labels)},
+            num_labels=len(outputs),
+            id2label=dict(enumerate(outputs)),
+            label2id={name: index for index, name in enumerate(outputs)},
         )
+        if problem_type is not None:
+            config.problem_type = problem_type
         if "/" in str(config._attn_implementation):
             raise UserError(
                 f"--model {model}: its config.json asks for code from the Hub, attn_implementation "
@@ -118,7 +127,7 @@ def positions(model: str, revision: str | None = None) -> int | None:
     Raises:
         UserError: if its configuration cannot be loaded.
     """
-    with loading(model, revision) as source:
+    with _loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     most = getattr(config, "max_position_embeddings", None)
     if config.model_type in _OFFSET_POSITIONS and most is not None:
@@ -128,7 +137,7 @@ def positions(model: str, revision: str | None = None) -> int | None:
 
 def identity(model: str) -> str:
     """Return a hash of the configuration in a model directory."""
-    with loading(model, None) as source:
+    with _loading(model, None) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     facts = {**config.to_dict(), "transformers_version": None, "_name_or_path": None}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -150,7 +159,7 @@ def describe(model: str) -> str:
 
 
 @contextmanager
-def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
+def _loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     """Give what ``from_pretrained`` takes, and refuse what it cannot load."""
     source = model
     if not model:

@@ -22,7 +22,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from finetune.data import embedded
 from finetune.errors import UserError
-from finetune.models.pretrained import loading
+from finetune.models.pretrained import ProblemType, _loading
 
 SMALL = embedded.PREFIX + "vit"
 _SIDE = 28  # pixels
@@ -56,7 +56,7 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
         half = [0.5] * 3
         size = {"height": _SIDE, "width": _SIDE}
         return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
-    with loading(model, revision) as source:
+    with _loading(model, revision) as source:
         auto: Any = AutoImageProcessor  # which has no annotations
         processor: BaseImageProcessor = auto.from_pretrained(**source, backend="pil")
     return processor
@@ -78,7 +78,7 @@ def load_config(
     if model == SMALL:
         config: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL, **head)
         return config
-    with loading(model, revision) as source:
+    with _loading(model, revision) as source:
         config = AutoConfig.from_pretrained(**source, **(head if labels else {}))
     if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         raise UserError(
@@ -89,7 +89,10 @@ def load_config(
 
 
 def load_classifier(
-    model: str, labels: Sequence[str], revision: str | None = None
+    model: str,
+    labels: Sequence[str],
+    revision: str | None = None,
+    problem_type: ProblemType | None = None,
 ) -> PreTrainedModel:
     """Return ``model`` with a head for these labels, in fp32 whatever the checkpoint says.
 
@@ -97,16 +100,19 @@ def load_classifier(
         model: A name on the Hub, a local directory, or ``embedded:vit``.
         labels: The names of the classes; they go into the configuration, for ``pipeline()``.
         revision: Commit, tag or branch on the Hub; the newest if None.
+        problem_type: Goes into the configuration, or None for what is there.
 
     Raises:
         UserError: if the model cannot be loaded, or does not classify images.
     """
     config = load_config(model, labels, revision)
+    if problem_type is not None:
+        config.problem_type = problem_type
     if model == SMALL:
         auto: Any = AutoModelForImageClassification  # which has no annotations
         classifier: PreTrainedModel = auto.from_config(config)
     else:
-        with loading(model, revision) as source:
+        with _loading(model, revision) as source:
             classifier = AutoModelForImageClassification.from_pretrained(
                 **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
             )

@@ -85,6 +85,23 @@ def assessment_of(
     )
 
 
+def refuse_other_labels(recipe: Recipe, split: str, label_ids: Any) -> None:
+    """Refuse outputs of an evaluation that are not in the order of the rows.
+
+    Raises:
+        RuntimeError: if ``label_ids`` are not the targets of the raw rows; every score and every
+            prediction would be written beside the wrong row.
+    """
+    expected = recipe.kind.targets(recipe.splits[split]["label"][:])
+    found = np.asarray(label_ids)
+    if found.shape != expected.shape or not np.array_equal(found, expected.astype(found.dtype)):
+        raise RuntimeError(
+            "the labels that came back from the evaluation are not those of the rows: the "
+            "installed transformers or accelerate gathers them in another order; install the "
+            "tested versions (constraints.txt)"
+        )
+
+
 def assess_again(run: Run) -> None:
     """Compute the statistics of a run that has none from its predictions, without baselines.
 

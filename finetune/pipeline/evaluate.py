@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
-from finetune.pipeline.train import refuse_other_labels
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, versions
 from finetune.training.manifest import Statistics
@@ -73,6 +72,7 @@ def evaluate(
         UserError: if the test rows are not those of the run any more, or if other data has labels
             that the model does not know.
     """
+    from finetune.pipeline.assess import refuse_other_labels
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
@@ -114,7 +114,7 @@ def evaluate(
         )
         output = trainer.predict(over.prepared["test"])
         distributed.leave()
-    refuse_other_labels(over.splits["test"], output.label_ids)
+    refuse_other_labels(over, "test", output.label_ids)
     found = _found(data, run, over, output)
     return replace(found, rows_trained_on=trained_on, notes=notes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,10 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     with telling(progress) as tell:
         _look_at_sources(recipe, values, wrong)
         wrong.refuse()
-        assert values is not None
+        chosen = replace(chosen)  # the task, which the data decides, has defaults too
+        values = chosen.values
+        _refuse_unknown_metric(values, recipe, wrong)
+        wrong.refuse()
         configuration = changes.configuration(chosen, values)
         if found is not None:
             for sentence in found.notes:
@@ -185,10 +188,10 @@ def _endless_warmup(values: ArgumentValues, steps: int) -> str | None:
 def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> None:
     """Refuse a metric that is not computed, which the library does after the first epoch.
 
-    Only of a recipe that computes its metrics the common way can it be told before.
+    Before the data is loaded, which may decide the task, only what no task computes.
     """
     name = (values.metric_for_best_model or "loss").removeprefix("eval_")
-    known = ["loss", *(recipe.own_metrics or recipe.known_scoring)]
+    known = ["loss", *(recipe.own_metrics or recipe.possible_metrics)]
     if values.load_best_model_at_end and name not in known:
         mistakes.add(
             f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "

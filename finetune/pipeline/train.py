@@ -38,8 +38,6 @@ from finetune.runtime import distributed, files, lock, signals, versions
 from finetune.runtime.signals import Stopped
 
 if TYPE_CHECKING:
-    import numpy as np
-    from datasets import Dataset
     from transformers.trainer_utils import PredictionOutput, TrainOutput
 
     from finetune.training.manifest import Manifest
@@ -214,24 +212,33 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
 def _trained(
     trainer: Trainer, prepared: Prepared
 ) -> tuple[TrainOutput, float, PredictionOutput, PredictionOutput]:
-    """Train, save the model, and predict the validation and the test rows; say how long it took.
+    """Train, predict the validation rows, fold what the task fits on them into the model, save it,
+    and predict the test rows; say how long the training took.
 
     Raises:
         Stopped: on every rank, if a signal asked for it; what is trained is in a checkpoint.
     """
+    import numpy as np
+
+    from finetune.models import head
     from finetune.training import disk
 
     started = time.perf_counter()
     trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
     seconds = time.perf_counter() - started
     trainer.refuse_broken_weights()
+    recipe = prepared.settings.recipe
     try:
         assert trainer.model is not None
+        validated = trainer.predict_evaluated()
+        outputs, targets = map(np.asarray, (validated.predictions, validated.label_ids))
+        if after := recipe.kind.fitted(outputs, targets):
+            head.fold(head.last_linear(trainer.model, recipe.kind.width), after.scale, after.shift)
+            validated = validated._replace(predictions=after(outputs))
         needed = disk.weight_bytes(trainer.model)
         with disk.explained(Path(trainer.args.output_dir or ""), "writing the model", needed):
             trainer.save_model()
-        validated = trainer.predict_evaluated()
-        tested = trainer.predict(prepared.settings.recipe.prepared["test"])
+        tested = trainer.predict(recipe.prepared["test"])
     except Stopped as wish:
         if not trainer.args.load_best_model_at_end:  # or the best has taken the place of the last
             trainer.stop(str(wish))
@@ -360,13 +367,13 @@ def _write_results(
 ) -> None:
     """Write the predictions and what they are worth; what is known is written as soon as it is."""
     from finetune.pipeline import provenance
-    from finetune.pipeline.assess import assess
+    from finetune.pipeline.assess import assess, refuse_other_labels
     from finetune.runs import predictions
     from finetune.training.manifest import Metrics
 
     rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
-    refuse_other_labels(rows, tested.label_ids)
-    refuse_other_labels(recipe.splits["validation"], validated.label_ids)
+    refuse_other_labels(recipe, "test", tested.label_ids)
+    refuse_other_labels(recipe, "validation", validated.label_ids)
     predictions.write(run.path, recipe.kind, rows, tested.predictions, tokens)
     Metrics(
         validation=provenance.validation_metrics(outcome["history"], outcome["best_step"]),
@@ -376,22 +383,3 @@ def _write_results(
     assess(run, recipe, validated, tested, baseline=baseline, progress=progress)
     run.update(status="finished")
     files.release(run.path)
-
-
-def refuse_other_labels(rows: Dataset, label_ids: Any) -> None:
-    """Refuse outputs of an evaluation that are not in the order of the rows.
-
-    Raises:
-        RuntimeError: if ``label_ids``, shape ``(rows,)``, are not the labels of the raw rows; every
-            score and every prediction would be written beside the wrong row.
-    """
-    import numpy as np
-
-    expected: np.ndarray = np.asarray(rows["label"][:])
-    found = np.asarray(label_ids)
-    if found.shape != expected.shape or not np.array_equal(found, expected.astype(found.dtype)):
-        raise RuntimeError(
-            "the labels that came back from the evaluation are not those of the rows: the "
-            "installed transformers or accelerate gathers them in another order; install the "
-            "tested versions (constraints.txt)"
-        )

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from finetune.errors import UserError
-from finetune.recipe.options import mistakes, option
+from finetune.recipe.declaration import Declared
+from finetune.recipe.options import option
 from finetune.runtime import hub, versions
-from finetune.training.resolution import BATCH_SIZES
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
-@dataclasses.dataclass(kw_only=True)
-class Recipe:
+class Recipe(Declared):
     """The contract. Derive from it, name your options as annotated fields, and replace the steps.
 
     Attributes:
@@ -68,7 +65,6 @@ class Recipe:
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
-
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     dataset_revision: str | None = option(
         None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
@@ -78,59 +74,17 @@ class Recipe:
     keep_contradictions: Literal["none", "first"] = option(
         "none", "rows of training with the same text and another label: leave all out, or keep one"
     )
+    loss_function: str | None = option(
+        None, "loss that is trained, one of those of the task (unset: its first)"
+    )
     metrics: str | None = option(
-        None, "accuracy,f1_macro,f1_micro,recall,... (unset: those of the recipe)"
+        None, "accuracy,f1_macro,f1_micro,roc_auc,... (unset: those of the task)"
     )
     split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        inherited = {field.name: field for field in dataclasses.fields(cls.__mro__[1])}
-        annotated = inspect.get_annotations(cls)
-        for name in inherited.keys() & cls.__dict__.keys():
-            if name not in annotated:
-                kind: Any = inherited[name].type
-                kind = kind if isinstance(kind, str) else inspect.formatannotation(kind)
-                raise UserError(
-                    f"{cls.__name__}.{name} overrides an option without annotation, so it would "
-                    f"have no effect: write `{name}: {kind} = ...`"
-                )
-            if not isinstance(value := cls.__dict__[name], dataclasses.Field):
-                setattr(cls, name, option(value, inherited[name].metadata["help"]))
-        if "compute_metrics" in cls.__dict__ and "own_metrics" not in cls.__dict__:
-            raise UserError(
-                f"{cls.__name__} has a compute_metrics of its own and does not say what it "
-                'returns: add `own_metrics = ("NAME", ...)`'
-            )
-        dataclasses.dataclass(kw_only=True)(cls)
-        for merged in ("training", "embedded"):
-            above, own = dict(getattr(cls.__mro__[1], merged)), cls.__dict__.get(merged, {})
-            if any(name in own for name in BATCH_SIZES):
-                above = {name: each for name, each in above.items() if name not in BATCH_SIZES}
-            setattr(cls, merged, {**above, **own})
-
-    if not TYPE_CHECKING:  # type checkers go by the fields
-
-        def __new__(cls, *_: Any, **options: Any) -> Self:
-            """Refuse ``embedded``, which belongs to a run, and say what the recipe takes."""
-            if "embedded" in options:
-                own = {each.name for each in dataclasses.fields(cls)}
-                instead = {name: cls.embedded[name] for name in cls.embedded if name in own}
-                shown = ", ".join(f"{name}={value!r}" for name, value in instead.items())
-                raise UserError(
-                    f"{cls.__name__}(embedded=...): 'embedded' is an option of finetune.train and "
-                    f"of the command line; a recipe takes {cls.__name__}({shown})"
-                )
-            return super().__new__(cls)
-
     def __post_init__(self) -> None:
-        self.notes: list[str] = []
-        if found := mistakes(self):
-            raise UserError(*found)
-
-    def note(self, sentence: str) -> None:
-        """Remember what the user must be told, in the start block and the manifest."""
-        self.notes.append(sentence)
+        super().__post_init__()
+        self.task_reason = ""  # why the labels are those of the task, where the data decides it
 
     # ---- the steps -------------------------------------------------------------------------------
 
@@ -141,7 +95,7 @@ class Recipe:
 
         Returns:
             A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label``
-            is a ``ClassLabel``, or a floating-point number in a regression.
+            is one of the features in :mod:`finetune.data.targets`, a ``ClassLabel`` for instance.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
 
@@ -207,25 +161,22 @@ class Recipe:
         """Return each row's loss, not reduced: the trainer divides by the rows of the global step.
 
         Args:
-            logits: Shape ``(rows, classes)``.
-            labels: Shape ``(rows,)``, int64; float32 in a regression.
+            logits: Shape ``(rows, outputs)``.
+            labels: What :meth:`~finetune.tasks.base.Task.targets` returns, as a tensor: shape
+                ``(rows,)``, int64, for classes.
 
         Returns:
             Shape ``(rows,)``, in nats.
         """
-        from finetune.tasks.single_label import SingleLabel
-
-        # what is taken for granted of data that was not loaded by the recipe
-        task = self.kind if "splits" in vars(self) else SingleLabel()
-        return task.loss(logits, labels)
+        return self._task.loss(logits, labels)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         """Return the tokens of each row before truncation; None where rows have no length."""
         return None
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Return accuracy and macro F1. Others: :class:`~finetune.recipe.scoring.Scoring`."""
-        return self._scoring(prediction)
+        """Return the metrics of :attr:`scoring`: of classes, accuracy and macro F1."""
+        return self._scoring(prediction, self._task)
 
     @classmethod
     def short_name(cls) -> str:
@@ -239,13 +190,13 @@ class Recipe:
         return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
 
     def training_defaults(self) -> dict[str, Any]:
-        """Return :meth:`defaults`; the best model is chosen by the first of other ``metrics``, if
-        they lack that of the recipe.
+        """Return :meth:`defaults`; the best model is chosen by the first of the metrics, if they
+        lack that of the recipe. Those of the task are known once the data is loaded.
         """
         usual = self.defaults()
-        if self.metrics:
-            names = list(self._scoring.arguments)
-            if str(usual.get("metric_for_best_model")) not in (*names, "loss"):
+        if self.metrics or "splits" in vars(self):
+            names = list(self.known_scoring)
+            if names and str(usual.get("metric_for_best_model")) not in (*names, "loss"):
                 usual["metric_for_best_model"] = names[0]
         return usual
 
@@ -288,7 +239,9 @@ class Recipe:
 
     @property
     def labels(self) -> list[str]:
-        """The names of the classes, in the order of their numbers; none in a regression."""
+        """The names of the classes, in the order of their numbers; of the numbers, where a row has
+        several; none in a regression of one.
+        """
         return self.kind.labels
 
     @functools.cached_property
@@ -296,23 +249,34 @@ class Recipe:
         """What follows from the kind of the labels; their order means something only if they are
         those of the recipe, or numbers: other names are sorted.
         """
-        from finetune.data.labels import are_numbers, class_names
+        from finetune.data.labels import are_numbers
+        from finetune.data.targets import class_names
         from finetune.tasks import kinds
 
-        names = class_names(self.splits["train"])
+        rows = self.splits["train"]
+        names = class_names(rows)
         known = set(names) <= set(self.label_names) or are_numbers(names)
-        return kinds.of_rows(self.splits["train"], ordered=self.ordered_labels and known)
+        return kinds.of_rows(
+            rows, ordered=self.ordered_labels and known, loss_function=self.loss_function
+        )
 
-    @functools.cached_property
+    @property
+    def _task(self) -> Task[Any]:
+        """:attr:`kind`; of data that the recipe has not loaded, what is taken for granted."""
+        from finetune.tasks.single_label import SingleLabel
+
+        return self.kind if "splits" in vars(self) else SingleLabel()
+
+    @property
     def scoring(self) -> Scoring:
         """The local metric modules that :meth:`compute_metrics` calls, unless ``metrics`` names
-        others.
+        others: those of the task.
         """
         from finetune.recipe.scoring import Scoring
 
-        return Scoring(accuracy={}, f1={"average": "macro"})
+        return Scoring(**self._task.metrics)
 
-    @functools.cached_property
+    @property
     def _scoring(self) -> Scoring:
         from finetune.recipe.scoring import Scoring
 
@@ -323,6 +287,19 @@ class Recipe:
         """The local metrics and their arguments; none if :meth:`compute_metrics` was replaced."""
         common = type(self).compute_metrics is Recipe.compute_metrics
         return dict(self._scoring.arguments) if common else {}
+
+    @property
+    def possible_metrics(self) -> list[str]:
+        """The names of the metrics; as long as the data is not loaded, those of every task."""
+        from finetune.tasks import kinds
+
+        if self.metrics or "splits" in vars(self):
+            return list(self.known_scoring)
+        every = [
+            *self.known_scoring,
+            *(name for kind in kinds.KINDS.values() for name in kind.metrics),
+        ]
+        return list(dict.fromkeys(every))
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.

@@ -99,6 +99,7 @@ class ImageClassification(Recipe):
         from datasets import DatasetDict
 
         from finetune.data import findings, image_files, labels, sources, splits
+        from finetune.tasks import reading
 
         def places(split: str, rows: Sequence[int]) -> str:
             if image_files.are_folders(self.dataset):
@@ -109,7 +110,7 @@ class ImageClassification(Recipe):
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
-        dataset = findings.without_clashes(dataset, image, label, note=self.note)
+        dataset = findings.without_clashes(dataset, [image, label], note=self.note)
         dataset = DatasetDict(
             {
                 name: image_files.with_images(rows, image, self.dataset)
@@ -122,10 +123,14 @@ class ImageClassification(Recipe):
             dataset, drop=self.drop_invalid, note=self.note, places=places
         )
         dataset = findings.only_valid(
-            dataset, ("label",), drop=self.drop_invalid, note=self.note, places=places
+            dataset, drop=self.drop_invalid, note=self.note, places=places, texts=()
         )
-        dataset, self._unmapped = labels.mapped(dataset, labels.mapping(self.label_map or ""))
-        dataset = labels.encode(dataset, self.label_names, self.note)
+        how = reading.Reading(
+            task="single_label",
+            names=self.label_names,
+            renamed=labels.mapping(self.label_map or ""),
+        )
+        dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         for name, rows in dataset.items():
             splits.remember(rows, "image", hashes[name][rows["id"][:]])
         return dataset
@@ -174,7 +179,7 @@ class ImageClassification(Recipe):
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.vision import batch_norms, load_classifier
 
-        model = load_classifier(self.model, labels, self.model_revision)
+        model = load_classifier(self.model, labels, self.model_revision, self._task.problem_type)
         told = (
             "layers of BatchNorm normalise by the rows that a device computes at once: this model "
             "is not launch-invariant, its result depends on the number of processes and on "
@@ -195,7 +200,7 @@ class ImageClassification(Recipe):
         return load_classifier(str(directory), labels)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        return Collator(self.processing_class(), self.augmentation)
+        return Collator(self.processing_class(), self.augmentation, self._task.targets)
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         from finetune.data.augmentation import Epochs
@@ -209,6 +214,7 @@ class Collator:
 
     processor: BaseImageProcessor
     augmentation: Augmentation
+    targets: Callable[[list[Any]], np.ndarray]
 
     def set_epoch(self, epoch: int, seed: int = 42) -> None:
         """Draw other crops and flips; a training loop of one's own calls it as an epoch begins."""
@@ -227,7 +233,7 @@ class Collator:
             )
         return {
             "pixel_values": torch.from_numpy(np.stack(pixels)),
-            "labels": torch.tensor([row["label"] for row in rows]),
+            "labels": torch.from_numpy(self.targets([row["label"] for row in rows])),
         }
 
     def _pixels(self, row: dict[str, Any]) -> np.ndarray:

@@ -12,18 +12,22 @@ import numpy as np
 from finetune.errors import UserError, suggestion
 from finetune.runtime import namesakes
 from finetune.statistics.resampling import MODULE, module_of
+from finetune.tasks.base import Task
+from finetune.tasks.single_label import SingleLabel
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
 
+#: The input of a metric that takes probabilities instead of decisions, as ``evaluate`` calls it.
+_SCORES = "prediction_scores"
 
 #: Metrics of classes, each averaged in several ways.
 _AVERAGED, _AVERAGES = ("f1", "precision", "recall"), ("macro", "micro", "weighted")
 
 
 class Scoring:
-    """Computes metrics of the most probable class.
+    """Computes metrics of what a task decides, or of its probabilities where a metric takes these.
 
     ``evaluate.combine`` would hand every metric the same arguments, and refuse ``average`` where
     one of them lacks it. The modules are loaded by path, so that neither the Hub nor a folder of
@@ -63,25 +67,27 @@ class Scoring:
         except UserError as error:
             raise UserError(*(f"--metrics: {each}" for each in error.mistakes)) from error
 
-    @functools.cached_property
-    def modules(self) -> dict[str, EvaluationModule]:
-        """The metrics, loaded."""
-        return {name: load(module_of(name, each)[0]) for name, each in self.arguments.items()}
-
-    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+    def __call__(
+        self, prediction: EvalPrediction, task: Task[Any] | None = None
+    ) -> dict[str, float]:
         """Return the metrics of one evaluation.
 
         Args:
-            prediction: ``predictions`` of shape ``(rows, classes)`` and ``label_ids`` of shape
-                ``(rows,)``.
+            prediction: ``predictions``, the outputs of a model, of shape ``(rows, outputs)``, and
+                ``label_ids``, see :meth:`~finetune.tasks.base.Task.targets`.
+            task: Of the labels; one class a row if None.
         """
-        predicted = np.argmax(prediction.predictions, axis=-1)
-        scores: dict[str, float] = {}
-        for name, module in self.modules.items():
-            _, arguments = module_of(name, self.arguments[name])
-            found = module.compute(
-                predictions=predicted, references=prediction.label_ids, **arguments
-            )
+        task = task or SingleLabel()
+        outputs, scores = np.asarray(prediction.predictions), dict[str, float]()
+        decided = task.decided(outputs)
+        for name, each in self.arguments.items():
+            folder, arguments = module_of(name, each)
+            module = load(folder, task.metric_config)
+            if _SCORES in _inputs(module):
+                inputs = {_SCORES: task.probabilities(outputs)}
+            else:
+                inputs = {"predictions": decided}
+            found = module.compute(references=prediction.label_ids, **inputs, **arguments)
             scores |= {name: next(iter(found.values()))} if len(found) == 1 else found
         return scores
 
@@ -102,10 +108,23 @@ def _entry(word: str) -> tuple[str, Mapping[str, Any]]:
     return word, named().get(word, {})
 
 
-def load(name: str) -> EvaluationModule:
+def _inputs(module: EvaluationModule) -> set[str]:
+    """Return the names of what a metric takes."""
+    features = module.features
+    return {
+        name for each in (features if isinstance(features, list) else [features]) for name in each
+    }
+
+
+@functools.cache
+def load(name: str, config: str | None = None) -> EvaluationModule:
     """Return the metric in ``metrics/NAME`` of the toolkit.
 
     ``evaluate.load`` would run the copy that it keeps in a cache, which others may write to.
+
+    Args:
+        name: Of the folder.
+        config: The configuration, which says what shape the inputs have: ``multilabel``.
     """
     from evaluate import EvaluationModule
 
@@ -119,4 +138,4 @@ def load(name: str) -> EvaluationModule:
         and issubclass(value, EvaluationModule)
         and value.__module__ == own
     )
-    return metric(keep_in_memory=True)
+    return metric(config_name=config, keep_in_memory=True)

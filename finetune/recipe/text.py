@@ -10,6 +10,7 @@ A text recipe is mostly fields::
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,15 @@ class TextClassification(Recipe):
     )
     text_column: str = option("text", "column that holds the text")
     label_column: str = option("label", "column that holds the label")
+    label_columns: str | None = option(
+        None, "several columns instead: of 0 and 1, or of numbers: funny,sad,angry"
+    )
+    label_separator: str | None = option(
+        None, "what stands between the labels in a cell of --label_column"
+    )
+    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = option(
+        "auto", "what kind of labels these are (auto: what the training rows say)"
+    )
     label_map: str | None = option(
         None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
     )
@@ -85,24 +95,40 @@ class TextClassification(Recipe):
         Other columns stay, for the slices of the report.
         """
         from finetune.data import findings, labels, sources
+        from finetune.tasks import reading
 
         def places(split: str, rows: Sequence[int]) -> str:
             return sources.places(self.dataset, split, rows, self.csv_quoting)
 
-        columns = self.text_column, self.label_column
-        findings.require_columns(dataset, *columns)
-        dataset = findings.without_clashes(dataset, *columns, note=self.note)
-        renamed = {self.text_column: "text", self.label_column: "label"}
-        dataset = dataset.rename_columns({old: new for old, new in renamed.items() if old != new})
-        dataset = findings.only_valid(
-            dataset, drop=self.drop_invalid, note=self.note, places=places
+        several = findings.names_in("--label_columns", self.label_columns)
+        flag, columns = "--label_column", several or [self.label_column]
+        findings.require_columns(
+            dataset,
+            {"--text_column": [self.text_column], f"{flag}s" if several else flag: columns},
         )
-        dataset, self._unmapped = labels.mapped(dataset, labels.mapping(self.label_map or ""))
-        return labels.encode(dataset, self.label_names, self.note)
+        dataset = findings.without_clashes(dataset, [self.text_column, *columns], note=self.note)
+        renamed = {self.text_column: "text"} | ({} if several else {self.label_column: "label"})
+        dataset = dataset.rename_columns({old: new for old, new in renamed.items() if old != new})
+        how = reading.Reading(
+            task=self.task,
+            columns=several or ["label"],
+            names=self.label_names,
+            renamed=labels.mapping(self.label_map or ""),
+            separator=self.label_separator,
+        )
+        dataset = findings.only_valid(
+            dataset, drop=self.drop_invalid, note=self.note, places=places, labels=how.columns
+        )
+        if self.task == reading.AUTO:
+            self.task, self.task_reason = reading.decided(dataset["train"], how)
+            how = dataclasses.replace(how, task=self.task)
+        dataset, self._unmapped = reading.encoded(dataset, how, self.note)
+        return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         if self._unmapped:  # which may be so in other data, that is not trained on
-            from finetune.data.labels import class_names, listed
+            from finetune.data.labels import listed
+            from finetune.data.targets import class_names
 
             raise UserError(
                 f"--label_map: no label {listed(self._unmapped)} in the data (labels: "
@@ -124,8 +150,10 @@ class TextClassification(Recipe):
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data.tokenize import tokenize
+        from finetune.tasks import kinds
 
-        return tokenize(dataset, self.processing_class(), self.max_length, self.note)
+        targets, tokenizer = kinds.of_rows(dataset["test"]).targets, self.processing_class()
+        return tokenize(dataset, tokenizer, self.max_length, targets, self.note)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         from finetune.data.tokenize import whole_lengths
@@ -150,6 +178,7 @@ class TextClassification(Recipe):
             self.model,
             labels,
             revision=self.model_revision,
+            problem_type=self._task.problem_type,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
         )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from finetune.statistics.directions import DIRECTIONS
 from finetune.training.manifest import Manifest, Statistics
 
 _WORDS = {
@@ -20,18 +21,7 @@ _WORDS = {
     "quadratic_kappa": "quadratic weighted kappa",
     "within_one": "within one class",
 }
-_HIGHER_IS_BETTER = (
-    *("accuracy", "f1", "precision", "recall", "matthews_correlation", "r2", "roc_area"),
-    "quadratic_kappa",
-)
-_AVERAGES = ("macro", "micro", "weighted")
-_LOWER_IS_BETTER = ("mse", "rmse", "mae", "log_loss", "brier_score", "mean_absolute_error")
-#: 1 where more is better, -1 where less is, by metric.
-DIRECTIONS: Mapping[str, int] = {
-    **dict.fromkeys(_HIGHER_IS_BETTER, 1),
-    **{f"{name}_{each}": 1 for name in ("f1", "precision", "recall") for each in _AVERAGES},
-    **dict.fromkeys(_LOWER_IS_BETTER, -1),
-}
+_AVERAGES = ("macro", "micro", "weighted", "samples")
 
 
 def speed(found: Mapping[str, Any]) -> str:

@@ -44,13 +44,13 @@ def write(
         columns["text"] = rows["text"][:]
     if tokens is not None:
         columns["tokens"] = tokens
-    labels = np.asarray(rows["label"][:])
-    columns |= task.columns(labels, np.asarray(outputs))
+    targets = task.targets(rows["label"][:])
+    columns |= task.columns(targets, np.asarray(outputs))
     for name in rows.column_names:
         if name not in columns and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]
     if isinstance(rows.features.get("image"), Image):
-        columns[THUMBNAIL] = _thumbnails(rows, task.scored(labels, np.asarray(outputs)))
+        columns[THUMBNAIL] = _thumbnails(rows, task.scored(targets, np.asarray(outputs)))
     with replacing(directory / PREDICTIONS) as new:
         pd.DataFrame(columns).to_parquet(new, index=False)
 

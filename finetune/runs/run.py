@@ -238,7 +238,9 @@ class Run:
         from finetune.recipe.scoring import Scoring
 
         scoring = self.manifest.scoring
-        return Scoring(**scoring) if scoring else self.recipe().compute_metrics
+        if not scoring:
+            return self.recipe().compute_metrics
+        return functools.partial(Scoring(**scoring), task=self.kind)
 
     def model(self) -> torch.nn.Module:
         """Return the model of the run, in evaluation mode."""

@@ -7,12 +7,13 @@ logits or logarithms of probabilities, shape ``(rows, number of outputs)``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from finetune.errors import UserError, suggestion
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import Scored
@@ -22,8 +23,23 @@ if TYPE_CHECKING:
     import torch
     from datasets import DatasetDict
 
+    from finetune.models.pretrained import ProblemType
+
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
+RowLoss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """What is done to each output of a model: ``scale * output + shift``, shape ``(outputs,)``."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+
+    def __call__(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the outputs of rows, shape ``(rows, outputs)``, after it."""
+        return np.asarray(outputs * self.scale + self.shift, dtype=outputs.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +48,28 @@ class Task(ABC, Generic[S]):
 
     Attributes:
         name: Of the task, as ``run.json`` has it.
+        problem_type: What it is called in the configuration of a model.
+        metric_config: The configuration of the local metrics, where that is not the usual one.
+        metrics: Those of a recipe that names none; the first chooses the best model.
+        losses: What ``--loss_function`` names: logits and targets to the loss of each row, shape
+            ``(rows,)``; the first is the usual one.
         sections: Of the report, in their order.
         smooths_labels: Whether ``--label_smoothing_factor`` has a meaning.
         has_probabilities: Whether a prediction has a probability for each label.
         calibrates: Whether a temperature can mend these.
         bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
-        labels: The names of the classes, in the order of their numbers; none in a regression.
+        labels: The names of the classes, in the order of their numbers; of the numbers, where a row
+            has several; none in a regression of one.
         ordered: Whether that order means something.
+        loss_function: One of :attr:`losses`, or empty for the first.
     """
 
     name: ClassVar[str]
     sections: ClassVar[Sequence[str]]
+    problem_type: ClassVar[ProblemType]
+    metric_config: ClassVar[str | None] = None
+    metrics: ClassVar[Scoring] = {}
+    losses: ClassVar[Mapping[str, RowLoss]] = {}
     smooths_labels: ClassVar[bool] = False
     has_probabilities: ClassVar[bool] = False
     calibrates: ClassVar[bool] = False
@@ -50,6 +77,14 @@ class Task(ABC, Generic[S]):
 
     labels: list[str] = field(default_factory=list)
     ordered: bool = False
+    loss_function: str = ""
+
+    def __post_init__(self) -> None:
+        if self.loss_function and self.loss_function not in self.losses:
+            raise UserError(
+                f"--loss_function {self.loss_function}: a task of {self.name} has "
+                f"{', '.join(self.losses)}{suggestion(self.loss_function, self.losses)}"
+            )
 
     # ---- data and model --------------------------------------------------------------------------
 
@@ -58,9 +93,20 @@ class Task(ABC, Generic[S]):
     def feature(self) -> Any:
         """The ``datasets`` feature of the column ``label``."""
 
+    @property
+    def width(self) -> int:
+        """The outputs of the model for a row."""
+        return max(1, len(self.labels))
+
     @abstractmethod
+    def targets(self, labels: Any) -> np.ndarray:
+        """Return what a batch has as ``labels`` of the labels of raw rows: shape ``(rows,)`` of
+        int64 for classes, else of float32, ``(rows,)`` or ``(rows, outputs)``.
+        """
+
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
+        return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
     @abstractmethod
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
@@ -71,6 +117,25 @@ class Task(ABC, Generic[S]):
         """Return what the Hub calls the task."""
 
     # ---- from outputs to predictions -------------------------------------------------------------
+
+    def fitted(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
+        """Return what is done to the outputs from now on, fitted on those of the validation rows.
+
+        It is folded into the last layer of the model before that is saved. None if nothing is.
+        """
+        return None
+
+    @abstractmethod
+    def decided(self, outputs: np.ndarray) -> np.ndarray:
+        """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Return what metrics take as ``prediction_scores``, shape ``(rows, outputs)``.
+
+        Raises:
+            UserError: if there are no probabilities.
+        """
+        raise UserError(f"--metrics: a task of {self.name} has no probabilities")
 
     @abstractmethod
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> S:

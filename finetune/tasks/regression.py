@@ -17,11 +17,17 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
 
 
+def _squared_error(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (logits.squeeze(-1) - labels) ** 2
+
+
 class Regression(Task[ScoredNumbers]):
     """The squared error of one output, which is the prediction."""
 
     name = "regression"
     sections = ("predictions", "training")
+    problem_type = "regression"
+    losses = {"mse": _squared_error}
 
     @property
     def feature(self) -> Any:
@@ -29,8 +35,11 @@ class Regression(Task[ScoredNumbers]):
 
         return Value("float32")
 
-    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return (logits.squeeze(-1) - labels) ** 2
+    def targets(self, labels: Any) -> np.ndarray:
+        return np.asarray(labels, dtype=np.float32)
+
+    def decided(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs.reshape(len(outputs))
 
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
         values = np.asarray(labels)

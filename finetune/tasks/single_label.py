@@ -40,11 +40,20 @@ if TYPE_CHECKING:
 _MOST_NAMED = 12
 
 
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(logits, labels, reduction="none")
+
+
 class SingleLabel(Task[ScoredRows]):
     """Cross-entropy over logits; the most probable class is predicted."""
 
     name = "single_label"
     sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
+    problem_type = "single_label_classification"
+    metrics = {"accuracy": {}, "f1": {"average": "macro"}}
+    losses = {"cross_entropy": _cross_entropy}
     smooths_labels = has_probabilities = calibrates = bears_bf16 = True
 
     @property
@@ -53,10 +62,14 @@ class SingleLabel(Task[ScoredRows]):
 
         return ClassLabel(names=self.labels)
 
-    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        from torch.nn.functional import cross_entropy
+    def targets(self, labels: Any) -> np.ndarray:
+        return np.asarray(labels, dtype=np.int64)
 
-        return cross_entropy(logits, labels, reduction="none")
+    def decided(self, outputs: np.ndarray) -> np.ndarray:
+        return np.asarray(np.argmax(outputs, axis=-1))
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        return self.scored(np.empty(0), outputs).probabilities
 
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
         rows = Counter(labels)

@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from finetune.errors import UserError, option_suggestion, typed_as
+from finetune.statistics.directions import DIRECTIONS
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
 from finetune.training.resolution import BATCH_SIZES
 from finetune.training.retired import successor
@@ -52,6 +53,9 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
     if given.get("max_tokens_per_batch") is not None:
         defaults["train_sampling_strategy"] = "group_by_length"
     _follow(given, defaults)
+    chosen = {**defaults, **given}.get("metric_for_best_model")
+    if DIRECTIONS.get(str(chosen).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
+        defaults.setdefault("greater_is_better", False)
     return resolved({**defaults, **given})
 
 

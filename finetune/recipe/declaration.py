@@ -1,0 +1,75 @@
+"""How a recipe is declared: a class whose annotated fields are its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+
+from finetune.errors import UserError
+from finetune.recipe.options import mistakes, option
+from finetune.training.resolution import BATCH_SIZES
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
+@dataclasses.dataclass(kw_only=True)
+class Declared:
+    """Makes a dataclass of each class that derives from it, and refuses what would have no effect.
+
+    Attributes:
+        training: Defaults of training arguments, merged down the classes.
+        embedded: What ``--embedded`` changes, likewise.
+    """
+
+    training: ClassVar[Mapping[str, Any]] = {}
+    embedded: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inherited = {field.name: field for field in dataclasses.fields(cls.__mro__[1])}
+        annotated = inspect.get_annotations(cls)
+        for name in inherited.keys() & cls.__dict__.keys():
+            if name not in annotated:
+                kind: Any = inherited[name].type
+                kind = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+                raise UserError(
+                    f"{cls.__name__}.{name} overrides an option without annotation, so it would "
+                    f"have no effect: write `{name}: {kind} = ...`"
+                )
+            if not isinstance(value := cls.__dict__[name], dataclasses.Field):
+                setattr(cls, name, option(value, inherited[name].metadata["help"]))
+        if "compute_metrics" in cls.__dict__ and "own_metrics" not in cls.__dict__:
+            raise UserError(
+                f"{cls.__name__} has a compute_metrics of its own and does not say what it "
+                'returns: add `own_metrics = ("NAME", ...)`'
+            )
+        dataclasses.dataclass(kw_only=True)(cls)
+        for merged in ("training", "embedded"):
+            above, own = dict(getattr(cls.__mro__[1], merged)), cls.__dict__.get(merged, {})
+            if any(name in own for name in BATCH_SIZES):
+                above = {name: each for name, each in above.items() if name not in BATCH_SIZES}
+            setattr(cls, merged, {**above, **own})
+
+    if not TYPE_CHECKING:  # type checkers go by the fields
+
+        def __new__(cls, *_: Any, **options: Any) -> Self:
+            """Refuse ``embedded``, which belongs to a run, and say what the recipe takes."""
+            if "embedded" in options:
+                own = {each.name for each in dataclasses.fields(cls)}
+                instead = {name: cls.embedded[name] for name in cls.embedded if name in own}
+                shown = ", ".join(f"{name}={value!r}" for name, value in instead.items())
+                raise UserError(
+                    f"{cls.__name__}(embedded=...): 'embedded' is an option of finetune.train and "
+                    f"of the command line; a recipe takes {cls.__name__}({shown})"
+                )
+            return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        self.notes: list[str] = []
+        if found := mistakes(self):
+            raise UserError(*found)
+
+    def note(self, sentence: str) -> None:
+        """Remember what the user must be told, in the start block and the manifest."""
+        self.notes.append(sentence)

@@ -1,0 +1,149 @@
+"""Which task a column of labels is, and its labels in the form that the task has.
+
+What decides are the training rows; what is doubtful is asked, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from datasets import ClassLabel, List
+
+from finetune.data import labels, numbers
+from finetune.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+Name = Literal["single_label", "multi_label", "regression", "ordinal"]
+#: What ``--task`` takes beside these.
+AUTO = "auto"
+#: So many different whole numbers can be anything; more of them are classes if they are numbered
+#: without a gap, from 0 or 1.
+_SURELY_CLASSES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the labels of raw rows are read.
+
+    Attributes:
+        task: Its name, or ``auto``.
+        columns: That hold the labels: ``label``, or several.
+        names: Of the classes in the order of the recipe; may be empty.
+        renamed: Other names for labels.
+        separator: Between the labels in a cell, or None.
+    """
+
+    task: str = AUTO
+    columns: Sequence[str] = ("label",)
+    names: Sequence[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    separator: str | None = None
+
+
+def encoded(
+    dataset: DatasetDict, how: Reading, note: Callable[[str], None]
+) -> tuple[DatasetDict, list[str]]:
+    """Return splits whose ``label`` has one of the features of :mod:`finetune.data.targets`.
+
+    Args:
+        dataset: With the columns of labels, none missing.
+        how: They are read, by a task with a name.
+        note: Is given what is to be said of the labels.
+
+    Returns:
+        The splits, and those of ``how.renamed`` that do not occur.
+
+    Raises:
+        UserError: if the labels cannot be those of the task.
+    """
+    if how.task not in ENCODERS:
+        raise UserError(f"--task {how.task}: not supported yet")
+    return ENCODERS[how.task](dataset, how, note)
+
+
+def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
+    """Return the name of the task that the labels of training rows are, none missing, and why.
+
+    Raises:
+        UserError: if they could be several.
+    """
+    if len(how.columns) > 1:
+        return _of_columns(rows, how.columns)
+    if how.separator:
+        return "multi_label", f"the labels are separated by {how.separator!r}"
+    feature, values = rows.features[how.columns[0]], rows[how.columns[0]][:]
+    if isinstance(feature, ClassLabel):
+        return "single_label", "the labels are classes"
+    shown = next((repr(each) for each in values if each not in (None, [])), "none")
+    if isinstance(feature, List):
+        inner = {type(each) for row in values if row for each in row}
+        if float in inner:
+            return "regression", f"the labels are lists of numbers, such as {shown}"
+        return "multi_label", f"the labels are lists, such as {shown}"
+    distinct = {str(each): each for each in values}
+    if set(distinct) <= set(how.names):
+        return "single_label", "the labels are the classes of the recipe"
+    if all(isinstance(each, str) and labels.is_list(each) for each in distinct.values()):
+        return "multi_label", f"the labels are lists, such as {shown}"
+    if any(isinstance(each, (bool, list, dict)) for each in distinct.values()):
+        return "single_label", "the labels are classes"
+    found = [labels.number(each) for each in distinct.values()]
+    if None in found:
+        return "single_label", "the labels are words"
+    return _of_numbers([each for each in found if each is not None])
+
+
+def _of_columns(rows: Dataset, columns: Sequence[str]) -> tuple[Name, str]:
+    several = f"the columns {', '.join(columns)}"
+    values = [labels.number(each) for name in columns for each in set(rows[name][:])]
+    if set(values) <= {0.0, 1.0}:
+        return "multi_label", f"{several} hold 0 and 1"
+    if None not in values:
+        return "regression", f"{several} hold numbers"
+    raise UserError(
+        f"--label_columns: {several} hold neither 0 and 1 nor numbers; one column of classes is "
+        "given by --label_column"
+    )
+
+
+def _of_numbers(values: list[float]) -> tuple[Name, str]:
+    """Return the task of labels that are these different numbers."""
+    if fractions := [each for each in values if not each.is_integer() and math.isfinite(each)]:
+        return "regression", f"the labels are numbers with a fraction, such as {fractions[0]:g}"
+    ordered = np.unique(values)
+    gapless = ordered[0] in (0, 1) and ordered[-1] - ordered[0] == len(ordered) - 1
+    if len(ordered) <= _SURELY_CLASSES or gapless:
+        return "single_label", f"the labels are {len(ordered)} different whole numbers"
+    raise UserError(
+        f"--task: the labels are {len(ordered):,} different whole numbers, {ordered[0]:g} to "
+        f"{ordered[-1]:g}: if they are classes, add --task single_label; if they are quantities, "
+        "--task regression"
+    )
+
+
+def _classes(
+    dataset: DatasetDict, how: Reading, note: Callable[[str], None]
+) -> tuple[DatasetDict, list[str]]:
+    renamed, lacking = labels.mapped(dataset, how.renamed)
+    return labels.encode(renamed, how.names, note), lacking
+
+
+def _numbers(
+    dataset: DatasetDict, how: Reading, note: Callable[[str], None]
+) -> tuple[DatasetDict, list[str]]:
+    if how.renamed:
+        raise UserError("--label_map: the labels are numbers, which have no other names")
+    return numbers.encode(dataset, list(how.columns)), []
+
+
+#: By the names of tasks.
+ENCODERS: dict[
+    str,
+    Callable[[DatasetDict, Reading, Callable[[str], None]], tuple[DatasetDict, list[str]]],
+] = {"single_label": _classes, "regression": _numbers}
