@@ -18,5 +18,6 @@ class Image(ImageClassification):
         horizontal_flip=False,  # a mirrored digit is another one, or none
         crop_scale=0.7,
         learning_rate=2e-3,
-        num_train_epochs=10,
+        warmup_steps=0.1,
+        num_train_epochs=20,
     )

@@ -303,7 +303,8 @@ MEMBERS = (
     Member("member", "transformers.trainer_callback:ProgressCallback", "on_log", _METER,
            "a bar without the dictionaries above it", "args state control logs kwargs"),
     # transformers: models and attention
-    Member("mention", _MODEL, "_weight_conversions", "finetune/models/pretrained.py",
+    Member("mention", _MODEL, "_weight_conversions",
+           "finetune/models/pretrained.py finetune/models/vision.py",
            "weights are saved under the names that Trainer reads them by",
            source="transformers.core_model_loading:revert_weight_conversion",
            behaviour="test_weights_keep_the_names_that_the_model_has"),

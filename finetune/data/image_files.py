@@ -205,7 +205,7 @@ def _holds_images(rows: Dataset, name: str, is_path: Callable[[str], bool]) -> b
         return True
     if "string" not in kind:
         return False
-    some = [each for each in rows[:_LOOKED_AT][name] if each is not None]
+    some = [each for each in rows.select_columns(name)[:_LOOKED_AT][name] if each is not None]
     return bool(some) and all(map(is_path, some))
 
 

@@ -15,10 +15,10 @@ from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModelForImageClassification,
+    BaseImageProcessor,
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.image_processing_utils import BaseImageProcessor
 
 from finetune.data import embedded
 from finetune.errors import UserError
@@ -32,11 +32,12 @@ _BATCH_NORMS = (
 )
 _SMALL = dict(
     image_size=_SIDE,
-    patch_size=4,
+    patch_size=7,
     hidden_size=96,
     num_hidden_layers=4,
     num_attention_heads=4,
     intermediate_size=192,
+    initializer_range=0.1,  # it starts from nothing: with 0.02 it learns half as fast
 )
 
 

@@ -25,8 +25,7 @@ from finetune.runtime import hub, versions
 if TYPE_CHECKING:
     import torch
     from datasets import Dataset, DatasetDict
-    from transformers import EvalPrediction, PreTrainedTokenizerBase
-    from transformers.image_processing_utils import BaseImageProcessor
+    from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task

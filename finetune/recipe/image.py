@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from datasets import DatasetDict
-    from transformers.image_processing_utils import BaseImageProcessor
+    from transformers import BaseImageProcessor
 
     from finetune.data.augmentation import Augmentation
 
