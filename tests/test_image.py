@@ -85,6 +85,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
         intermediate_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
+        initializer_range=0.2,
     )
     return saved(config, tmp_path_factory.mktemp("models") / "vit")
 
@@ -186,7 +187,7 @@ def test_a_class_may_be_called_test(photos: Path, tmp_path: Path) -> None:
 def test_labels_are_mapped_and_metrics_chosen_as_those_of_texts(photos: Path) -> None:
     subject = recipe(photos, label_map="up=rise,down=fall", metrics="accuracy")
     assert subject.labels == ["fall", "rise"]
-    with pytest.raises(UserError, match=r"--label_map: no label 'left' in the data \(labels: 'down"):
+    with pytest.raises(UserError, match=r"--label_map: no label 'left' in the data \(labels: 'd"):
         _ = recipe(photos, label_map="left=x").splits
 
 
@@ -215,9 +216,12 @@ def test_folders_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image_column": "phot"}, "--image_column: no column 'phot' in the train data; did you me"),
+        ({"image_column": "phot"}, "--image_column: no column 'phot' in the train data; did you m"),
         ({"label_column": "kin"}, "--label_column: no column 'kin' in the train data; did you mea"),
-        ({"image_column": "light"}, "3 of 3 train images cannot be decoded: "),
+        (
+            {"image_column": "light", "label_column": "kind"},
+            "3 of 3 train images cannot be decoded: ",
+        ),
         ({"image_column": "kind", "label_column": "kind"}, "are both 'kind'"),
     ],
 )
@@ -232,7 +236,7 @@ def test_columns_that_cannot_be_read(
 
 
 def test_a_table_without_images_says_what_there_is(reviews: Path) -> None:
-    with pytest.raises(UserError, match=r"no column holds images or paths .*available: text, label"):
+    with pytest.raises(UserError, match=r"no column holds images or paths .*available: text, la"):
         recipe(reviews).load()
 
 
@@ -256,10 +260,11 @@ def test_damaged_images_are_named_before_a_model_is_loaded(photos: Path, tmp_pat
     folder = damaged(photos, tmp_path / "photos")
     with pytest.raises(UserError) as told:
         _ = recipe(folder, model="embedded:vit").splits
-    assert str(told.value) == (
+    assert re.fullmatch(
         f"2 of 122 train images cannot be decoded: {folder}/down/text.png: not an image; "
-        f"{folder}/up/cut.jpg: image file is truncated (22 bytes not processed); --drop_invalid "
-        "leaves them out"
+        rf"{folder}/up/cut.jpg: image file is truncated \(\d+ bytes not processed\); "
+        "--drop_invalid leaves them out",
+        str(told.value),
     )
     subject = recipe(folder, drop_invalid=True)
     assert sum(map(len, subject.splits.values())) == 120
@@ -310,7 +315,7 @@ def test_an_image_that_breaks_later_is_named_when_it_is_decoded(
     subject = recipe(folder, model=vit)
     rows = subject.prepared["train"]
     Path(rows[0]["image"]["path"]).write_bytes(b"")
-    with pytest.raises(UserError, match=rf"{folder}/\w+/\d+.png cannot be decoded as an image: not"):
+    with pytest.raises(UserError, match=rf"{folder}/\w+/\d+.png cannot be decoded as an image: n"):
         subject.data_collator()([rows[0]])
 
 
@@ -331,8 +336,10 @@ def exact(image: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("mode", "form"),
-    [("RGB", "PNG"), ("L", "PNG"), ("P", "PNG"), ("1", "PNG"), ("RGBA", "PNG"), ("LA", "PNG")]
-    + [("CMYK", "TIFF"), ("P", "GIF"), ("RGB", "WEBP"), ("YCbCr", "TIFF"), ("CMYK", "JPEG")],
+    [
+        *((mode, "PNG") for mode in ("RGB", "L", "P", "1", "RGBA", "LA")),
+        *(("CMYK", "TIFF"), ("P", "GIF"), ("RGB", "WEBP"), ("YCbCr", "TIFF"), ("CMYK", "JPEG")),
+    ],
 )
 def test_images_of_every_mode_are_decoded_as_the_library_does(mode: str, form: str) -> None:
     image = written(picture(1).convert(mode), form)
@@ -439,12 +446,11 @@ def observe(dataset: str, model: str, directory: str, changes: list[dict[str, An
     """Train once for each of ``changes``; return the losses and the logits of the test rows."""
     found = []
     for change in changes:
-        options = {key: change.pop(key) for key in ("crop_scale",) if key in change}
+        options = {key: each for key, each in change.items() if key == "crop_scale"}
         subject = ImageClassification(dataset=dataset, model=model, **options)
-        trainer = subject.trainer(
-            **{**TRAINING, "save_strategy": "no", "load_best_model_at_end": False, **change},
-            output_dir=directory,
-        )
+        quiet = dict(save_strategy="no", eval_strategy="no", load_best_model_at_end=False)
+        given = {key: each for key, each in change.items() if key not in options}
+        trainer = subject.trainer(**{**TRAINING, **quiet, **given}, output_dir=directory)
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         found.append((losses, trainer.predict(subject.prepared["test"]).predictions))
@@ -452,27 +458,19 @@ def observe(dataset: str, model: str, directory: str, changes: list[dict[str, An
     return found
 
 
+@pytest.mark.processes
 def test_every_launch_sees_the_same_pixels(photos: Path, vit: str, tmp_path: Path) -> None:
     words = (str(photos), vit, str(tmp_path))
     accumulated = {"gradient_accumulation_steps": 2}
     workers = {"dataloader_num_workers": 2}
-    alone = observe(
-        *words,
-        [
-            {},
-            dict(accumulated),
-            dict(workers),
-            {**workers, "dataloader_persistent_workers": True},
-            {"crop_scale": 1.0},
-            {"seed": 7},
-        ],
-    )
-    one, *same, uncropped, other = alone
-    for processes in (2, 3):
-        for rank in in_fresh_processes(processes, observe, *words, [{}, dict(workers)]):
-            same += rank
-    pair = in_fresh_processes(2, observe, *words, [dict(accumulated)])
-    for losses, logits in [*same, *pair[0]]:
+    living = {**workers, "dataloader_persistent_workers": True}
+    tried = [{}, accumulated, workers, living, {"crop_scale": 1.0}, {"seed": 7}]
+    one, *same, uncropped, other = observe(*words, tried)
+    # fresh processes would start their workers afresh too, which takes seconds
+    forked = {**living, "dataloader_multiprocessing_context": "fork"}
+    same += in_fresh_processes(2, observe, *words, [{}, accumulated, forked])[1]
+    same += in_fresh_processes(3, observe, *words, [{}])[2]
+    for losses, logits in same:
         assert np.abs(np.subtract(losses, one[0])).max() < 1e-5
         assert np.abs(logits - one[1]).max() < 1e-5
     for losses, _ in (uncropped, other):
@@ -480,7 +478,7 @@ def test_every_launch_sees_the_same_pixels(photos: Path, vit: str, tmp_path: Pat
     assert len(one[0]) == 14
 
 
-@pytest.mark.parametrize("at", [4, 7, 10])
+@pytest.mark.parametrize("at", [4, 7])
 def test_a_resumed_training_sees_the_same_pixels(
     at: int, photos: Path, vit: str, tmp_path: Path, without_report: None
 ) -> None:
@@ -569,7 +567,7 @@ def test_models_with_batch_norm_are_told_of(photos: Path, tmp_path: Path, vit: s
 
 
 def test_models_that_do_not_read_images(photos: Path, vit: str, tiny_model: str) -> None:
-    with pytest.raises(UserError, match="a model of type 'bert' does not classify images; expected"):
+    with pytest.raises(UserError, match="a model of type 'bert' does not classify images; expect"):
         recipe(photos, model=tiny_model).check()
     with pytest.raises(UserError, match="--model: this recipe names no model of its own"):
         recipe(photos).check()
@@ -689,6 +687,7 @@ def test_images_inside_and_outside_of_files_have_the_same_digests(photos: Path) 
     one = sorted(photos.rglob("*.png"))[:1]
     rows = [{"image": str(one[0])}, {"image": {"bytes": one[0].read_bytes(), "path": None}}]
     features = Features({"image": ImageFeature()})
-    first, second = (images.inspect(Dataset.from_list([row], features), "image", "x") for row in rows)
+    tables = [Dataset.from_list([row], features) for row in rows]
+    first, second = (images.inspect(each, "image", "images") for each in tables)
     assert np.array_equal(first.digests, second.digests)
     assert image_files.below(photos)[0] == "down/000.png"

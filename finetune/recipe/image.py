@@ -98,7 +98,7 @@ class ImageClassification(Recipe):
         """
         from datasets import DatasetDict
 
-        from finetune.data import findings, image_files, labels, sources, splits
+        from finetune.data import findings, image_columns, image_files, labels, sources, splits
         from finetune.tasks import reading
 
         def places(split: str, rows: Sequence[int]) -> str:
@@ -106,20 +106,20 @@ class ImageClassification(Recipe):
                 return ""
             return sources.places(self.dataset, split, rows, self.csv_quoting)
 
-        image, label = image_files.columns_of(dataset, self.image_column, self.label_column)
+        image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
         dataset = findings.without_clashes(dataset, [image, label], note=self.note)
         dataset = DatasetDict(
             {
-                name: image_files.with_images(rows, image, self.dataset)
+                name: image_columns.with_images(rows, image, self.dataset)
                 for name, rows in dataset.items()
             }
         )
         if label != "label":
             dataset = dataset.rename_column(label, "label")
-        dataset, hashes = image_files.inspected(
+        dataset, hashes = image_columns.inspected(
             dataset, drop=self.drop_invalid, note=self.note, places=places
         )
         dataset = findings.only_valid(
