@@ -344,7 +344,10 @@ def test_a_file_defines_one_recipe(classes: tuple[str, ...], found: str, tmp_pat
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("yepl", r"unknown recipe 'yepl'; did you mean 'yelp'\? \(available: mnist, sentiment"),
+        (
+            "yepl",
+            r"unknown recipe 'yepl'; did you mean 'yelp'\? \(available: image, mnist, ",
+        ),
         ("_convnet", r"unknown recipe '_convnet'"),
         ("nowhere/mine.py", r"recipe file not found: nowhere/mine.py"),
     ],

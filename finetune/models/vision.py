@@ -25,7 +25,7 @@ from finetune.errors import UserError
 from finetune.models.pretrained import ProblemType, _loading
 
 SMALL = embedded.PREFIX + "vit"
-_SIDE = 28  # pixels
+_SIDE, _CHANNELS = 28, 3  # pixels; red, green and blue
 _BATCH_NORMS = (
     *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d),
     torch.nn.SyncBatchNorm,
@@ -85,6 +85,11 @@ def load_config(
         raise UserError(
             f"--model {model}: a model of type '{config.model_type}' does not classify images; "
             f"expected one like ViT, DeiT, Swin, ConvNeXT or ResNet, or {SMALL}"
+        )
+    if (channels := getattr(config, "num_channels", _CHANNELS)) != _CHANNELS:
+        raise UserError(
+            f"--model {model}: it takes images of {channels} channels; images are read as RGB, "
+            f"which has {_CHANNELS}"
         )
     return config
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,15 +20,11 @@ from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from datasets import DatasetDict
     from transformers import BaseImageProcessor
 
     from finetune.data.augmentation import Augmentation
-
-#: What the column ``id`` is called in prepared rows of training: their crops are drawn from it.
-_DRAWN_FROM = "augmented_id"
 
 
 class ImageClassification(Recipe):
@@ -152,10 +147,12 @@ class ImageClassification(Recipe):
         """Return the images as they are stored; they are decoded as they are collated."""
         from datasets import DatasetDict, Image
 
+        from finetune.data.image_batches import DRAWN_FROM
+
         undecoded = dataset.cast_column("image", Image(decode=False))
         return DatasetDict(
             {
-                name: rows.rename_column("id", _DRAWN_FROM) if name == "train" else rows
+                name: rows.rename_column("id", DRAWN_FROM) if name == "train" else rows
                 for name, rows in undecoded.items()
             }
         )
@@ -200,50 +197,11 @@ class ImageClassification(Recipe):
         return load_classifier(str(directory), labels)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from finetune.data.image_batches import Collator
+
         return Collator(self.processing_class(), self.augmentation, self._task.targets)
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         from finetune.data.augmentation import Epochs
 
         return {**super().parts(model), "callbacks": [Epochs(self.augmentation)]}
-
-
-@dataclass(frozen=True)
-class Collator:
-    """Makes ``pixel_values``, shape ``(rows, channels, height, width)``, and ``labels``."""
-
-    processor: BaseImageProcessor
-    augmentation: Augmentation
-    targets: Callable[[list[Any]], np.ndarray]
-
-    def set_epoch(self, epoch: int, seed: int = 42) -> None:
-        """Draw other crops and flips; a training loop of one's own calls it as an epoch begins."""
-        self.augmentation.set_epoch(epoch, seed)
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        import numpy as np
-        import torch
-
-        pixels = [self._pixels(row) for row in rows]
-        if len({each.shape for each in pixels}) > 1:
-            height, width = pixels[0].shape[1:]
-            raise UserError(
-                f"the image processor {type(self.processor).__name__} does not bring images to one "
-                f"size ({width} x {height} pixels and others): expected one with do_resize"
-            )
-        return {
-            "pixel_values": torch.from_numpy(np.stack(pixels)),
-            "labels": torch.from_numpy(self.targets([row["label"] for row in rows])),
-        }
-
-    def _pixels(self, row: dict[str, Any]) -> np.ndarray:
-        """Return an image as the model takes it; one of training is cropped and flipped first."""
-        import numpy as np
-
-        from finetune.data.images import decoded
-
-        number = row.get(_DRAWN_FROM, row.get("id"))
-        image = decoded(row["image"], f"row {number}")
-        if _DRAWN_FROM in row:
-            image = self.augmentation(image, row[_DRAWN_FROM])
-        return np.asarray(self.processor(image)["pixel_values"][0], dtype=np.float32)
