@@ -82,7 +82,7 @@ class Input:
         quoting, note = files.csv_quoting(path, csv_quoting) if delimited else ("minimal", "")
         first = next(files.chunks(path, reader, quoting), None)
         if first is None:
-            raise UserError(f"{name} holds no {', '.join(images.SUFFIXES)}")
+            raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
         if kind == ".parquet":
             total = int(pq.ParquetFile(path).metadata.num_rows)
         else:
