@@ -58,6 +58,22 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(next(path.parent for path in root.rglob("config.json") if CASED in str(path)))
 
 
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two classes, 60 images of 8 x 8 pixels each."""
+    from tests.pictures import write_photos
+
+    return write_photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="session")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a ViT of one layer for such images, and its image processor."""
+    from tests.pictures import tiny_vit
+
+    return tiny_vit(tmp_path_factory.mktemp("models") / "vit")
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """More threads only wait for each other over matrices this small."""

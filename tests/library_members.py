@@ -282,6 +282,7 @@ MEMBERS = (
             ("on_log", _METER, "each logged loss has its throughput"),
             ("on_prediction_step", f"{_METER} {_STOPS}",
              "the batches of an evaluation are told, and it is stopped between them"),
+            ("on_epoch_begin", "finetune/data/augmentation.py", "each epoch has other crops"),
             ("on_epoch_end", f"{_CHECKPOINT} {_SAVING}", "not every epoch is saved"),
             ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS}",
              "the best epoch is saved after all, evaluations without improvement are counted"),
@@ -306,7 +307,8 @@ MEMBERS = (
     Member("member", "transformers.trainer_callback:ProgressCallback", "on_log", _METER,
            "a bar without the dictionaries above it", "args state control logs kwargs"),
     # transformers: models and attention
-    Member("mention", _MODEL, "_weight_conversions", "finetune/models/pretrained.py",
+    Member("mention", _MODEL, "_weight_conversions",
+           "finetune/models/pretrained.py finetune/models/vision.py",
            "weights are saved under the names that Trainer reads them by",
            source="transformers.core_model_loading:revert_weight_conversion",
            behaviour="test_weights_keep_the_names_that_the_model_has"),

@@ -26,8 +26,11 @@ from finetune.runtime import distributed, hub
 if TYPE_CHECKING:
     from finetune.training.manifest import Statistics
 
-#: Options of a recipe of text that say how a file is read.
-_READING = ("text_column", "label_column", "label_columns", "csv_quoting", "drop_invalid")
+#: Options of a recipe that say how a file is read.
+_READING = (
+    *("text_column", "image_column", "label_column", "label_columns", "csv_quoting"),
+    "drop_invalid",
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -37,6 +40,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
     parser.add_argument(
         "--text_column", metavar="NAME", help="column of FILE with the text (default: the run's)"
+    )
+    parser.add_argument(
+        "--image_column", metavar="NAME", help="column of FILE with the image or its path"
     )
     parser.add_argument(
         "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"
@@ -54,7 +60,7 @@ def main(words: Sequence[str]) -> int:
         "--drop_invalid",
         action="store_const",
         const=True,
-        help="drop rows of FILE without a text or a label",
+        help="drop rows of FILE without a text, a readable image or a label",
     )
     parser.add_argument(
         "--per_device_eval_batch_size",

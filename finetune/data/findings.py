@@ -140,7 +140,7 @@ def without_clashes(
 
 def is_own_column(name: str) -> bool:
     """Return whether the toolkit writes a column of this name itself."""
-    own = ("id", "text", "tokens", "label", "labels", "length", "prediction")
+    own = ("id", "text", "tokens", "label", "labels", "length", "prediction", "thumbnail")
     return name in own or name.startswith(("probability of ", "prediction of ", "label of "))
 
 
@@ -151,15 +151,17 @@ def only_valid(
     note: Callable[[str], None],
     places: Callable[[str, Sequence[int]], str],
     labels: Sequence[str] = ("label",),
+    texts: Sequence[str] = ("text",),
 ) -> DatasetDict:
     """Return ``dataset`` without rows whose ``text``, or one of whose ``labels``, is missing.
 
     Args:
-        dataset: Splits with ``text`` and the columns of labels.
+        dataset: Splits with these columns.
         drop: Whether to drop such rows instead of refusing them.
         note: Called with a sentence about the rows dropped.
         places: Returns the positions of rows of a split, by their ``id``.
         labels: The columns of labels.
+        texts: Those of texts; none of images, which are looked at elsewhere.
 
     Raises:
         UserError: if there are such rows and ``drop`` is false; it counts and locates them.
@@ -167,7 +169,7 @@ def only_valid(
     mistakes, kept = [], {}
     for split, rows in dataset.items():
         valid = np.ones(len(rows), dtype=bool)
-        for column in ("text", *labels):
+        for column in (*texts, *labels):
             is_class = isinstance(rows.features[column], ClassLabel)
             is_label = _is_class if is_class else _is_label
             is_valid = is_label if column in labels else _is_text

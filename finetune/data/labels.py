@@ -92,6 +92,19 @@ def mapped(dataset: DatasetDict, names: Mapping[str, str]) -> tuple[DatasetDict,
     return DatasetDict(renamed), sorted(names.keys() - present)
 
 
+def refuse_unmapped(unmapped: Sequence[str], dataset: DatasetDict) -> None:
+    """Refuse names in ``--label_map`` that the data to train on lacks; other data may lack them.
+
+    Raises:
+        UserError: with the labels there are.
+    """
+    if unmapped:
+        raise UserError(
+            f"--label_map: no label {listed(unmapped)} in the data (labels: "
+            f"{listed(class_names(dataset['train']))})"
+        )
+
+
 def remarks(dataset: DatasetDict) -> list[str]:
     """Return sentences about classes that look like mistakes, with advice; none are merged.
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, Image
 
-from finetune.data import stratification, targets
+from finetune.data import images, stratification, targets
 from finetune.errors import UserError, counted
 from finetune.runtime import activity
 
@@ -159,6 +159,18 @@ def digests(rows: Dataset, column: str) -> np.ndarray:
     return known[column]
 
 
+def remember(rows: Dataset, column: str, hashes: np.ndarray) -> None:
+    """Take hashes of a column that were computed before.
+
+    Args:
+        rows: Of which :func:`digests` is then asked.
+        column: Of images.
+        hashes: Shape ``(rows, 16)``, uint8.
+    """
+    found = np.array([each.tobytes() for each in hashes], dtype=object)
+    _DIGESTS.setdefault(rows, {})[column] = np.stack([found, found], axis=1)
+
+
 def _hashed(rows: Dataset, column: str) -> Iterator[tuple[bytes, bytes]]:
     rows, done = rows.select_columns([column]), 0
     if isinstance(rows.features[column], Image):
@@ -168,7 +180,7 @@ def _hashed(rows: Dataset, column: str) -> Iterator[tuple[bytes, bytes]]:
         done += len(batch[column])
         for value in batch[column]:
             if isinstance(value, dict):
-                content = value["bytes"]
+                content = images.content(value)
             elif isinstance(value, str):
                 content = value.encode()
             else:

@@ -153,13 +153,14 @@ def _on(
     data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
-    from finetune.data import findings
+    from finetune.data import findings, image_files
     from finetune.data.delimited import SEPARATORS
     from finetune.data.sources import numbered
 
     known = {each.name for each in dataclasses.fields(recipe)}
     if unknown := [
-        f"--{name}: not an option of this recipe, which does not read text"
+        f"--{name}: not an option of this recipe"
+        + ", which does not read text" * (recipe.input_column != "text")
         for name in reading
         if name not in known
     ]:
@@ -169,6 +170,8 @@ def _on(
         usual["label_columns"] = None
     if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
         usual["csv_quoting"] = "auto"
+    if "image_column" in known and image_files.are_folders(data):
+        usual |= {"image_column": "", "label_column": ""}  # which are those of the run's table
     source = replace(recipe, **{**usual, **reading})
     try:
         raw = numbered(source.load())
@@ -180,7 +183,7 @@ def _on(
     notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
-    if not path.is_file():
+    if not (path.is_file() or image_files.are_classes(data)):
         others = sorted(set(raw) - {split})
         without = "" if split == "test" else f", as {data} has no test split"
         notes.append(

@@ -59,8 +59,9 @@ def predict(
 
     Args:
         run: A run with a model, or its directory.
-        data: A frame, texts, or rows as mappings. What the model reads is the column
-            ``text_column`` (default: that of the run if there is one, else ``text``).
+        data: A frame, texts, paths of images, or rows as mappings. What the model reads is the
+            column ``text_column`` or ``image_column`` (default: that of the run if there is one,
+            else ``text``, or ``image`` or ``file``).
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
         **options: Those of :class:`~finetune.predicting.options.Options`.
@@ -81,8 +82,10 @@ def predict(
     versions.warn_once(stacklevel=2)
     if options.get("csv_safe"):
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
-    frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
-    request = Request(Run.load(run, trust_recipe=trust_recipe), Input.of_frame(frame), options)
+    loaded = Run.load(run, trust_recipe=trust_recipe)
+    column = loaded.recipe().input_column
+    frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data, column)
+    request = Request(loaded, Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]
     for name in request.added:
         frame[name] = [value for added in chunks for value in added[name]]
@@ -99,14 +102,14 @@ def predict_file(
     progress: Progress = ignore,
     **options: Any,
 ) -> FilePrediction:
-    """Predict a file or a folder of images; in a job of several processes every rank calls it.
+    """Predict a file or images; in a job of several processes every rank calls it.
 
     Each process takes every n-th chunk, and rank 0 joins what they wrote.
 
     Args:
         run: A run with a model, or its directory.
-        source: A ``.csv``, ``.tsv``, ``.jsonl``, ``.parquet`` or ``.txt`` file, or a folder of
-            images.
+        source: A ``.csv``, ``.tsv``, ``.jsonl``, ``.parquet`` or ``.txt`` file, an image, or a
+            folder of images.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
         resume: Whether to go on where an interrupted prediction stopped.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
@@ -204,7 +207,7 @@ def output_mistakes(source: str, output: str | Path) -> list[str]:
     ]
 
 
-def _framed(data: Iterable[Any]) -> pd.DataFrame:
+def _framed(data: Iterable[Any], column: str) -> pd.DataFrame:
     import pandas as pd
 
     if isinstance(data, (str, bytes, Path, Mapping)):
@@ -214,7 +217,7 @@ def _framed(data: Iterable[Any]) -> pd.DataFrame:
         )
     rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
     if all(isinstance(row, str) or row is None for row in rows):
-        return pd.DataFrame({"text": pd.Series(rows, dtype=object)})
+        return pd.DataFrame({column: pd.Series(rows, dtype=object)})
     if all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
     other = next(row for row in rows if not isinstance(row, (str, Mapping)))

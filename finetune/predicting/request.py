@@ -17,11 +17,13 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
-from finetune.recipe import TextClassification
+from finetune.recipe import ImageClassification, TextClassification
 from finetune.runs.run import Run
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from finetune.recipe import Recipe
 
 #: The values of the added columns, by name.
 Added = Mapping[str, list[Any]]
@@ -85,7 +87,7 @@ class Request:
         if found:
             raise UserError(*found)
         self.temperature = float(temperature or 1.0)
-        self.column = _column(run, input, self.options.text_column)
+        self.column = _column(run, input, self.options)
         self.added = _names(
             self.task.predicted_names(every=self.options.all_probabilities), input.columns
         )
@@ -122,7 +124,7 @@ class Request:
             f"the model of {self.run.path}": [
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
-            "--text_column": self.column,
+            "--image_column" if self.options.image_column else "--text_column": self.column,
             "--csv_quoting": self.input.quoting,
             "the columns added": self.added,
             "the temperature": self.temperature,
@@ -188,7 +190,7 @@ class Request:
                     files.refuse_half_characters(text, place)
             logits = predictor.texts(some, advance)
         else:
-            logits = predictor.rows(self._dataset(some, predictor.recipe.input_column), advance)
+            logits = predictor.rows(self._dataset(some, predictor.recipe), advance)
         for column, found in zip(columns.values(), self._found(logits), strict=True):
             for number, value in zip(present, found, strict=True):
                 column[number] = value
@@ -200,17 +202,36 @@ class Request:
         found = self.task.predicted(logits, self.temperature, every=every)
         return [_short(each) if isinstance(each, np.ndarray) else each for each in found]
 
-    def _dataset(self, values: list[Any], name: str) -> Dataset:
+    def _dataset(self, values: list[Any], recipe: Recipe) -> Dataset:
         from datasets import Dataset, Features, Image
 
+        name, reads_files = recipe.input_column, isinstance(recipe, ImageClassification)
         images: Features | None = Features({name: Image()})
-        if self.input.kind == "folder":
-            values = [str(Path(self.input.name) / value) for value in values]
+        if self.input.kind == "folder" or reads_files:
+            values = [self._image(value) for value in values]
+        if reads_files:
+            pass  # it says itself which cannot be decoded
+        elif self.input.kind == "folder":
             for path in values:
                 _refuse_no_picture(path)
         elif not all(isinstance(value, dict) and "bytes" in value for value in values):
             images = None
         return Dataset.from_dict({name: values}, images)
+
+    def _image(self, value: Any) -> Any:
+        """Return an image as ``datasets`` takes it: a path as one from the root."""
+        if isinstance(value, (str, Path)):
+            path = Path(self.input.name).absolute()
+            if self.input.kind == "frame":
+                path = Path.cwd()
+            elif path.is_file():
+                path = path.parent
+            return str(path / Path(value).expanduser())
+        if isinstance(value, (int, float, list)):
+            raise UserError(
+                f"{self.input.name}: expected paths of images in '{self.column}', found {value!r}"
+            )
+        return value
 
 
 def _names(names: list[str], taken: Sequence[str]) -> list[str]:
@@ -222,22 +243,31 @@ def _names(names: list[str], taken: Sequence[str]) -> list[str]:
     return names
 
 
-def _column(run: Run, input: Input, wanted: str | None) -> str:
-    recipe = run.recipe()
+def _column(run: Run, input: Input, options: Options) -> str:
+    recipe, wanted = run.recipe(), options.text_column
+    if options.image_column is not None and not isinstance(recipe, ImageClassification):
+        raise UserError(f"--image_column: the model of {run.path} does not read images of a column")
+    if isinstance(recipe, ImageClassification):
+        if wanted is not None:
+            raise UserError(f"--text_column: the model of {run.path} reads images: --image_column")
+        wanted = options.image_column
     if input.kind == "folder":
         if isinstance(recipe, TextClassification) or wanted:
             raise UserError(f"{input.name} is a folder, but {run.path} reads a text column")
         return "file"
-    if isinstance(recipe, TextClassification):
+    usual = recipe.input_column
+    if isinstance(recipe, ImageClassification):
+        names = (recipe.image_column, "image", "file")
+        usual = next((name for name in names if name in input.columns), usual)
+    elif isinstance(recipe, TextClassification):
         usual = recipe.text_column if recipe.text_column in input.columns else "text"
-    else:
-        usual = recipe.input_column
     column = wanted or usual
     if column not in input.columns:
         separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
         hint = separated or suggestion(column, input.columns)
         is_text = isinstance(recipe, TextClassification)
         flag = "--text_column: " if is_text else f"the model of {run.path} does not read text: "
+        flag = "--image_column: " if isinstance(recipe, ImageClassification) else flag
         raise UserError(
             f"{flag}no column '{column}' in {input.name}{hint} "
             f"(available: {', '.join(map(str, input.columns))})"
@@ -255,7 +285,7 @@ def _stamp(path: Path) -> str:
     if not path.is_dir():
         about = path.stat()
         return f"{about.st_size} bytes of {about.st_mtime_ns}"
-    each = [f"{file.name} {_stamp(file)}" for file in sorted(path.iterdir()) if file.is_file()]
+    each = [f"{file.name} {_stamp(file)}" for file in sorted(path.rglob("*")) if file.is_file()]
     return f"{len(each)} files {hashlib.sha256(chr(10).join(each).encode()).hexdigest()[:16]}"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from datasets import Dataset, DatasetDict
-    from transformers import EvalPrediction, PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task
@@ -134,7 +134,7 @@ class Recipe(Declared):
         """Return the features that the model takes, tokenized for instance, not padded."""
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
 
-    def processing_class(self) -> PreTrainedTokenizerBase | None:
+    def processing_class(self) -> PreTrainedTokenizerBase | BaseImageProcessor | None:
         """Return the tokenizer or image processor to be saved beside the model, if there is one."""
         return None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
+from finetune.data import embedded
 from finetune.reporting import facts, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
@@ -37,13 +38,13 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
     manifest = run.manifest
     source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
-    is_text = "max_length" in manifest.options
+    is_text, from_library = "max_length" in manifest.options, "model" in manifest.options
     task = run.kind.on_hub(is_text=is_text)
     base, licence = _base(manifest)
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,
-        library_name="transformers" if is_text else "pytorch",
-        pipeline_tag=task if is_text else None,
+        library_name="transformers" if from_library else "pytorch",
+        pipeline_tag=task if from_library else None,
         base_model=base,
         license=licence,
         datasets=[source] if on_hub else None,
@@ -148,10 +149,11 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "## Limits",
         "",
         "The confidence intervals cover the sampling of the test rows. They do not cover another "
-        "training run, or texts of another kind. Mistakes, slices and calibration are in "
+        "training run, or data of another kind. Mistakes, slices and calibration are in "
         "`report.html`.",
     ]
-    if _base(manifest)[1] is None and manifest.options.get("model"):
+    base = str(manifest.options.get("model") or embedded.PREFIX)
+    if _base(manifest)[1] is None and not base.startswith(embedded.PREFIX):
         lines.append("The licence of the base model applies; it could not be determined.")
     return "\n".join(lines) + "\n"
 
@@ -164,10 +166,11 @@ def _truncation(manifest: Manifest) -> list[str]:
 
 
 def _use(run: Run, manifest: Manifest) -> list[str]:
-    if "max_length" in manifest.options:
+    if "model" in manifest.options:
+        task = run.kind.on_hub(is_text="max_length" in manifest.options)
         imported = "from transformers import pipeline"
         more = "".join(f", {n}={each}" for n, each in run.kind.pipeline_arguments.items())
-        line = f'classify = pipeline("text-classification", model="{run.path.name}"{more})'
+        line = f'classify = pipeline("{task}", model="{run.path.name}"{more})'
     else:
         imported = "from finetune import Run"
         line = f'model = Run.load("{run.path.name}").model()'

@@ -13,6 +13,7 @@ import pandas as pd
 
 from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
+from finetune.runs.predictions import THUMBNAIL
 from finetune.runs.run import Run
 from finetune.statistics import calibration, classification, mistakes, multi_label, threshold
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
@@ -283,6 +284,8 @@ def _rows(
         {
             "id": table["id"].iloc[index],
             "text": html.excerpt(table["text"].iloc[index]) if "text" in table else None,
+            "image": html.inlined(table[THUMBNAIL].iloc[index]) if THUMBNAIL in table else None,
+            "file": table["file"].iloc[index] if THUMBNAIL in table and "file" in table else "",
             "label": predicted.names[labels[index]],
             "of_label": predicted.probabilities[index, labels[index]],
             "prediction": predicted.names[classes[index]],

@@ -19,7 +19,7 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import datasets
 import numpy as np
@@ -50,6 +50,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             never.
         lengths: The length of each row, for ``group_by_length`` and for equal shares.
         classes: The class of each row, if every epoch is to have as many of each.
+        on_epoch: Is called with each epoch and the seed; what draws random numbers for rows needs
+            them.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         strategy: str = "random",
         lengths: Sequence[int] | np.ndarray | None = None,
         classes: Sequence[int] | np.ndarray | None = None,
+        on_epoch: Callable[[int, int], object] | None = None,
     ) -> None:
         assert (global_batch_size is None) != (max_tokens is None)
         assert lengths is not None or strategy != "group_by_length"
@@ -73,6 +76,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.world_size, self.rank = world_size, rank
         self.accumulation = gradient_accumulation_steps
         self.seed, self.strategy, self.epoch = seed, strategy, 0
+        self.on_epoch = on_epoch
         self.lengths = None if lengths is None else np.asarray(lengths)
         #: The rows of each class, if they are balanced.
         self.classes = None if classes is None else _by_class(np.asarray(classes))
@@ -87,7 +91,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     @classmethod
     def of(
-        cls, arguments: FinetuneArguments | ArgumentValues, dataset: datasets.Dataset, rank: int = 0
+        cls,
+        arguments: FinetuneArguments | ArgumentValues,
+        dataset: datasets.Dataset,
+        rank: int = 0,
+        on_epoch: Callable[[int, int], object] | None = None,
     ) -> GlobalBatchSampler:
         """Return the steps that these arguments make of these rows.
 
@@ -115,6 +123,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             strategy=arguments.train_sampling_strategy,
             lengths=lengths,
             classes=classes_of(dataset) if arguments.class_sampling == "balanced" else None,
+            on_epoch=on_epoch,
         )
         devices = distributed.devices_in_training(arguments.use_cpu)
         shares = devices * arguments.gradient_accumulation_steps
@@ -132,6 +141,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch; ``Trainer`` calls it, also when it resumes."""
         self.epoch = epoch
+        if self.on_epoch is not None:
+            self.on_epoch(epoch, self.seed)
 
     def __len__(self) -> int:
         return len(self.sizes) * self.accumulation

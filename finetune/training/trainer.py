@@ -225,7 +225,9 @@ class Trainer(ExactEvaluation, Saving, Memory):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         arguments = self.args
-        sampler = GlobalBatchSampler.of(arguments, self.train_dataset, arguments.process_index)
+        told = getattr(self.data_collator, "set_epoch", None)
+        rank = arguments.process_index
+        sampler = GlobalBatchSampler.of(arguments, self.train_dataset, rank, told)
         loader = DataLoader(
             self._remove_unused_columns(self.train_dataset, description="training"),
             batch_sampler=sampler,
