@@ -116,9 +116,9 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
     if words and any(not each.is_integer() for each in found) and len(words) < len(found):
         raise UserError(
             f"--task: {len(found):,} of {len(parsed):,} different labels are numbers, such as "
-            f"{found[0]:g}, and {len(words):,} are not, such as {words[0]!r}: if they are "
-            "quantities, --task regression says where the others are; if they are classes, add "
-            "--task single_label"
+            f"{found[0]:g}, and {len(words):,} {'is' if len(words) == 1 else 'are'} not, such as "
+            f"{words[0]!r}: if they are quantities, --task regression says where the others are; "
+            "if they are classes, add --task single_label"
         )
     return ("single_label", "the labels are words") if words else _of_numbers(found)
 

@@ -85,14 +85,13 @@ class Regression(Task[ScoredNumbers]):
     def matched(self, rows: Dataset) -> Dataset:
         from datasets import ClassLabel, List
 
-        feature, expected = rows.features[LABEL], self.feature
-        if isinstance(feature, ClassLabel) or isinstance(feature, List) != bool(self.labels):
-            raise UserError(f"the data has labels of {feature}, the model predicts {expected}")
-        if isinstance(feature, List) and feature.length != len(self.labels):
-            raise UserError(
-                f"the data has {feature.length} numbers a row, the model predicts "
-                f"{len(self.labels)}: {', '.join(self.labels)}"
-            )
+        feature, flag = rows.features[LABEL], f"--label_columns {','.join(self.labels)}"
+        wanted = f"{len(self.labels)} numbers a row ({flag})" if self.labels else "one number a row"
+        found = "classes" if isinstance(feature, ClassLabel) else "one number a row"
+        if isinstance(feature, List):
+            found = f"{feature.length} numbers a row"
+        if found == "classes" or not wanted.startswith(found):
+            raise UserError(f"the data has {found}, and the model predicts {wanted}")
         return rows
 
     def targets(self, labels: Any) -> np.ndarray:
