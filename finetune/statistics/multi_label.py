@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.statistics import intervals, pairs, ranking
+from finetune.statistics import average_precision, intervals, pairs
 from finetune.statistics.classification import f1_of_class
 from finetune.statistics.counts import divide
 from finetune.statistics.intervals import Interval
@@ -23,10 +23,6 @@ from finetune.statistics.scored import ScoredLabels
 FEWEST_POSITIVES = 20
 #: Co-occurrences of more labels are not written down: they would be most of ``metrics.json``.
 MOST_TOGETHER = 100
-#: Numbers that the resamples of average precisions go through at most.
-_MOST_NUMBERS = 400_000_000
-_AT_ONCE = 10_000_000
-_FEWEST_DRAWS = 50
 
 
 def of(rows: ScoredLabels) -> dict[str, Any]:
@@ -53,7 +49,7 @@ def scores(rows: ScoredLabels) -> dict[str, Any]:
         **_f1(rows.labels, rows.decided),
         "f1_samples": intervals.of_mean(of_rows["f1_samples"]),
         "subset_accuracy": intervals.of_share(int(rows.right.sum()), len(rows)),
-        "average_precision": _mean_average_precision(rows),
+        "average_precision": average_precision.mean(rows) or Interval(0.0, 0.0, 1.0),
         "hamming_loss": intervals.of_mean(of_rows["hamming_loss"]),
         "log_loss": intervals.of_mean(of_rows["log_loss"]),
     }
@@ -76,11 +72,11 @@ def of_labels(rows: ScoredLabels) -> dict[str, Any]:
             "f1": asdict(f1_of_class(right, true, said)),
             "support": true,
         }
-        area = ranking.of_class(rows.probabilities[:, index], has)
-        if area is not None:
-            found[name] |= {"average_precision": area.precision_recall.value}
+        if 0 < true < len(rows):
+            area = average_precision.of_label(rows.probabilities[:, index], has)
+            found[name] |= {"average_precision": area.value}
             if true >= FEWEST_POSITIVES:
-                found[name] |= {"pr_area": asdict(area.precision_recall)}
+                found[name] |= {"pr_area": asdict(area)}
     return found
 
 
@@ -93,7 +89,8 @@ def differences(first: ScoredLabels, second: ScoredLabels) -> dict[str, Any]:
         "subset_accuracy": pairs.accuracy_difference(
             np.ones(len(first)), first.right.astype(int), second.right.astype(int)
         ),
-        "average_precision": _mean_average_precision(second, first),
+        "average_precision": average_precision.difference(first, second)
+        or Interval(0.0, -1.0, 1.0),
     }
     return {name: asdict(each) for name, each in found.items()}
 
@@ -155,63 +152,6 @@ def _f1(has: np.ndarray, *given: np.ndarray) -> dict[str, Interval]:
 
     found = intervals.of_counts(metrics, numbers, tallies.shape[1])
     return dict(zip(("f1_micro", "f1_macro"), found, strict=True))
-
-
-def _mean_average_precision(rows: ScoredLabels, less: ScoredLabels | None = None) -> Interval:
-    """Return the mean over the labels that some rows have; of two models, how much more it is."""
-    some = rows.labels.any(axis=0)
-    if not some.any():
-        return Interval(0.0, 0.0, 1.0)
-    orders = [
-        [np.argsort(-each.probabilities[:, label], kind="stable") for label in np.flatnonzero(some)]
-        for each in (rows, less)
-        if each is not None
-    ]
-    sources = [rows, less]
-    has = rows.labels[:, some]
-
-    def metrics(drawn: np.ndarray) -> np.ndarray:
-        weights = np.stack([np.bincount(each, minlength=len(rows)) for each in drawn])
-        means = [
-            np.mean(
-                [
-                    _average_precision(
-                        sources[place].probabilities[order, label],  # type: ignore[union-attr]
-                        has[order, index],
-                        weights[:, order],
-                    )
-                    for index, (label, order) in enumerate(
-                        zip(np.flatnonzero(some), model, strict=True)
-                    )
-                ],
-                axis=0,
-            )
-            for place, model in enumerate(orders)
-        ]
-        return np.asarray(means[0] - means[1] if len(means) > 1 else means[0])[None]
-
-    most = _MOST_NUMBERS // (len(rows) * int(some.sum()) * len(orders))
-    draws = int(np.clip(most, _FEWEST_DRAWS, intervals.DRAWS))
-    return intervals.of_rows(metrics, len(rows), draws)[0]
-
-
-def _average_precision(sure: np.ndarray, has: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the average precision of weighted rows, the surest first, shape ``(draws,)``.
-
-    The sum of precision times gain in recall over the thresholds, as scikit-learn has it; NaN where
-    no row of the label has a weight.
-
-    Args:
-        sure: Shape ``(rows,)``, falling.
-        has: Whether a row has the label, shape ``(rows,)``.
-        weights: Shape ``(draws, rows)``.
-    """
-    ends = np.append(np.flatnonzero(np.diff(sure)), len(sure) - 1)  # of rows that are as sure
-    right = np.cumsum(weights * has, axis=1)[:, ends]
-    precision = divide(right, np.cumsum(weights, axis=1)[:, ends])
-    gained = np.diff(right, axis=1, prepend=0)
-    with np.errstate(invalid="ignore"):
-        return np.asarray((precision * gained).sum(axis=1) / right[:, -1])
 
 
 def farthest(rows: ScoredLabels) -> np.ndarray:
