@@ -119,4 +119,4 @@ def test_the_interval_of_a_label_holds_it_often_enough() -> None:
 
 
 def test_intervals_hold_it_often_enough() -> None:
-    assert all(0.8 <= share for share in coverage(of_one, 40, 2).values())
+    assert all(share >= 0.8 for share in coverage(of_one, 40, 2).values())

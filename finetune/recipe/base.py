@@ -237,10 +237,8 @@ class Recipe(Declared):
         from datasets import DatasetDict
 
         # nothing is trained on them, and they may lack classes that have a weight
-        copy, names = (
-            dataclasses.replace(self, class_weights="none"),
-            ("train", "validation", "test"),
-        )
+        copy = dataclasses.replace(self, class_weights="none")
+        names = ("train", "validation", "test")
         copy.splits = DatasetDict(dict.fromkeys(names, rows))
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
         copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
@@ -287,13 +285,7 @@ class Recipe(Declared):
         Raises:
             UserError: what is wrong with ``class_weights``.
         """
-        from finetune.tasks import weights
-
-        targets = self.kind.targets(self.splits["train"]["label"][:])
-        found = self.kind.class_weights(self.class_weights, targets)
-        if found is not None:
-            self.note(weights.note(self.class_weights, self.labels, found))
-        return found
+        return self.kind.told_weights(self.class_weights, self.splits["train"], self.note)
 
     @property
     def _task(self) -> Task[Any]:

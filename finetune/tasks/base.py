@@ -16,7 +16,8 @@ import numpy as np
 from finetune.errors import UserError, suggestion
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
-from finetune.statistics.scored import Scored
+from finetune.statistics.scored import LABEL, Scored
+from finetune.tasks import weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,6 +139,13 @@ class Task(ABC, Generic[S]):
         if text == "none":
             return None
         raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
+
+    def told_weights(self, text: str, rows: Dataset, note: Tell) -> np.ndarray | None:
+        """Return :meth:`class_weights` of raw training rows, and tell of them."""
+        found = self.class_weights(text, self.targets(rows[LABEL][:]))
+        if found is not None:
+            note(weights.note(text, self.labels, found))
+        return found
 
     def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
         """Return the loss of a step.
