@@ -25,6 +25,12 @@ def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
     return found[-1]
 
 
+def has_bias(layer: torch.nn.Linear) -> bool:
+    """Return whether something can be added to the outputs of a layer: GPT-2's has no bias."""
+    bias: torch.Tensor | None = layer.bias
+    return bias is not None
+
+
 @torch.no_grad()
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
     """Change a layer so that its outputs are ``scale * output + shift``, computed in float64.

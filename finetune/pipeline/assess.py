@@ -21,6 +21,7 @@ from finetune.runs.run import Run
 from finetune.statistics import baseline as baseline_models
 from finetune.statistics.resampling import Budget
 from finetune.tasks.assessment import Assessment
+from finetune.tasks.base import Affine
 from finetune.training.manifest import Metrics, Statistics
 
 
@@ -29,6 +30,7 @@ def assess(
     recipe: Recipe,
     validated: PredictionOutput,
     tested: PredictionOutput,
+    after: Affine | None = None,
     *,
     baseline: bool,
     progress: Progress,
@@ -40,6 +42,7 @@ def assess(
         recipe: With its data.
         validated: Of the validation rows, which the temperature is fitted on.
         tested: Of the test rows.
+        after: What was fitted on validation rows and folded into the model; these outputs have it.
         baseline: Whether to fit a bag of words, too.
         progress: Is given what takes long, and what goes wrong with a baseline.
 
@@ -59,7 +62,8 @@ def assess(
         found["calibration"]["temperature"] = temperature
     metric = str(run.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
     best = task.threshold(chosen_on.rows, assessment.rows, metric, recipe.known_scoring)
-    statistics = replace(_statistics(found, assessment), threshold=best)
+    thresholds = task.thresholds_of(after) if after else None
+    statistics = replace(_statistics(found, assessment), threshold=best, thresholds=thresholds)
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
     run.update(temperature=temperature)
