@@ -75,6 +75,8 @@ class TextClassification(Recipe):
         ]
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        if self.label_separator == "":
+            mistakes.append("--label_separator: expected a character such as ';', found nothing")
         if mistakes:
             raise UserError(*mistakes)
 
@@ -118,6 +120,8 @@ class TextClassification(Recipe):
             names=self.label_names,
             renamed=labels.mapping(self.label_map or ""),
             separator=self.label_separator,
+            shown=columns,
+            places=places,
         )
         dataset = findings.only_valid(
             dataset, drop=self.drop_invalid, note=self.note, places=places, labels=how.columns

@@ -27,6 +27,10 @@ AUTO = "auto"
 _SURELY_CLASSES = 20
 
 
+def _rows(split: str, rows: Sequence[int]) -> str:
+    return f"row{'s' * (len(rows) > 1)} {', '.join(str(each + 1) for each in rows[:5])}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """How the labels of raw rows are read.
@@ -37,6 +41,8 @@ class Reading:
         names: Of the classes in the order of the recipe; may be empty.
         renamed: Other names for labels.
         separator: Between the labels in a cell, or None.
+        shown: What the user calls the columns, if not that.
+        places: Returns the positions of rows of a split, by their ``id``.
     """
 
     task: str = AUTO
@@ -44,6 +50,8 @@ class Reading:
     names: Sequence[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     separator: str | None = None
+    shown: Sequence[str] = ()
+    places: Callable[[str, Sequence[int]], str] = _rows
 
 
 def encoded(
@@ -62,6 +70,8 @@ def encoded(
     Raises:
         UserError: if the labels cannot be those of the task.
     """
+    if how.separator is not None and how.task != "multi_label":
+        raise UserError(f"--label_separator: a row has one label, with --task {how.task}")
     if how.task not in ENCODERS:
         raise UserError(f"--task {how.task}: not supported yet")
     return ENCODERS[how.task](dataset, how, note)
@@ -145,6 +155,8 @@ def _label_sets(
         names=how.names,
         renamed=how.renamed,
         separator=how.separator,
+        shown=how.shown,
+        places=how.places,
     )
 
 
