@@ -74,6 +74,11 @@ def test_lists_in_json_and_in_python_syntax(tmp_path: Path) -> None:
     assert loaded(str(path)) == (["a", "b", "c"], [[0, 1], [], [2], [0]])
 
 
+def test_an_empty_list_has_no_labels_beside_a_separator(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", ["b; a", "[]", "c"])
+    assert loaded(path, label_separator=";") == (["a", "b", "c"], [[0, 1], [], [2]])
+
+
 def test_labels_with_a_separator(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", ["b; a", "c", "c;;c", "a"])
     names, rows = loaded(path, label_separator=";")
@@ -109,12 +114,21 @@ def test_whole_numbers_are_labels(tmp_path: Path) -> None:
         (
             [["a"], ["a", "b"], "b"],
             {"task": "multi_label"},
-            "the label column holds 'b' in row 2 of the train data: expected a list of labels; "
+            "--label_column: 'label' holds 'b' (train data, line 3): expected a list of labels; "
             "labels separated by commas are --label_separator ','",
         ),
         ([["a"], ["a", None]], {}, "1 of 2 train rows without a label"),
+        ([["1"], [], [1]], {}, "holds both '1' and 1 (train data, line 3): expected one type"),
+        (
+            [["a"], [1.5]],
+            {"task": "multi_label"},
+            "holds 1.5 (train data, line 2), a number with a fraction: expected labels",
+        ),
+        ([[], []], {"task": "multi_label"}, "no row has a label in 'label', all lists are empty"),
+        (["a", "b"], {"label_separator": ";", "task": "single_label"}, "a row has one label, with"),
+        (["a;b"], {"label_separator": ""}, "--label_separator: expected a character such as ';'"),
         ([["a"], None], {}, "1 of 2 train rows without a label"),
-        ([["a"], [["b"]]], {}, "the label column holds [['b']] in row 1 of the train data"),
+        ([["a"], [["b"]]], {}, "--label_column: 'label' holds [['b']] (train data, line 2)"),
     ],
 )
 def test_cells_that_cannot_be_read(
@@ -131,7 +145,7 @@ def test_cells_that_cannot_be_read(
 def test_a_column_of_other_values_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": list("abc"), "sad": [0, 1, 2], "fun": [0, 1, 1]})
     frame.to_parquet(path := tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match="'sad' holds '2' in row 2 of the train data: expected 0"):
+    with pytest.raises(UserError, match=r"'sad' holds '2' \(train data, row 2\): expected 0"):
         Texts(dataset=str(path), label_columns="sad,fun", task="multi_label").load()
 
 

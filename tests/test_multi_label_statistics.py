@@ -10,12 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.special import expit
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    hamming_loss,
+    log_loss,
+)
 
 from finetune.statistics import average_precision, multi_label
 from finetune.statistics.scored import ScoredLabels
 
 ROWS, PREVALENCES = 400, (0.5, 0.3, 0.1, 0.05)
+AVERAGES = ("micro", "macro", "samples")
 Found = Mapping[str, Mapping[str, Any]]
 
 
@@ -40,19 +47,33 @@ def of_two(rows: int, seed: int) -> Found:
     return multi_label.differences(*drawn(rows, seed))
 
 
+def values(rows: ScoredLabels) -> dict[str, float]:
+    """Return the metrics by scikit-learn."""
+    has, given = rows.labels.astype(int), rows.decided.astype(int)
+    return {
+        **{f"f1_{each}": f1_score(has, given, average=each, zero_division=0) for each in AVERAGES},
+        "subset_accuracy": accuracy_score(has, given),
+        "average_precision": average_precision_score(has, rows.probabilities),
+        "hamming_loss": hamming_loss(has, given),
+        "log_loss": np.mean(
+            [log_loss(*each) for each in zip(has.T, rows.probabilities.T, strict=True)]
+        ),
+    }
+
+
 @functools.cache
-def truth(kind: Callable[[int, int], Found], times: int) -> Mapping[str, float]:
-    """Return the mean of the values of so many times 20,000 rows."""
-    found = [kind(20_000, 10**6 + seed) for seed in range(times)]
-    return {name: float(np.mean([each[name]["value"] for each in found])) for name in found[0]}
+def truth(kind: Callable[[int, int], Found]) -> Mapping[str, float]:
+    """Return the values of 300,000 rows."""
+    one, other = map(values, drawn(300_000, 10**6))
+    return one if kind is of_one else {name: other[name] - one[name] for name in one}
 
 
-def coverage(kind: Callable[[int, int], Found], repeats: int, times: int = 20) -> dict[str, float]:
+def coverage(kind: Callable[[int, int], Found], repeats: int) -> dict[str, float]:
     """Return the share of simulations in which each interval holds the truth."""
-    inside = dict.fromkeys(truth(kind, times), 0)
+    inside = dict.fromkeys(truth(kind), 0)
     for seed in range(repeats):
         for name, each in kind(ROWS, seed).items():
-            inside[name] += each["low"] <= truth(kind, times)[name] <= each["high"]
+            inside[name] += each["low"] <= truth(kind)[name] <= each["high"]
     return {name: count / repeats for name, count in inside.items()}
 
 
@@ -119,4 +140,16 @@ def test_the_interval_of_a_label_holds_it_often_enough() -> None:
 
 
 def test_intervals_hold_it_often_enough() -> None:
-    assert all(share >= 0.8 for share in coverage(of_one, 40, 2).values())
+    assert all(share >= 0.8 for share in coverage(of_one, 40).values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_values_are_those_of_scikit_learn(seed: int) -> None:
+    one, other = drawn(ROWS, seed)
+    expected, better = values(one), values(other)
+    assert {name: each["value"] for name, each in of_one(ROWS, seed).items()} == pytest.approx(
+        expected
+    )
+    for name, each in of_two(ROWS, seed).items():
+        assert each["value"] == pytest.approx(better[name] - expected[name])
+        assert each["low"] <= each["value"] <= each["high"]

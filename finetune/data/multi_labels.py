@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,10 @@ _TRUTH: Mapping[str, bool] = {
 Places = Callable[[str, Sequence[int]], str]
 
 
+def _rows(split: str, rows: Sequence[int]) -> str:
+    return f"row{'s' * (len(rows) > 1)} {', '.join(str(each + 1) for each in rows[:5])}"
+
+
 def encode(
     dataset: DatasetDict,
     columns: Sequence[str],
@@ -27,6 +32,8 @@ def encode(
     names: Sequence[str],
     renamed: Mapping[str, str],
     separator: str | None,
+    shown: Sequence[str] = (),
+    places: Places = _rows,
 ) -> tuple[DatasetDict, list[str]]:
     """Return ``dataset`` with a ``label`` that lists the classes of each row by their numbers.
 
@@ -39,21 +46,27 @@ def encode(
         columns: ``label`` alone, whose cells hold lists, or columns of 0 and 1.
         names: Of the classes, those of the recipe; may be empty.
         renamed: Other names for labels.
-        separator: Between the labels in a cell of text; without one the cells are lists in JSON.
+        separator: Between the labels in a cell of text; a list in JSON is one with it, too.
+        shown: What the user calls the columns, if not that.
+        places: Returns the positions of rows of a split, by their ``id``.
 
     Returns:
         The splits, and those of ``renamed`` that do not occur.
 
     Raises:
         UserError: if a cell cannot be read so; it names the column and the first such row.
+            Also if no row has a label, or labels are numbers with a fraction.
     """
     several = len(columns) > 1
-    read = {
-        split: list(
-            _of_columns(rows, split, columns) if several else _of_cells(rows, split, separator)
+    called = list(shown) or list(columns)
+    read = {}
+    for split, rows in dataset.items():
+        where = functools.partial(_place, rows, split, places)
+        read[split] = list(
+            _of_columns(rows, columns, called, where)
+            if several
+            else _of_cells(rows, separator, called[0], where)
         )
-        for split, rows in dataset.items()
-    }
     present = {each for cells in read.values() for cell in cells for each in cell}
     theirs = list(columns) if several else _names(dataset["train"])
     known = [renamed.get(each, each) for each in theirs]
@@ -62,6 +75,8 @@ def encode(
         ordered = list(names)
     else:
         ordered = [*dict.fromkeys(known), *sorted(merged - set(known), key=labels.natural)]
+    if not ordered:
+        raise UserError(f"--label_column: no row has a label in '{called[0]}', all lists are empty")
     number = {name: index for index, name in enumerate(ordered)}
     feature = List(ClassLabel(names=ordered))
     encoded = {}
@@ -100,44 +115,65 @@ def _names(rows: Dataset) -> list[str]:
     return list(inner.names) if isinstance(inner, ClassLabel) else []
 
 
-def _of_columns(rows: Dataset, split: str, columns: Sequence[str]) -> Iterator[list[str]]:
+def _place(rows: Dataset, split: str, places: Places, row: int) -> str:
+    """Return the place of a row in its file."""
+    number = int(rows[row]["id"]) if "id" in rows.column_names else row
+    return f"{split} data, {places(split, [number])}"
+
+
+def _of_columns(
+    rows: Dataset, columns: Sequence[str], called: Sequence[str], where: Callable[[int], str]
+) -> Iterator[list[str]]:
     """Yield the names of the columns that hold a 1 in each row."""
     held = {}
-    for name in columns:
+    for name, known in zip(columns, called, strict=True):
         truth = {str(each): _TRUTH.get(str(each).strip().lower()) for each in rows[name]}
         if other := next((each for each, value in truth.items() if value is None), None):
             row = list(map(str, rows[name])).index(other)
             raise UserError(
-                f"--label_columns: '{name}' holds {other!r} in row {row} of the {split} data: "
-                "expected 0 and 1"
+                f"--label_columns: '{known}' holds {other!r} ({where(row)}): expected 0 and 1"
             )
         held[name] = [truth[str(each)] for each in rows[name]]
     for truths in zip(*held.values(), strict=True):
         yield [name for name, has in zip(columns, truths, strict=True) if has]
 
 
-def _of_cells(rows: Dataset, split: str, separator: str | None) -> Iterator[list[str]]:
+def _of_cells(
+    rows: Dataset, separator: str | None, called: str, where: Callable[[int], str]
+) -> Iterator[list[str]]:
     """Yield the names in each cell."""
-    theirs = _names(rows)
+    theirs, types = _names(rows), dict[str, Any]()
     for row, cell in enumerate(rows["label"]):
         found = _listed(cell, separator)
         if found is None or any(isinstance(each, (list, dict)) or each is None for each in found):
             instead = "" if separator else "; labels separated by commas are --label_separator ','"
             raise UserError(
-                f"the label column holds {cell!r} in row {row} of the {split} data: expected a "
+                f"--label_column: '{called}' holds {cell!r} ({where(row)}): expected a "
                 f"list of labels{instead}"
             )
         if theirs:
             yield [theirs[each] for each in found]
-        else:
-            yield [name for each in found if (name := labels.name_of(each).strip())]
+            continue
+        for each in found:
+            other = types.setdefault(labels.name_of(each), each)
+            if type(other) is not type(each):
+                raise UserError(
+                    f"--label_column: '{called}' holds both {other!r} and {each!r} "
+                    f"({where(row)}): expected one type; write one label in one way"
+                )
+            if isinstance(each, float) and not each.is_integer():
+                raise UserError(
+                    f"--label_column: '{called}' holds {each!r} ({where(row)}), a number with a "
+                    "fraction: expected labels; numbers to be predicted are --task regression"
+                )
+        yield [name for each in found if (name := labels.name_of(each).strip())]
 
 
 def _listed(cell: Any, separator: str | None) -> list[Any] | None:
     """Return the labels in a cell; None if it holds no list."""
     if isinstance(cell, list):
         return cell
-    if separator is not None:
+    if separator is not None and not labels.is_list(str(cell)):
         return str(cell).split(separator)
     for parse in (json.loads, ast.literal_eval):
         try:

@@ -115,7 +115,7 @@ def evaluate(
         )
         output = trainer.predict(over.prepared["test"])
         distributed.leave()
-    refuse_other_labels(over, "test", output.label_ids)
+    refuse_other_labels(over.targets("test"), output.label_ids)
     found = _found(data, run, over, output)
     return replace(found, rows_trained_on=trained_on, notes=notes)
 

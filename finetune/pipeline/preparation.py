@@ -216,10 +216,12 @@ def _repeated_rows(recipe: Recipe, values: ArgumentValues) -> str | None:
 def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> None:
     """Refuse a metric that is not computed, which the library does after the first epoch.
 
-    Before the data is loaded, which may decide the task, only what no task computes.
+    Before the data is loaded, which may decide the task, the metrics of the task are not known.
     """
     name = (values.metric_for_best_model or "loss").removeprefix("eval_")
-    known = ["loss", *(recipe.own_metrics or recipe.possible_metrics)]
+    if not (recipe.own_metrics or recipe.metrics or "splits" in vars(recipe)):
+        return
+    known = ["loss", *(recipe.own_metrics or recipe.known_scoring)]
     if values.load_best_model_at_end and name not in known:
         mistakes.add(
             f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "

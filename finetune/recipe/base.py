@@ -278,6 +278,10 @@ class Recipe(Declared):
 
         return self.ordered_labels and kinds.in_order(rows, self.label_names)
 
+    def targets(self, split: str) -> np.ndarray:
+        """Return the targets of the raw rows of a split: see :attr:`kind`."""
+        return self.kind.targets(self.splits[split]["label"][:])
+
     @functools.cached_property
     def weights(self) -> np.ndarray | None:
         """How much each class counts in training, shape ``(classes,)``; None if all alike.
@@ -314,19 +318,6 @@ class Recipe(Declared):
         """The local metrics and their arguments; none if :meth:`compute_metrics` was replaced."""
         common = type(self).compute_metrics is Recipe.compute_metrics
         return dict(self._scoring.arguments) if common else {}
-
-    @property
-    def possible_metrics(self) -> list[str]:
-        """The names of the metrics; as long as the data is not loaded, those of every task."""
-        from finetune.tasks import kinds
-
-        if self.metrics or "splits" in vars(self):
-            return list(self.known_scoring)
-        every = [
-            *self.known_scoring,
-            *(name for kind in kinds.KINDS.values() for name in kind.metrics),
-        ]
-        return list(dict.fromkeys(every))
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.

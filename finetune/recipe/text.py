@@ -79,6 +79,8 @@ class TextClassification(Recipe):
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
         mistakes += self._mistakes_of_order()
+        if self.label_separator == "":
+            mistakes.append("--label_separator: expected a character such as ';', found nothing")
         if mistakes:
             raise UserError(*mistakes)
 

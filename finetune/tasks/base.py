@@ -186,6 +186,12 @@ class Task(ABC, Generic[S]):
         """
         return None
 
+    def thresholds_of(self, after: Affine) -> dict[str, float] | None:
+        """Return the probabilities above which labels were given before ``after``, by name; None
+        where there are no such thresholds.
+        """
+        return None
+
     @abstractmethod
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""

@@ -115,6 +115,10 @@ class MultiLabel(Task[ScoredLabels]):
                 found[index] = multi_label.threshold(probabilities[:, index], has[:, index])
         return Affine(np.ones(len(found)), -logit(np.clip(found, 1e-6, 1 - 1e-6)))
 
+    def thresholds_of(self, after: Affine) -> dict[str, float]:
+        """Return the thresholds of which ``after`` makes one half."""
+        return dict(zip(self.labels, expit(-after.shift).tolist(), strict=True))
+
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         return (np.asarray(outputs) > 0).astype(np.int64)
 

@@ -75,6 +75,8 @@ def encoded(
     Raises:
         UserError: if the labels cannot be those of the task.
     """
+    if how.separator is not None and how.task != "multi_label":
+        raise UserError(f"--label_separator: a row has one label, with --task {how.task}")
     if how.task not in ENCODERS:
         raise UserError(f"--task {how.task}: not supported yet")
     return ENCODERS[how.task](dataset, how, note)
@@ -167,6 +169,8 @@ def _label_sets(
         names=how.names,
         renamed=how.renamed,
         separator=how.separator,
+        shown=how.shown,
+        places=how.places,
     )
 
 
