@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import labels
 from finetune.data.targets import class_names
-from finetune.errors import UserError
 from finetune.tasks.base import Task
 from finetune.tasks.ordinal import Ordinal
+from finetune.tasks.reading import FEWEST_ORDERED
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
 
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 KINDS: dict[str, type[Task[Any]]] = {kind.name: kind for kind in (SingleLabel, Ordinal, Regression)}
-
-
-#: An order of fewer classes tells nothing.
-FEWEST_ORDERED = 3
 
 
 def of_rows(rows: Dataset, *, ordered: bool = False, loss_function: str | None = None) -> Task[Any]:
@@ -32,14 +28,9 @@ def of_rows(rows: Dataset, *, ordered: bool = False, loss_function: str | None =
         loss_function: One of the task, or None for its first.
 
     Raises:
-        UserError: if the task has no such loss, or an order too few classes.
+        UserError: if the task has no such loss.
     """
     names = class_names(rows)
-    if names and ordered and len(names) < FEWEST_ORDERED:
-        raise UserError(
-            f"--task ordinal: the labels are {len(names)} classes, and an order says something of "
-            f"{FEWEST_ORDERED} or more; use --task single_label"
-        )
     kind = Regression if not names else Ordinal if ordered else SingleLabel
     return kind(labels=names, loss_function=loss_function or "")
 
