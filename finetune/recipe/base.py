@@ -263,9 +263,9 @@ class Recipe(Declared):
         from finetune.tasks import kinds
 
         rows = self.splits["train"]
-        return kinds.of_rows(rows, ordered=self._is_ordinal(rows), loss_function=self.loss_function)
+        return kinds.of_rows(rows, ordered=self.is_ordinal(rows), loss_function=self.loss_function)
 
-    def _is_ordinal(self, rows: Dataset) -> bool:
+    def is_ordinal(self, rows: Dataset) -> bool:
         """Return whether the order of the classes of rows means something."""
         from finetune.tasks import kinds
 

@@ -141,7 +141,7 @@ class TextClassification(Recipe):
             self.task, self.task_reason = reading.decided(dataset["train"], how)
             how = dataclasses.replace(how, task=self.task)
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
-        in_order = self.task == "single_label" and super()._is_ordinal(dataset["train"])
+        in_order = self.task == "single_label" and super().is_ordinal(dataset["train"])
         if is_auto and in_order:
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
         return dataset
@@ -151,8 +151,8 @@ class TextClassification(Recipe):
         """The classes of ``label_order``."""
         return [each.strip() for each in (self.label_order or "").split(",") if each.strip()]
 
-    def _is_ordinal(self, rows: Dataset) -> bool:
-        return self.task == "ordinal" or (self.task == "auto" and super()._is_ordinal(rows))
+    def is_ordinal(self, rows: Dataset) -> bool:
+        return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         if self._unmapped:  # which may be so in other data, that is not trained on
