@@ -62,6 +62,8 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
     per_epoch = len(rows) // batch_size
     whole = per_epoch * batch_size  # Accelerate would fill an incomplete step with repeated rows
     steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
+    if parts["compute_loss_func"].class_weights or arguments.class_sampling != "none":
+        raise UserError("--class_weights and --class_sampling: this loop has neither")
     if arguments.train_sampling_strategy == "group_by_length":
         say("rows are shuffled: this loop does not group them by length")
     shuffle = arguments.train_sampling_strategy != "sequential"

@@ -60,6 +60,8 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
     model = DistributedDataParallel(module) if me.world_size > 1 else module
     set_seed(arguments.seed + me.rank)  # different rows, so different dropout masks
     rows, shuffle = parts["train_dataset"], arguments.train_sampling_strategy != "sequential"
+    if parts["compute_loss_func"].class_weights or arguments.class_sampling != "none":
+        raise UserError("--class_weights and --class_sampling: this loop has neither")
     if arguments.train_sampling_strategy == "group_by_length":
         say("rows are shuffled: this loop does not group them by length")
     order = DistributedSampler(rows, me.world_size, me.rank, shuffle, arguments.seed)

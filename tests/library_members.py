@@ -113,6 +113,7 @@ _BOTH = {
 }
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
+_HEAD = "finetune/models/head.py"
 _PACKING, _EXCHANGE = "finetune/models/cpu/packing.py", "finetune/models/cpu/exchange.py"
 _JOB, _HUB = "finetune/runtime/distributed.py", "finetune/runtime/hub.py"
 _FLAGS = "finetune/config/flags.py"
@@ -121,8 +122,9 @@ _EXAMPLES = "examples/native_ddp.py examples/accelerate_loop.py"
 _METRICS = " ".join(
     f"metrics/{each}/{each}.py"
     for each in (
-        *("accuracy", "f1", "matthews_correlation", "mean_absolute_error", "precision"),
-        *("quadratic_kappa", "recall"),
+        *("accuracy", "average_precision", "f1", "mae", "matthews_correlation"),
+        *("mean_absolute_error", "mse", "pearson", "precision", "quadratic_kappa", "r2"),
+        *("recall", "rmse", "roc_auc", "spearman"),
     )
 )
 _CALLED, _CHOSEN = "test_the_library_calls_the_hook", "test_attention_is_chosen_by_name"
@@ -432,8 +434,8 @@ MEMBERS = (
             "is_last": "the processes wait for each other at the last one only",
         }.items()
     ),
-    Member("mention", "torch.nn:Module", "_forward_hooks", f"{_PACKING} {_UNPADDED}",
-           "a hooked layer is kept",
+    Member("mention", "torch.nn:Module", "_forward_hooks", f"{_PACKING} {_UNPADDED} {_HEAD}",
+           "a hooked layer is kept; what scales the outputs of a head is found again",
            source="torch.nn:Module.register_forward_hook"),
     Member("mention", "torch.nn:Module", "_forward_pre_hooks", f"{_PACKING} {_UNPADDED}",
            "a hooked layer is kept, a model is hooked once",

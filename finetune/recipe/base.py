@@ -178,7 +178,7 @@ class Recipe(Declared):
         Returns:
             Shape ``(rows,)``, in nats.
         """
-        return self._task.loss(logits, labels)
+        return self.presumed_kind.loss(logits, labels)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         """Return the tokens of each row before truncation; None where rows have no length."""
@@ -186,7 +186,7 @@ class Recipe(Declared):
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of :attr:`scoring`: of classes, accuracy and macro F1."""
-        return self._scoring(prediction, self._task)
+        return self._scoring(prediction, self.presumed_kind)
 
     @classmethod
     def short_name(cls) -> str:
@@ -266,13 +266,13 @@ class Recipe(Declared):
         rows = self.splits["train"]
         return kinds.of_rows(
             rows,
-            ordered=self._is_ordinal(rows),
+            ordered=self.is_ordinal(rows),
             loss_function=self.loss_function,
             thresholds=getattr(self, "thresholds", "none"),
             target_names=self.target_names,
         )
 
-    def _is_ordinal(self, rows: Dataset) -> bool:
+    def is_ordinal(self, rows: Dataset) -> bool:
         """Return whether the order of the classes of rows means something."""
         from finetune.tasks import kinds
 
@@ -292,7 +292,7 @@ class Recipe(Declared):
         return self.kind.told_weights(self.class_weights, self.splits["train"], self.note)
 
     @property
-    def _task(self) -> Task[Any]:
+    def presumed_kind(self) -> Task[Any]:
         """:attr:`kind`; of data that the recipe has not loaded, what is taken for granted."""
         from finetune.tasks.single_label import SingleLabel
 
@@ -305,7 +305,7 @@ class Recipe(Declared):
         """
         from finetune.recipe.scoring import Scoring
 
-        return Scoring(**self._task.metrics)
+        return Scoring(**self.presumed_kind.metrics)
 
     @property
     def _scoring(self) -> Scoring:

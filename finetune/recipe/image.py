@@ -176,7 +176,9 @@ class ImageClassification(Recipe):
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.vision import batch_norms, load_classifier
 
-        model = load_classifier(self.model, labels, self.model_revision, self._task.problem_type)
+        model = load_classifier(
+            self.model, labels, self.model_revision, self.presumed_kind.problem_type
+        )
         told = (
             "layers of BatchNorm normalise by the rows that a device computes at once: this model "
             "is not launch-invariant, its result depends on the number of processes and on "
@@ -199,7 +201,7 @@ class ImageClassification(Recipe):
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from finetune.data.image_batches import Collator
 
-        return Collator(self.processing_class(), self.augmentation, self._task.targets)
+        return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         from finetune.data.augmentation import Epochs

@@ -150,7 +150,7 @@ class TextClassification(Recipe):
             how = dataclasses.replace(how, task=self.task)
         self.target_names = several if self.task == "regression" else []
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
-        in_order = self.task == "single_label" and super()._is_ordinal(dataset["train"])
+        in_order = self.task == "single_label" and super().is_ordinal(dataset["train"])
         if is_auto and in_order:
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
         return dataset
@@ -160,8 +160,8 @@ class TextClassification(Recipe):
         """The classes of ``label_order``."""
         return [each.strip() for each in (self.label_order or "").split(",") if each.strip()]
 
-    def _is_ordinal(self, rows: Dataset) -> bool:
-        return self.task == "ordinal" or (self.task == "auto" and super()._is_ordinal(rows))
+    def is_ordinal(self, rows: Dataset) -> bool:
+        return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         if self._unmapped:  # which may be so in other data, that is not trained on
@@ -220,7 +220,7 @@ class TextClassification(Recipe):
             self.model,
             labels,
             revision=self.model_revision,
-            problem_type=self._task.problem_type,
+            problem_type=self.presumed_kind.problem_type,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
         )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import labels
 from finetune.data.targets import class_names, is_set
-from finetune.errors import UserError
 from finetune.tasks.base import Task
 from finetune.tasks.multi_label import MultiLabel
 from finetune.tasks.ordinal import Ordinal
+from finetune.tasks.reading import FEWEST_ORDERED
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 KINDS: dict[str, type[Task[Any]]] = {
     kind.name: kind for kind in (SingleLabel, Ordinal, MultiLabel, Regression)
 }
-#: An order of fewer classes tells nothing.
-FEWEST_ORDERED = 3
 
 
 def of_rows(
@@ -42,18 +40,13 @@ def of_rows(
         target_names: Of the numbers of a row, where there are several.
 
     Raises:
-        UserError: if the task has no such loss, or an order too few classes.
+        UserError: if the task has no such loss.
     """
     names, loss = class_names(rows), loss_function or ""
     if is_set(rows):
         return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
     if not names:
         return Regression.of(rows, target_names, loss)
-    if ordered and len(names) < FEWEST_ORDERED:
-        raise UserError(
-            f"--task ordinal: the labels are {len(names)} classes, and an order says something of "
-            f"{FEWEST_ORDERED} or more; use --task single_label"
-        )
     kind = Ordinal if ordered else SingleLabel
     return kind(labels=names, loss_function=loss)
 

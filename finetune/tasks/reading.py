@@ -15,7 +15,7 @@ from datasets import ClassLabel, List
 
 from finetune.data import labels, multi_labels, numbers
 from finetune.data.targets import class_names
-from finetune.errors import UserError
+from finetune.errors import UserError, counted
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -26,6 +26,8 @@ AUTO = "auto"
 #: So many different whole numbers can be anything; more of them are classes if they are numbered
 #: without a gap, from 0 or 1.
 _SURELY_CLASSES = 20
+#: An order of fewer classes tells nothing.
+FEWEST_ORDERED = 3
 
 
 def _rows(split: str, rows: Sequence[int]) -> str:
@@ -194,9 +196,14 @@ def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence
         known: Of the recipe, in their order; may be none.
 
     Raises:
-        UserError: if there are others.
+        UserError: if there are others, or only two.
     """
     names = class_names(dataset["train"])
+    if len(names) < FEWEST_ORDERED:
+        raise UserError(
+            f"--task ordinal: the labels are {counted(len(names), 'class')}, and an order says "
+            f"something of {FEWEST_ORDERED} or more; use --task single_label"
+        )
     if given:
         if unknown := [each for each in names if each not in given]:
             raise UserError(
