@@ -332,6 +332,13 @@ MEMBERS = (
     Member("member", "torch.distributed.checkpoint.metadata", "BytesStorageMetadata",
            "finetune/training/pickles.py", "what is no tensor in a shard is a pickle",
            source="torch.distributed.checkpoint.planner_helpers:_create_read_items"),
+    *(
+        Member("member", "torch.distributed.tensor", name, _HEAD, reason)
+        for name, reason in {
+            "DTensor": "weights that FSDP has sharded",
+            "Replicate": "a factor that every process has whole",
+        }.items()
+    ),
     Member("member", "transformers.trainer_pt_utils", "safe_globals",
            "finetune/training/pickles.py", "what Trainer lets a random state hold",
            source=f"{_TRAINER}._load_rng_state"),
