@@ -145,7 +145,7 @@ def test_cells_that_cannot_be_read(
 def test_a_column_of_other_values_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": list("abc"), "sad": [0, 1, 2], "fun": [0, 1, 1]})
     frame.to_parquet(path := tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match=r"'sad' holds '2' \(train data, row 2\): expected 0"):
+    with pytest.raises(UserError, match=r"'sad' holds '2' \(train data, row 3\): expected 0"):
         Texts(dataset=str(path), label_columns="sad,fun", task="multi_label").load()
 
 
