@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer, GPT2Config, GPT2ForSequenceClassification, pipeline
 
 import finetune
-from finetune import Run
+from finetune import Run, UserError
 from finetune.pipeline.events import Noted
 
 WORDS = {"service, fast": "waiter", 'the "food"': "soup", "Preis/€": "bill"}
@@ -79,3 +79,9 @@ def test_thresholds_are_told_and_predictions_written(tiny_model: str, tmp_path: 
         ]
         for each in scores:
             assert row[f"probability of {each['label']}"] == pytest.approx(each["score"], abs=1e-4)
+
+
+def test_label_smoothing_is_refused(tiny_model: str, tmp_path: Path) -> None:
+    data = table(tmp_path / "rows.jsonl")
+    with pytest.raises(UserError, match="a task of multi_label has no classes of which a row has"):
+        finetune.train("text", dataset=data, model=tiny_model, label_smoothing_factor=0.1)

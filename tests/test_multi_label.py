@@ -11,12 +11,13 @@ import pandas as pd
 import pytest
 import sklearn.metrics
 import torch
+from datasets import ClassLabel, Dataset, Features, List, Value
 from scipy.special import expit
 from transformers import pipeline
 
 import finetune
 from finetune import Run, TextClassification, UserError
-from finetune.data import stratification
+from finetune.data import multi_labels, stratification
 from finetune.pipeline.compare import compare
 from finetune.pipeline.evaluate import evaluate
 from finetune.statistics import multi_label
@@ -145,7 +146,7 @@ def test_cells_that_cannot_be_read(
 def test_a_column_of_other_values_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": list("abc"), "sad": [0, 1, 2], "fun": [0, 1, 1]})
     frame.to_parquet(path := tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match=r"'sad' holds '2' \(train data, row 2\): expected 0"):
+    with pytest.raises(UserError, match=r"'sad' holds '2' \(train data, row 3\): expected 0"):
         Texts(dataset=str(path), label_columns="sad,fun", task="multi_label").load()
 
 
@@ -164,6 +165,16 @@ def test_labels_that_training_does_not_have_are_refused(tmp_path: Path) -> None:
     other.to_json(tmp_path / "data" / "test.jsonl", orient="records", lines=True)
     with pytest.raises(UserError, match="test data has labels that the training data does not"):
         _ = Texts(dataset=str(tmp_path / "data")).splits
+
+
+def test_classes_are_numbered_as_a_model_does() -> None:
+    features = Features({"id": Value("int64"), "label": List(ClassLabel(names=["b", "a"]))})
+    labels: dict[str, Any] = {"id": [0, 1, 2], "label": [[0], [0, 1], []]}
+    rows = Dataset.from_dict(labels, features=features)
+    found = multi_labels.renumbered(rows, ["a", "x", "b"])
+    assert found["label"][:] == [[2], [0, 2], []]
+    with pytest.raises(UserError, match=r"does not know: 'a', first in row 2 \(it knows: 'b'\)"):
+        multi_labels.renumbered(rows, ["b"])
 
 
 # ---- splits --------------------------------------------------------------------------------------

@@ -99,9 +99,11 @@ def renumbered(rows: Dataset, names: Sequence[str]) -> Dataset:
     """
     theirs, cells = _names(rows), rows["label"][:]
     if unknown := sorted({theirs[each] for cell in cells for each in cell} - set(names)):
+        row = next(row for row, cell in enumerate(cells) if any(theirs[n] in unknown for n in cell))
+        first = int(rows[row]["id"]) if "id" in rows.column_names else row
         raise UserError(
-            f"the data has labels that the model does not know: {labels.listed(unknown)} "
-            f"(it knows: {', '.join(names)})"
+            f"the data has labels that the model does not know: {labels.listed(unknown)}, first in "
+            f"row {first + 1:,} (it knows: {labels.listed(names)})"
         )
     number = {name: index for index, name in enumerate(names)}
     numbers = [sorted(number[theirs[each]] for each in cell) for cell in cells]

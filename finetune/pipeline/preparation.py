@@ -157,7 +157,8 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
             sampler.refuse_too_few(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
-                    "--label_smoothing_factor: there are no classes, the labels are numbers"
+                    f"--label_smoothing_factor: a task of {recipe.kind.name} has no classes of "
+                    "which a row has one"
                 )
             if values.class_sampling == "balanced":
                 sampler.refuse_no_classes(recipe.kind.targets(rows["label"][:]))

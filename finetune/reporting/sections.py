@@ -103,8 +103,8 @@ def classes(shown: Shown) -> Section:
 
 
 def labels(shown: Shown) -> Section:
-    """Show how well each label is found, of those that a row has any number of, and which rows the
-    model is surest and wrong about.
+    """Show how well each label is found, of those that a row has any number of, and the mistakes
+    that the model is most confident about.
     """
     found, rows = shown.statistics.classes or {}, shown.rows
     order = multi_label.farthest(rows)[:_MISTAKES]

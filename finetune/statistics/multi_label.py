@@ -155,7 +155,7 @@ def _f1(has: np.ndarray, *given: np.ndarray) -> dict[str, Interval]:
 
 
 def farthest(rows: ScoredLabels) -> np.ndarray:
-    """Return the indices of rows that are wrong in a label, the surest mistakes first."""
+    """Return the indices of rows that are wrong in a label, the most confident mistakes first."""
     wrong = rows.decided != rows.labels
     gap = np.where(wrong, np.abs(rows.probabilities - 0.5), 0).max(axis=1)
     order = np.argsort(-gap, kind="stable")
