@@ -164,6 +164,7 @@ for width in (1, 3):
     assert all(torch.equal(whole[name], plain[name]) for name in plain)
     set_model_state_dict(model, get_model_state_dict(model))
     assert torch.equal(model(rows), before)
+dist.barrier()
 dist.destroy_process_group()
 """
 
