@@ -120,7 +120,12 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
         )
-    for note in (too_few_steps(recipe, values, steps), _endless_warmup(values, steps)):
+    remarks = (
+        too_few_steps(recipe, values, steps),
+        _endless_warmup(values, steps),
+        recipe.dominating(),
+    )
+    for note in remarks:
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)
     return Prepared(chosen, found, configuration, steps, is_done=done)
@@ -148,7 +153,8 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
     with mistakes:
         rows = recipe.splits["train"]
         if values is not None:
-            refuse_too_few(values, len(rows))
+            if getattr(recipe, "long_texts", "cut") == "cut":  # or a text is several rows
+                refuse_too_few(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
                     "--label_smoothing_factor: there are no classes, the labels are numbers"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import PreTrainedTokenizerBase
 
+    from finetune.data.windows import Windows
+
 
 class TextClassification(Recipe):
     """Sentences or documents with one label each, on an encoder from ``transformers``."""
@@ -56,6 +58,15 @@ class TextClassification(Recipe):
     truncation: Literal["head", "tail"] = option(
         "head", "which tokens of a long text are kept: its first ones, or its last ones"
     )
+    long_texts: Literal["cut", "windows"] = option(
+        "cut", "texts of more than --max_length tokens: cut them, or read overlapping windows"
+    )
+    stride: int | None = option(
+        None, "tokens that neighbouring windows share (unset: a quarter of --max_length)"
+    )
+    pooling: Literal["mean", "max"] = option(
+        "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
+    )
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"
     )
@@ -72,6 +83,17 @@ class TextClassification(Recipe):
         ]
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        if self.long_texts == "cut":
+            given = {"stride": self.stride, "pooling": self.pooling}
+            mistakes += [
+                f"--{name} {value}: has a meaning only with --long_texts windows"
+                for name, value in given.items()
+                if value not in (None, "mean")
+            ]
+        elif self.truncation != "head":
+            mistakes.append(
+                f"--truncation {self.truncation}: with --long_texts windows nothing is truncated"
+            )
         if mistakes:
             raise UserError(*mistakes)
 
@@ -137,6 +159,7 @@ class TextClassification(Recipe):
         return super().split(dataset)
 
     def check(self) -> None:
+        _ = self.windows
         if type(self).build_model is not TextClassification.build_model:
             return  # whose positions are not known
         from finetune.models.pretrained import positions
@@ -153,13 +176,56 @@ class TextClassification(Recipe):
         from finetune.tasks import kinds
 
         targets, tokenizer = kinds.of_rows(dataset["test"]).targets, self.processing_class()
-        return tokenize(dataset, tokenizer, self.max_length, targets, self.note)
+        return tokenize(dataset, tokenizer, self.max_length, targets, self.note, self.windows)
+
+    @property
+    def windows(self) -> Windows | None:
+        """What cuts texts into windows; None if they are truncated.
+
+        Raises:
+            UserError: if there can be no windows of ``max_length`` and ``stride``.
+        """
+        from finetune.data.windows import Windows
+
+        if self.long_texts == "cut":
+            return None
+        return Windows(self.processing_class(), self.max_length, self.stride)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         from finetune.data.tokenize import whole_lengths
+        from finetune.data.windows import first_lengths
 
-        texts, lengths = self.splits[split]["text"][:], self.prepared[split]["length"][:]
-        return whole_lengths(texts, lengths, self.processing_class(), self.max_length)
+        texts, lengths = self.splits[split]["text"][:], first_lengths(self.prepared[split])
+        return whole_lengths(texts, lengths.tolist(), self.processing_class(), self.max_length)
+
+    def of_long_texts(self) -> str | None:
+        from finetune.data import lengths
+        from finetune.data.windows import documents_of, first_lengths
+
+        texts, rows, windows = self.splits["train"], self.prepared["train"], self.windows
+        documents = documents_of(rows)
+        if windows is not None and documents is not None:
+            return lengths.in_windows(documents, self.max_length, windows.shared, self.pooling)
+        if "length" not in rows.column_names or len(rows) != len(texts):
+            return None  # of a recipe with its own `prepare`
+        found, tokenizer = first_lengths(rows), self.processing_class()
+        return lengths.cut(texts["text"], found, tokenizer, self.max_length)
+
+    def dominating(self) -> str | None:
+        from finetune.data import lengths
+        from finetune.data.windows import documents_of
+
+        documents = documents_of(self.prepared["train"])
+        if self.long_texts == "cut" or documents is None:
+            return None
+        return lengths.dominating(documents, self.splits["train"]["id"][:])
+
+    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        parts = super().parts(model)
+        if self.long_texts == "windows":
+            loss = dataclasses.replace(parts["compute_loss_func"], pooling=self.pooling)
+            parts["compute_loss_func"] = loss
+        return parts
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -169,7 +235,9 @@ class TextClassification(Recipe):
         from finetune.models.pretrained import load_tokenizer
 
         side = {"head": "right", "tail": "left"}[self.truncation]
-        return load_tokenizer(self.model, self.model_revision, truncation_side=side)
+        return load_tokenizer(
+            self.model, self.model_revision, truncation_side=side, max_length=self.max_length
+        )
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier

@@ -119,7 +119,8 @@ def length(shown: Shown) -> Section:
         return Section()
     rows: ScoredRows = shown.rows
     right: np.ndarray = rows.classes == rows.labels
-    most = shown.manifest.options.get("max_length")
+    options = shown.manifest.options
+    most = None if options.get("long_texts") == "windows" else options.get("max_length")
     return Section({"length": plots.lengths(shown.table["tokens"].to_numpy(), right, most)})
 
 

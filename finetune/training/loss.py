@@ -25,6 +25,8 @@ class GlobalLoss:
 
     rows: RowLoss  # logits (rows, classes) and labels (rows,) to the loss of each row, (rows,)
     label_smoothing: float = 0.0  # weight of the mean over all classes (Szegedy et al., 2016)
+    # what makes the outputs of a document of those of its windows in evaluation: "mean" or "max"
+    pooling: str | None = None
 
     def of_rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, smoothed: shape ``(rows,)``, in nats; refuse a mean."""
