@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from finetune.data.tokenize import shortened
@@ -79,6 +80,37 @@ def dominating(documents: np.ndarray, ids: Sequence[object]) -> str | None:
         f"{ids[int(numbers[most])]}, and each counts as a row in training; shorten it if it should "
         "not weigh so much"
     )
+
+
+def refuse_longer(
+    prepared: DatasetDict, ids: Mapping[str, Sequence[object]], most: int, model: str
+) -> None:
+    """Refuse rows that nothing has truncated to what the model has positions for.
+
+    Args:
+        prepared: Splits as a recipe has prepared them.
+        ids: Of the rows of each split before that, where they are known.
+        most: Positions of the model.
+        model: Its name.
+
+    Raises:
+        UserError: with the first such row of a split.
+    """
+    for split, rows in prepared.items():
+        if "input_ids" not in rows.column_names:
+            continue
+        ids = rows.select_columns("input_ids").iter(batch_size=1000)
+        tokens = [len(each) for batch in ids for each in batch["input_ids"]]
+        if wrong := [number for number, count in enumerate(tokens) if count > most]:
+            known = ids.get(split, ())
+            of_row = f"row {wrong[0]} of {split}"
+            if len(known) == len(tokens):
+                of_row = f"the row with id {known[wrong[0]]} of {split}"
+            raise UserError(
+                f"{of_row} has {tokens[wrong[0]]:,} tokens, --model {model} has {most:,} positions "
+                f"({counted(len(wrong), 'such row')}): truncate in prepare() of the recipe, with "
+                "tokenizer(..., truncation=True, max_length=self.max_length)"
+            )
 
 
 def _percent(share: float) -> str:

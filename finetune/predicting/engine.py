@@ -163,6 +163,7 @@ class Predictor:
         dataset = dataset.add_column("label", np.zeros(count, dtype=np.int64))  # of no effect
         dataset = dataset.cast_column("label", label).add_column("id", np.arange(count))
         prepared = self.recipe.prepare(DatasetDict(test=dataset))["test"]
+        self.recipe.check_prepared(DatasetDict(test=prepared))
         documents = documents_of(prepared)
         if documents is None:
             documents = np.arange(len(prepared))

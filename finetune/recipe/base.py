@@ -123,6 +123,13 @@ class Recipe(Declared):
         """Return the features that the model takes, tokenized for instance, not padded."""
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
 
+    def check_prepared(self, prepared: DatasetDict) -> None:
+        """Refuse rows that cannot work with the model, as :meth:`prepare` returned them.
+
+        Raises:
+            UserError: with the first such row.
+        """
+
     def processing_class(self) -> PreTrainedTokenizerBase | None:
         """Return the tokenizer or image processor to be saved beside the model, if there is one."""
         return None
@@ -237,6 +244,7 @@ class Recipe(Declared):
         copy, names = dataclasses.replace(self), ("train", "validation", "test")
         copy.splits = DatasetDict(dict.fromkeys(names, rows))
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
+        copy.check_prepared(DatasetDict(test=prepared))
         copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
         return copy
 
@@ -244,7 +252,9 @@ class Recipe(Declared):
     def prepared(self) -> DatasetDict:
         """:attr:`splits`, prepared for the model."""
         self.check()
-        return self.prepare(self.splits)
+        prepared = self.prepare(self.splits)
+        self.check_prepared(prepared)
+        return prepared
 
     @property
     def labels(self) -> list[str]:

@@ -178,6 +178,20 @@ class TextClassification(Recipe):
         targets, tokenizer = kinds.of_rows(dataset["test"]).targets, self.processing_class()
         return tokenize(dataset, tokenizer, self.max_length, targets, self.note, self.windows)
 
+    def check_prepared(self, prepared: DatasetDict) -> None:
+        own = type(self)
+        if own.prepare is TextClassification.prepare:  # which truncates
+            return
+        if own.build_model is not TextClassification.build_model:
+            return
+        from finetune.data import lengths
+        from finetune.models.pretrained import positions
+
+        if (most := positions(self.model, self.model_revision)) is not None:
+            raw = vars(self).get("splits", {})
+            ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
+            lengths.refuse_longer(prepared, ids, most, self.model)
+
     @property
     def windows(self) -> Windows | None:
         """What cuts texts into windows; None if they are truncated.
