@@ -9,7 +9,7 @@ from datasets import DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from finetune.data.tokenize import shortened
-from finetune.errors import counted
+from finetune.errors import UserError, counted
 
 #: Rows that are tokenized again, at most, to learn whether they are cut.
 _SAMPLE = 1000
@@ -32,7 +32,9 @@ def cut(
         max_length: Tokens that are kept.
     """
     full = np.flatnonzero(lengths >= max_length)  # some of them may be just as long
-    looked_at = full[np.unique(np.linspace(0, len(full) - 1, min(_SAMPLE, len(full)), dtype=int))]
+    looked_at = full
+    if len(full) > _SAMPLE:  # drawn: evenly spaced rows may be of one kind
+        looked_at = np.sort(np.random.default_rng(0).choice(full, _SAMPLE, replace=False))
     some = shortened([texts[int(number)] for number in looked_at], tokenizer, max_length + 1)
     longer = 0
     if some:
@@ -99,8 +101,8 @@ def refuse_longer(
     for split, rows in prepared.items():
         if "input_ids" not in rows.column_names:
             continue
-        ids = rows.select_columns("input_ids").iter(batch_size=1000)
-        tokens = [len(each) for batch in ids for each in batch["input_ids"]]
+        batches = rows.select_columns("input_ids").iter(batch_size=1000)
+        tokens = [len(each) for batch in batches for each in batch["input_ids"]]
         if wrong := [number for number, count in enumerate(tokens) if count > most]:
             known = ids.get(split, ())
             of_row = f"row {wrong[0]} of {split}"
