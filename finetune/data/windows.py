@@ -192,7 +192,7 @@ def documents_of(rows: Any) -> np.ndarray | None:
         return None
     if rows.features[COLUMN].dtype != "int64":  # which a recipe has called so
         return None
-    return np.asarray(rows[COLUMN][:])
+    return np.asarray(rows.with_format("numpy")[COLUMN][:])
 
 
 def firsts(documents: np.ndarray) -> np.ndarray:

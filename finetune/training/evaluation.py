@@ -83,7 +83,7 @@ class ExactEvaluation(transformers.Trainer):
         """
         order, compute = getattr(dataloader, "order", None), self.compute_metrics
         rows = _Rows(order, getattr(dataloader, "documents", None), self.compute_loss_func.pooling)
-        if compute is not None:
+        if compute is not None and rows.change:
             self.compute_metrics = lambda found: compute(
                 EvalPrediction(
                     rows.outputs(found.predictions),
@@ -154,6 +154,11 @@ class _Rows:
         self._pooling = pooling if documents is not None else None
         self._documents = documents
 
+    @property
+    def change(self) -> bool:
+        """Whether there is anything to do."""
+        return self._places is not None or self._pooling is not None
+
     def outputs(self, arrays: Any) -> Any:
         """Return the outputs of a model in order, pooled; an array, a tuple of them, or None."""
 
@@ -180,7 +185,7 @@ class _Rows:
         def changed(each: np.ndarray | None) -> np.ndarray | None:
             return None if each is None else change(each if places is None else each[places])
 
-        if places is None and self._pooling is None:
+        if not self.change:
             return arrays  # which may be anything, where batches are not concatenated
         return tree_map(changed, arrays)
 
