@@ -28,7 +28,7 @@ from finetune.pipeline.events import (
     Noted,
     Started,
 )
-from finetune.recipe import Recipe, catalog
+from finetune.recipe import Recipe, TextClassification, catalog
 from finetune.reporting import wording
 from finetune.runs.run import Run
 from finetune.runtime import distributed
@@ -77,7 +77,7 @@ def _start(event: Started) -> None:
     why = f" ({recipe.task_reason})" if recipe.task_reason else ""
     facts["task"] = recipe.kind.name.replace("_", " ") + why
     facts[name] = balance
-    if long_texts := recipe.of_long_texts():
+    if isinstance(recipe, TextClassification) and (long_texts := recipe.of_long_texts()):
         facts["long texts"] = long_texts
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)

@@ -12,7 +12,7 @@ from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import Recipe
+from finetune.recipe import Recipe, TextClassification
 from finetune.runtime import distributed, hub, lock
 from finetune.training.effects import NO_WARMUP
 
@@ -123,7 +123,7 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     remarks = (
         too_few_steps(recipe, values, steps),
         _endless_warmup(values, steps),
-        recipe.dominating(),
+        recipe.dominating() if isinstance(recipe, TextClassification) else None,
     )
     for note in remarks:
         if note and note not in recipe.notes:  # a recipe may be prepared twice
@@ -153,7 +153,8 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
     with mistakes:
         rows = recipe.splits["train"]
         if values is not None:
-            if getattr(recipe, "long_texts", "cut") == "cut":  # or a text is several rows
+            is_cut = not isinstance(recipe, TextClassification) or recipe.long_texts == "cut"
+            if is_cut:  # or a text is several rows
                 refuse_too_few(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
@@ -166,8 +167,6 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
 
     Where the limit comes from: docs/decisions/too-few-steps.md.
     """
-    from finetune.recipe.text import TextClassification
-
     if steps >= _FEWEST_STEPS or not isinstance(recipe, TextClassification):
         return None
     if values.max_steps > 0:

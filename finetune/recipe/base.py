@@ -180,16 +180,6 @@ class Recipe(Declared):
         """Return the tokens of each row before truncation; None where rows have no length."""
         return None
 
-    def of_long_texts(self) -> str | None:
-        """Return how many of the training rows are longer than the model reads, and what becomes of
-        them, for the start of a run; None where rows have no length.
-        """
-        return None
-
-    def dominating(self) -> str | None:
-        """Return a sentence if one document makes up much of what is trained on."""
-        return None
-
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of :attr:`scoring`: of classes, accuracy and macro F1."""
         return self._scoring(prediction, self._task)

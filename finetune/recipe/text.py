@@ -209,10 +209,16 @@ class TextClassification(Recipe):
         from finetune.data.tokenize import whole_lengths
         from finetune.data.windows import first_lengths
 
-        texts, lengths = self.splits[split]["text"][:], first_lengths(self.prepared[split])
+        texts, rows = self.splits[split]["text"][:], self.prepared[split]
+        if "length" not in rows.column_names:  # of a recipe with its own `prepare`
+            return None
+        lengths = first_lengths(rows)
         return whole_lengths(texts, lengths.tolist(), self.processing_class(), self.max_length)
 
     def of_long_texts(self) -> str | None:
+        """Return how many of the training texts are longer than the model reads, and what becomes
+        of them, for the start of a run; None where the recipe prepares them in another way.
+        """
         from finetune.data import lengths
         from finetune.data.windows import documents_of, first_lengths
 
@@ -226,6 +232,7 @@ class TextClassification(Recipe):
         return lengths.cut(texts["text"], found, tokenizer, self.max_length)
 
     def dominating(self) -> str | None:
+        """Return a sentence if the windows of one text are much of what is trained on."""
         from finetune.data import lengths
         from finetune.data.windows import documents_of
 
