@@ -225,6 +225,12 @@ def test_a_resumed_run_is_the_same_and_other_windows_are_refused(
             "{mean:.1f} a document on average, at most {most}; logits pooled by mean",
         ),
         (("--long_texts", "windows"), "= 16 windows per step"),
+        (
+            ("--long_texts", "windows", "--truncation", "tail"),
+            "--truncation has no effect: with --long_texts windows nothing is truncated",
+        ),
+        (("--stride", "3"), "--stride has no effect: needs --long_texts windows"),
+        (("--pooling", "max"), "--pooling has no effect: needs --long_texts windows"),
     ],
 )
 def test_the_start_says_what_becomes_of_long_texts(
@@ -290,17 +296,6 @@ def test_a_document_that_dominates_is_noted(short_model: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "mistakes"),
     [
-        (
-            {"long_texts": "cut", "stride": 4, "pooling": "max"},
-            [
-                "--stride 4: has a meaning only with --long_texts windows",
-                "--pooling max: has a meaning only with --long_texts windows",
-            ],
-        ),
-        (
-            {"truncation": "tail"},
-            ["--truncation tail: with --long_texts windows nothing is truncated"],
-        ),
         (
             {"stride": 14},
             [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,19 +83,15 @@ class TextClassification(Recipe):
         ]
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
-        if self.long_texts == "cut":
-            given = {"stride": self.stride, "pooling": self.pooling}
-            mistakes += [
-                f"--{name} {value}: has a meaning only with --long_texts windows"
-                for name, value in given.items()
-                if value not in (None, "mean")
-            ]
-        elif self.truncation != "head":
-            mistakes.append(
-                f"--truncation {self.truncation}: with --long_texts windows nothing is truncated"
-            )
         if mistakes:
             raise UserError(*mistakes)
+
+    def without_effect(self, given: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each option in ``given`` that the others leave without effect."""
+        idle = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
+        if self.long_texts == "windows":
+            idle = {"truncation": "with --long_texts windows nothing is truncated"}
+        return [f"--{name} has no effect: {why}" for name, why in idle.items() if name in given]
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
