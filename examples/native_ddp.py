@@ -46,6 +46,8 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     chosen = settings.from_command_line(recipe, flags)
     if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
         chosen.training["output_dir"] += "-native"
+    if getattr(chosen.recipe, "long_texts", "cut") != "cut":
+        raise UserError("--long_texts windows: this loop does not pool the windows of a text")
     if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
     return chosen

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import DatasetDict, concatenate_datasets
@@ -19,6 +19,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from finetune.data import seals
 from finetune.data.splits import fingerprint
 from finetune.runtime import activity
+
+if TYPE_CHECKING:
+    from finetune.data.windows import Windows
 
 #: Characters per token, more than in most texts.
 _ROOMY = 8
@@ -39,12 +42,13 @@ def tokenize(
     max_length: int,
     targets: Callable[[Any], np.ndarray] = np.asarray,
     note: Callable[[str], object] = lambda sentence: None,
+    windows: Windows | None = None,
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
-    The cache key is data, tokenizer and ``max_length``, so every rank and every later run reuses
-    the result. ``datasets`` would also hash the padding and truncation that the tokenizer was last
-    used with, and so miss its own cache.
+    The cache key is data, tokenizer, ``max_length`` and ``windows``, so every rank and every later
+    run reuses the result. ``datasets`` would also hash the padding and truncation that the
+    tokenizer was last used with, and so miss its own cache.
 
     Args:
         dataset: Splits with ``text`` and ``label``.
@@ -52,29 +56,32 @@ def tokenize(
         max_length: Longer texts are truncated to this many tokens, special tokens included.
         targets: From the labels of some rows to what a batch has as ``labels``.
         note: Is given a sentence about a cache that was damaged.
+        windows: Cuts longer texts into several rows instead, with the number of the text in a
+            column :data:`~finetune.data.windows.COLUMN`.
     """
+    cutting = [] if windows is None else ["windows", windows.shared]
     own, tokenized = identity(tokenizer), DatasetDict()
     for split, rows in dataset.items():
         content = fingerprint(DatasetDict({split: rows}), "text")
         content += str(rows.features["label"])
-        key, parts, known = Hasher.hash([content, own, max_length]), [], False
-        encode = activity.counted(_encode, f"tokenizing {split}", len(rows))
+        key, parts, known = Hasher.hash([content, own, max_length, *cutting]), [], False
+        encode = activity.counted(_encoding(windows), f"tokenizing {split}", len(rows))
         for start in range(0, max(1, len(rows)), PART):
             name, cached = f"{key}-{start}-{PART}" if len(rows) > PART else key, None
             if rows.cache_files:
                 cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{name}.arrow")
                 known = seals.intact(cached, note)
             part = rows.select(range(start, min(start + PART, len(rows))))
+            how: dict[str, Any] = {"tokenizer": tokenizer, "max_length": max_length}
+            if windows is not None:
+                how = {"windows": windows, "start": start}
             parts.append(
                 part.map(
                     encode,
                     batched=True,
+                    with_indices=windows is not None,
                     remove_columns=rows.column_names,
-                    fn_kwargs={
-                        "tokenizer": tokenizer,
-                        "max_length": max_length,
-                        "targets": targets,
-                    },
+                    fn_kwargs={**how, "targets": targets},
                     new_fingerprint=name,
                     cache_file_name=cached and str(cached),
                     load_from_cache_file=known,
@@ -98,6 +105,15 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
         kwargs = {name: each for name, each in known if not name.endswith(_FOUND)}
         parts += [tokenizer.get_vocab(), kwargs]
     return str(Hasher.hash(json.dumps(parts, sort_keys=True, default=str)))
+
+
+def _encoding(windows: Windows | None) -> Callable[..., dict[str, Any]]:
+    """Return what makes rows of a batch of texts."""
+    if windows is None:
+        return _encode
+    from finetune.data.windows import encode
+
+    return encode
 
 
 def _encode(

@@ -52,7 +52,10 @@ _OFFSET_POSITIONS = (
 
 
 def load_tokenizer(
-    model: str, revision: str | None = None, truncation_side: str = "right"
+    model: str,
+    revision: str | None = None,
+    truncation_side: str = "right",
+    max_length: int | None = None,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
 
@@ -60,13 +63,16 @@ def load_tokenizer(
         model: See :func:`load_classifier`.
         revision: Likewise.
         truncation_side: Where long texts are cut, ``right`` or ``left``; saved with the tokenizer.
+        max_length: Tokens that ``truncation=True`` leaves, saved with the tokenizer, so that a
+            ``pipeline()`` cuts where the training did; None for what the tokenizer says.
 
     Raises:
         UserError: if it cannot be loaded.
     """
+    most = {} if max_length is None else {"model_max_length": max_length}
     with _loading(model, revision) as source:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source, truncation_side=truncation_side
+            **source, truncation_side=truncation_side, **most
         )
     return tokenizer
 

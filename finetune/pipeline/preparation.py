@@ -13,7 +13,7 @@ from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import Recipe
+from finetune.recipe import Recipe, TextClassification
 from finetune.runtime import distributed, hub, lock
 from finetune.training.effects import NO_WARMUP
 
@@ -121,12 +121,13 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
         )
-    sentences = (
+    remarks = (
         too_few_steps(recipe, values, steps),
         _endless_warmup(values, steps),
         _repeated_rows(recipe, values),
+        recipe.dominating() if isinstance(recipe, TextClassification) else None,
     )
-    for note in sentences:
+    for note in remarks:
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)
     return Prepared(chosen, found, configuration, steps, is_done=done)
@@ -154,7 +155,9 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
     with mistakes:
         rows = recipe.splits["train"]
         if values is not None:
-            sampler.refuse_too_few(values, len(rows))
+            is_cut = not isinstance(recipe, TextClassification) or recipe.long_texts == "cut"
+            if is_cut:  # or a text is several rows
+                sampler.refuse_too_few(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
                     f"--label_smoothing_factor: a task of {recipe.kind.name} has no classes of "
@@ -171,8 +174,6 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
 
     Where the limit comes from: docs/decisions/too-few-steps.md.
     """
-    from finetune.recipe.text import TextClassification
-
     if steps >= _FEWEST_STEPS or not isinstance(recipe, TextClassification):
         return None
     if values.max_steps > 0:

@@ -91,6 +91,8 @@ def work(chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | Non
 
 def preview(prepared: Prepared, progress: Progress = ignore) -> None:
     """Do everything up to one collated batch; nothing is trained or written."""
+    from finetune.data import windows
+
     chosen = prepared.settings
     _join(prepared)
     arguments, rows = chosen.arguments, chosen.recipe.prepared["train"]
@@ -99,7 +101,8 @@ def preview(prepared: Prepared, progress: Progress = ignore) -> None:
         if prepared.checkpoint is not None:
             tell(Noted(f"would resume from {prepared.checkpoint}"))
         size = min(arguments.per_device_train_batch_size or 1, len(rows))
-        rows = rows.select_columns([name for name in rows.column_names if name != "length"])
+        for_us = {arguments.length_column_name, windows.COLUMN}
+        rows = rows.select_columns([name for name in rows.column_names if name not in for_us])
         collate = chosen.recipe.data_collator()
         tell(Collated(collate([rows[index] for index in range(size)])))
     distributed.leave()

@@ -42,8 +42,7 @@ class Recipe(Declared):
             those of the classes above are kept unless named again.
         embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
         input_column: The column of the raw data that the model sees; duplicates are found by it.
-        own_metrics: What a :meth:`compute_metrics` of the recipe's own returns, by name; empty if
-            it has none.
+        own_metrics: The names of what a :meth:`compute_metrics` of the recipe's own returns.
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
         ordered_labels: Whether that order means something, as it does for stars: then the task is
@@ -133,6 +132,13 @@ class Recipe(Declared):
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the features that the model takes, tokenized for instance, not padded."""
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
+
+    def check_prepared(self, prepared: DatasetDict) -> None:
+        """Refuse rows that cannot work with the model, as :meth:`prepare` returned them.
+
+        Raises:
+            UserError: with the first such row.
+        """
 
     def processing_class(self) -> PreTrainedTokenizerBase | BaseImageProcessor | None:
         """Return the tokenizer or image processor to be saved beside the model, if there is one."""
@@ -241,6 +247,7 @@ class Recipe(Declared):
         names = ("train", "validation", "test")
         copy.splits = DatasetDict(dict.fromkeys(names, rows))
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
+        copy.check_prepared(DatasetDict(test=prepared))
         copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
         return copy
 
@@ -249,7 +256,9 @@ class Recipe(Declared):
         """:attr:`splits`, prepared for the model."""
         self.check()
         self.kind.refuse_metrics(self.known_scoring)
-        return self.prepare(self.splits)
+        prepared = self.prepare(self.splits)
+        self.check_prepared(prepared)
+        return prepared
 
     @property
     def labels(self) -> list[str]:

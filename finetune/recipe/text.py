@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
     from datasets import Dataset, DatasetDict
     from transformers import PreTrainedTokenizerBase
+
+    from finetune.data.windows import Windows
 
 
 class TextClassification(Recipe):
@@ -62,6 +64,15 @@ class TextClassification(Recipe):
     truncation: Literal["head", "tail"] = option(
         "head", "which tokens of a long text are kept: its first ones, or its last ones"
     )
+    long_texts: Literal["cut", "windows"] = option(
+        "cut", "texts of more than --max_length tokens: cut them, or read overlapping windows"
+    )
+    stride: int | None = option(
+        None, "tokens that neighbouring windows share (unset: a quarter of --max_length)"
+    )
+    pooling: Literal["mean", "max"] = option(
+        "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
+    )
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"
     )
@@ -96,6 +107,13 @@ class TextClassification(Recipe):
         if twice := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
             return [f"{shown}: '{twice[0]}' stands there twice"]
         return []
+
+    def without_effect(self, given: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each option in ``given`` that the others leave without effect."""
+        idle = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
+        if self.long_texts == "windows":
+            idle = {"truncation": "with --long_texts windows nothing is truncated"}
+        return [f"--{name} has no effect: {why}" for name, why in idle.items() if name in given]
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
@@ -179,6 +197,7 @@ class TextClassification(Recipe):
         return super().split(dataset)
 
     def check(self) -> None:
+        _ = self.windows
         if type(self).build_model is not TextClassification.build_model:
             return  # whose positions are not known
         from finetune.models.pretrained import positions
@@ -195,13 +214,77 @@ class TextClassification(Recipe):
         from finetune.tasks import kinds
 
         targets, tokenizer = kinds.of_rows(dataset["test"]).targets, self.processing_class()
-        return tokenize(dataset, tokenizer, self.max_length, targets, self.note)
+        return tokenize(dataset, tokenizer, self.max_length, targets, self.note, self.windows)
+
+    def check_prepared(self, prepared: DatasetDict) -> None:
+        own = type(self)
+        if own.prepare is TextClassification.prepare:  # which truncates
+            return
+        if own.build_model is not TextClassification.build_model:
+            return
+        from finetune.data import lengths
+        from finetune.models.pretrained import positions
+
+        if (most := positions(self.model, self.model_revision)) is not None:
+            raw = vars(self).get("splits", {})
+            ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
+            lengths.refuse_longer(prepared, ids, most, self.model)
+
+    @property
+    def windows(self) -> Windows | None:
+        """What cuts texts into windows; None if they are truncated.
+
+        Raises:
+            UserError: if there can be no windows of ``max_length`` and ``stride``.
+        """
+        from finetune.data.windows import Windows
+
+        if self.long_texts == "cut":
+            return None
+        return Windows(self.processing_class(), self.max_length, self.stride)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         from finetune.data.tokenize import whole_lengths
+        from finetune.data.windows import first_lengths
 
-        texts, lengths = self.splits[split]["text"][:], self.prepared[split]["length"][:]
-        return whole_lengths(texts, lengths, self.processing_class(), self.max_length)
+        texts, rows = self.splits[split]["text"][:], self.prepared[split]
+        if "length" not in rows.column_names:  # of a recipe with its own `prepare`
+            return None
+        lengths = first_lengths(rows)
+        return whole_lengths(texts, lengths.tolist(), self.processing_class(), self.max_length)
+
+    def of_long_texts(self) -> str | None:
+        """Return how many of the training texts are longer than the model reads, and what becomes
+        of them, for the start of a run; None where the recipe prepares them in another way.
+        """
+        from finetune.data import lengths
+        from finetune.data.windows import documents_of, first_lengths
+
+        texts, rows, windows = self.splits["train"], self.prepared["train"], self.windows
+        documents = documents_of(rows)
+        if windows is not None and documents is not None:
+            return lengths.in_windows(documents, self.max_length, windows.shared, self.pooling)
+        if "length" not in rows.column_names or len(rows) != len(texts):
+            return None  # of a recipe with its own `prepare`
+        found, tokenizer = first_lengths(rows), self.processing_class()
+        return lengths.cut(texts["text"], found, tokenizer, self.max_length)
+
+    def dominating(self) -> str | None:
+        """Return a sentence if the windows of one text are much of what is trained on."""
+        from finetune.data import lengths
+        from finetune.data.windows import documents_of
+
+        documents = documents_of(self.prepared["train"])
+        if self.long_texts == "cut" or documents is None:
+            return None
+        return lengths.dominating(documents, self.splits["train"]["id"][:])
+
+    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        parts = super().parts(model)
+        if self.long_texts == "windows":
+            loss = dataclasses.replace(parts["compute_loss_func"], pooling=self.pooling)
+            parts["compute_loss_func"] = loss
+        return parts
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -211,7 +294,9 @@ class TextClassification(Recipe):
         from finetune.models.pretrained import load_tokenizer
 
         side = {"head": "right", "tail": "left"}[self.truncation]
-        return load_tokenizer(self.model, self.model_revision, truncation_side=side)
+        return load_tokenizer(
+            self.model, self.model_revision, truncation_side=side, max_length=self.max_length
+        )
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier

@@ -161,8 +161,44 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
 def _truncation(manifest: Manifest) -> list[str]:
     if (most := manifest.options.get("max_length")) is None:
         return []
+    if manifest.options.get("long_texts") == "windows":
+        return _windows(manifest, most)
     kept = {"head": "first", "tail": "last"}[manifest.options.get("truncation", "head")]
-    return ["", f"Of a text longer than {most:,} tokens the {kept} {most:,} are read."]
+    return [
+        "",
+        f"Of a text longer than {most:,} tokens the {kept} {most:,} are read; without "
+        "`truncation=True` a `pipeline()` truncates nothing, and may fail on it.",
+    ]
+
+
+def _windows(manifest: Manifest, most: int) -> list[str]:
+    """Return how a long text is read in windows without this toolkit."""
+    options = manifest.options
+    pooling = options["pooling"]
+    stride = most // 4 if options["stride"] is None else options["stride"]
+    pooled = {"mean": "mean", "max": "amax"}[pooling]
+    return [
+        "",
+        f"A text longer than {most:,} tokens was read in windows of {most:,}, each sharing "
+        f"{stride:,} tokens with the next and the last ending with the text; the {pooling} of "
+        "their logits is the prediction, and so were the scores above computed. `python -m "
+        "finetune predict` does the same. A `pipeline()` knows no windows: it reads the first "
+        f"{most:,} tokens, and without `truncation=True` may fail. To pool windows without this "
+        "toolkit:",
+        "",
+        "```python",
+        "import torch",
+        "",
+        "tokenizer, model = classify.tokenizer, classify.model.eval()",
+        'tokenizer.truncation_side = "right"',
+        f"cut = tokenizer(text, truncation=True, stride={stride}, return_overflowing_tokens=True)",
+        'windows = cut["input_ids"]',
+        'tokenizer.truncation_side = "left"  # the last window ends with the text',
+        'windows[-1] = tokenizer(text, truncation=True)["input_ids"]',
+        "with torch.inference_mode():",
+        f"    logits = model(torch.tensor(windows, device=model.device)).logits.{pooled}(dim=0)",
+        "```",
+    ]
 
 
 def _use(run: Run, manifest: Manifest) -> list[str]:
@@ -170,6 +206,7 @@ def _use(run: Run, manifest: Manifest) -> list[str]:
         task = run.kind.on_hub(is_text="max_length" in manifest.options)
         imported = "from transformers import pipeline"
         more = "".join(f", {n}={each}" for n, each in run.kind.pipeline_arguments.items())
+        more = f", truncation=True{more}" if task == "text-classification" else more
         line = f'classify = pipeline("{task}", model="{run.path.name}"{more})'
     else:
         imported = "from finetune import Run"

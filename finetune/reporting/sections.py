@@ -171,7 +171,8 @@ def length(shown: Shown) -> Section:
     """Show the accuracy against the tokens of a text."""
     if "tokens" not in shown.table:
         return Section()
-    most = shown.manifest.options.get("max_length")
+    options = shown.manifest.options
+    most = None if options.get("long_texts") == "windows" else options.get("max_length")
     tokens, right = shown.table["tokens"].to_numpy(), shown.rows.right
     return Section({"length": plots.lengths(tokens, right, most)})
 

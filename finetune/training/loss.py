@@ -37,12 +37,15 @@ class GlobalLoss:
         label_smoothing: Weight of the mean over all classes (Szegedy et al., 2016).
         class_weights: How much a row of each class counts in training; empty if alike.
         training_rows: In training instead of ``rows``, if it is another loss.
+        pooling: What makes the outputs of a document of those of its windows in an evaluation,
+            ``mean`` or ``max``; None where a row is a document.
     """
 
     rows: RowLoss
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
     training_rows: RowLoss | None = None
+    pooling: str | None = None
 
     def of_rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row as an evaluation has it: smoothed, not weighted.
