@@ -65,10 +65,10 @@ class TextClassification(Recipe):
         "head", "which tokens of a long text are kept: its first ones, or its last ones"
     )
     long_texts: Literal["cut", "windows"] = option(
-        "cut", "texts of more than --max_length tokens: cut them, or read overlapping windows"
+        "cut", "texts of more than max_length tokens: cut them, or read overlapping windows"
     )
     stride: int | None = option(
-        None, "tokens that neighbouring windows share (unset: a quarter of --max_length)"
+        None, "tokens that neighbouring windows share (unset: a quarter of max_length)"
     )
     pooling: Literal["mean", "max"] = option(
         "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
