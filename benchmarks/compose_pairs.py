@@ -41,6 +41,7 @@ def composed(rows: int, seed: int) -> pd.DataFrame:
 
 
 def main() -> None:
+    """Write the pairs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
     parser.add_argument("--rows", type=int, default=4000)

@@ -7,13 +7,14 @@
     cat sentences.txt | python -m finetune predict runs/yelp -
     python -m finetune predict runs/mnist folder/of/images --output digits.csv
 
-INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, a folder of images, or - for the lines of the
-standard input. Its columns and its order are kept; the columns label and probability are added (in
-a regression, prediction). Where INPUT has a label already, the added one is "predicted label".
-Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added
-fields are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or the standard
-input, are predicted. A blank line of a .csv or .tsv with a single column is a row without a text;
-other blank lines are no rows.
+INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, an image, a folder with images at any depth,
+or - for the lines of the standard input. Paths of images in a table are relative to its folder. Its
+columns and its order are kept; the columns label and probability are added (in a regression,
+prediction). Where INPUT has a label already, the added one is "predicted label". Where the text is
+missing (an empty field of a .csv or .tsv, as in training, or a null) the added fields are empty. An
+empty text in JSON lines or parquet, and a blank line of a .txt or the standard input, are
+predicted. A blank line of a .csv or .tsv with a single column is a row without a text; other blank
+lines are no rows.
 
 A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
 texts of a line, separated by tabs, or, if the first line is a JSON object, JSON lines with these
@@ -68,7 +69,7 @@ def _parser() -> Parser:
     parser = Parser("predict", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument(
-        "input", metavar="INPUT", nargs="?", help="a file, a folder of images, or -"
+        "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
     )
     parser.add_argument(
         "--text",
@@ -104,6 +105,7 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         "--output: not with --text": with_text and given.output,
         "--text_column: not with --text": with_text and given.text_column,
         "--text_columns: not with --text": with_text and given.text_columns,
+        "--image_column: not with --text": with_text and given.image_column,
         "--csv_quoting: not with --text": with_text and given.csv_quoting,
         "--csv_safe: not with --text": with_text and given.csv_safe,
         "--resume: needs --output": given.resume and given.output is None,

@@ -140,8 +140,8 @@ def without_clashes(
 
 def is_own_column(name: str) -> bool:
     """Return whether the toolkit writes a column of this name itself."""
-    own = ("id", "text", "texts", "tokens", "label", "labels", "length", "prediction")
-    return name in own or name.startswith("probability of ")
+    own = ("id", "text", "texts", "tokens", "label", "labels", "length", "prediction", "thumbnail")
+    return name in own or name.startswith(("probability of ", "prediction of ", "label of "))
 
 
 def only_valid(
@@ -156,11 +156,11 @@ def only_valid(
     """Return ``dataset`` without rows one of whose ``texts`` or ``labels`` is missing.
 
     Args:
-        dataset: Splits with the columns of texts and of labels.
+        dataset: Splits with these columns.
         drop: Whether to drop such rows instead of refusing them.
         note: Called with a sentence about the rows dropped.
         places: Returns the positions of rows of a split, by their ``id``.
-        texts: The columns of texts.
+        texts: The columns of texts; none of images, which are looked at elsewhere.
         labels: The columns of labels.
 
     Raises:

@@ -86,20 +86,21 @@ def counts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[int
     exact if the words of the tokenizer do so too, else off by a few tokens per piece.
     """
     result = [0] * len(texts)
-    pieces = [(number, piece) for number, text in enumerate(texts) for piece in _pieces(text)]
-    if pieces:
-        words = [piece for _, piece in pieces]
+    found = [(number, piece) for number, text in enumerate(texts) for piece in pieces(text)]
+    if found:
+        words = [piece for _, piece in found]
         ids_only = {"return_attention_mask": False, "return_token_type_ids": False}
         encoded = tokenizer(words, add_special_tokens=False, verbose=False, **ids_only)["input_ids"]
-        for (number, _), tokens in zip(pieces, encoded, strict=True):
+        for (number, _), tokens in zip(found, encoded, strict=True):
             result[number] += len(tokens)
     return result
 
 
-def _pieces(text: str) -> list[str]:
-    pieces = []
+def pieces(text: str) -> list[str]:
+    """Return a text in pieces of 65,536 characters or less that end before white space."""
+    result = []
     while len(text) > _PIECE:
         end = len(_head(text, _PIECE)) or _PIECE
-        pieces.append(text[:end])
+        result.append(text[:end])
         text = text[end:]
-    return [*pieces, text]
+    return [*result, text]

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, Image
 
-from finetune.data import targets
+from finetune.data import images, stratification, targets
 from finetune.errors import UserError, counted
 from finetune.runtime import activity
 
@@ -163,6 +163,18 @@ def digests(rows: Dataset, column: str) -> np.ndarray:
     return known[column]
 
 
+def remember(rows: Dataset, column: str, hashes: np.ndarray) -> None:
+    """Take hashes of a column that were computed before.
+
+    Args:
+        rows: Of which :func:`digests` is then asked.
+        column: Of images.
+        hashes: Shape ``(rows, 16)``, uint8.
+    """
+    found = np.array([each.tobytes() for each in hashes], dtype=object)
+    _DIGESTS.setdefault(rows, {})[column] = np.stack([found, found], axis=1)
+
+
 def _hashed(rows: Dataset, column: str) -> Iterator[tuple[bytes, bytes]]:
     if column == "text" and TEXTS in rows.column_names:
         column = TEXTS
@@ -174,7 +186,7 @@ def _hashed(rows: Dataset, column: str) -> Iterator[tuple[bytes, bytes]]:
         done += len(batch[column])
         for value in batch[column]:
             if isinstance(value, dict):
-                content = value["bytes"]
+                content = images.content(value)
             elif isinstance(value, str):
                 content = value.encode()
             elif column == TEXTS:
@@ -224,9 +236,9 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """
     if not size:
         return np.empty(0, dtype=int)
+    if labels.ndim == 2:
+        return stratification.iterative(labels, size, seed)
     generator = np.random.default_rng(seed)
-    if labels.ndim == 2:  # each set of classes counts as one
-        labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     shares = counts * (size / len(labels))
     quota = np.floor(shares).astype(int)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import DatasetDict, concatenate_datasets
@@ -19,6 +19,9 @@ from finetune.data import parts, seals
 from finetune.data.encoding import Encoder
 from finetune.data.splits import TEXTS, fingerprint
 from finetune.runtime import activity
+
+if TYPE_CHECKING:
+    from finetune.data.windows import Windows
 
 #: Rows of a file in the cache: what a process that is killed has to tokenize again.
 PART = 50_000
@@ -31,39 +34,48 @@ def tokenize(
     encoder: Encoder,
     targets: Callable[[Any], np.ndarray] = np.asarray,
     note: Callable[[str], object] = lambda sentence: None,
+    windows: Windows | None = None,
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
-    The cache key is data, tokenizer and how rows are truncated, so every rank and every later run
-    reuses the result. ``datasets`` would also hash the padding and truncation that the tokenizer
-    was last used with, and so miss its own cache.
+    The cache key is data, tokenizer and how rows are truncated or cut into windows, so every rank
+    and every later run reuses the result. ``datasets`` would also hash the padding and truncation
+    that the tokenizer was last used with, and so miss its own cache.
 
     Args:
         dataset: Splits with ``text``, or the ``texts`` of several columns, and ``label``.
         encoder: From texts to tokens.
         targets: From the labels of some rows to what a batch has as ``labels``.
         note: Is given a sentence about a cache that was damaged.
+        windows: Cuts longer texts into several rows instead, with the number of the text in a
+            column :data:`~finetune.data.windows.COLUMN`.
     """
     own, tokenized = [identity(encoder.tokenizer), encoder.max_length], DatasetDict()
-    if encoder.truncation == "head_tail":  # the others are sides of the tokenizer
+    if windows is not None:
+        own += ["windows", windows.shared]
+    elif encoder.truncation == "head_tail":  # the others are sides of the tokenizer
         own.append(encoder.truncation)
     for split, rows in dataset.items():
         content = fingerprint(DatasetDict({split: rows}), "text")
         content += str(rows.features["label"])
         key, done, known = Hasher.hash([content, *own]), [], False
-        encode = activity.counted(_encode, f"tokenizing {split}", len(rows))
+        encode = activity.counted(_encoding(windows), f"tokenizing {split}", len(rows))
         for start in range(0, max(1, len(rows)), PART):
             name, cached = f"{key}-{start}-{PART}" if len(rows) > PART else key, None
             if rows.cache_files:
                 cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{name}.arrow")
                 known = seals.intact(cached, note)
             part = rows.select(range(start, min(start + PART, len(rows))))
+            how: dict[str, Any] = {"encoder": encoder}
+            if windows is not None:
+                how = {"windows": windows, "start": start}
             done.append(
                 part.map(
                     encode,
                     batched=True,
+                    with_indices=windows is not None,
                     remove_columns=rows.column_names,
-                    fn_kwargs={"encoder": encoder, "targets": targets},
+                    fn_kwargs={**how, "targets": targets},
                     new_fingerprint=name,
                     cache_file_name=cached and str(cached),
                     load_from_cache_file=known,
@@ -87,6 +99,15 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
         kwargs = {name: each for name, each in known if not name.endswith(_FOUND)}
         parts += [tokenizer.get_vocab(), kwargs]
     return str(Hasher.hash(json.dumps(parts, sort_keys=True, default=str)))
+
+
+def _encoding(windows: Windows | None) -> Callable[..., dict[str, Any]]:
+    """Return what makes rows of a batch of texts."""
+    if windows is None:
+        return _encode
+    from finetune.data.windows import encode
+
+    return encode
 
 
 def _encode(

@@ -30,6 +30,8 @@ from finetune.runtime import hub
 
 #: What ``transformers`` calls kinds of labels.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+#: The attribute of a model that names the weights that no checkpoint had.
+_FRESH = "_weights_without_checkpoint"
 #: What the model families call the two dropouts in their configurations.
 DROPOUTS = {
     "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "dropout"),
@@ -50,7 +52,10 @@ _OFFSET_POSITIONS = (
 
 
 def load_tokenizer(
-    model: str, revision: str | None = None, truncation_side: str = "right"
+    model: str,
+    revision: str | None = None,
+    truncation_side: str = "right",
+    max_length: int | None = None,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
 
@@ -58,13 +63,16 @@ def load_tokenizer(
         model: See :func:`load_classifier`.
         revision: Likewise.
         truncation_side: Where long texts are cut, ``right`` or ``left``; saved with the tokenizer.
+        max_length: Tokens that ``truncation=True`` leaves, saved with the tokenizer, so that a
+            ``pipeline()`` cuts where the training did; None for what the tokenizer says.
 
     Raises:
         UserError: if it cannot be loaded.
     """
+    most = {} if max_length is None else {"model_max_length": max_length}
     with _loading(model, revision) as source:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source, truncation_side=truncation_side
+            **source, truncation_side=truncation_side, **most
         )
     return tokenizer
 
@@ -109,14 +117,33 @@ def load_classifier(
             )
         _set_dropout(config, "hidden_dropout", hidden_dropout)
         _set_dropout(config, "attention_dropout", attention_dropout)
-        classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+        classifier: PreTrainedModel
+        classifier, told = AutoModelForSequenceClassification.from_pretrained(
+            **source,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
+    resized = (name for name, *_ in told["mismatched_keys"])
+    setattr(classifier, _FRESH, frozenset([*told["missing_keys"], *resized]))
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
     # leave every LayerNorm out of the best model and of a resumed run.
     classifier._weight_conversions = None  # type: ignore[assignment]
     return classifier
+
+
+def is_fresh(model: torch.nn.Module, layer: torch.nn.Linear) -> bool:
+    """Return whether the weights of a layer are random: no checkpoint had them, or in another size.
+
+    Args:
+        model: From :func:`load_classifier`; of another that is taken for granted.
+        layer: Of the model.
+    """
+    names = (name for name, each in model.named_parameters() if each is layer.weight)
+    fresh = getattr(model, _FRESH, None)
+    return fresh is None or next(names) in fresh
 
 
 def positions(model: str, revision: str | None = None) -> int | None:

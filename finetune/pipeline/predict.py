@@ -59,10 +59,10 @@ def predict(
 
     Args:
         run: A run with a model, or its directory.
-        data: A frame, texts, or rows as mappings. What the model reads is the column
-            ``text_column`` (default: that of the run if there is one, else ``text``). Of a run that
-            reads several: a frame, tuples, or rows as mappings, with the columns ``text_columns``
-            (default: those of the run).
+        data: A frame, texts, paths of images, or rows as mappings. What the model reads is the
+            column ``text_column`` or ``image_column`` (default: that of the run if there is one,
+            else ``text``, or ``image`` or ``file``). Of a run that reads several columns: a frame,
+            tuples, or rows as mappings, with ``text_columns`` (default: those of the run).
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
         **options: Those of :class:`~finetune.predicting.options.Options`.
@@ -87,7 +87,9 @@ def predict(
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
     else:
-        frame = _framed(data, columns_read(loaded, options))
+        columns = columns_read(loaded, options)
+        single = [loaded.recipe().input_column]
+        frame = _framed(data, columns if len(columns) > 1 else single)
     request = Request(loaded, Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]
     for name in request.added:
@@ -105,14 +107,14 @@ def predict_file(
     progress: Progress = ignore,
     **options: Any,
 ) -> FilePrediction:
-    """Predict a file or a folder of images; in a job of several processes every rank calls it.
+    """Predict a file or images; in a job of several processes every rank calls it.
 
     Each process takes every n-th chunk, and rank 0 joins what they wrote.
 
     Args:
         run: A run with a model, or its directory.
-        source: A ``.csv``, ``.tsv``, ``.jsonl``, ``.parquet`` or ``.txt`` file, or a folder of
-            images.
+        source: A ``.csv``, ``.tsv``, ``.jsonl``, ``.parquet`` or ``.txt`` file, an image, or a
+            folder of images.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
         resume: Whether to go on where an interrupted prediction stopped.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
@@ -212,7 +214,7 @@ def output_mistakes(source: str, output: str | Path) -> list[str]:
 
 
 def _framed(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
-    """Return texts, tuples of texts or rows as a frame; ``columns`` are the names of the texts."""
+    """Return texts, paths, tuples of texts or rows as a frame; ``columns`` are the names."""
     import pandas as pd
 
     if isinstance(data, (str, bytes, Path, Mapping)):
@@ -225,7 +227,7 @@ def _framed(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     if several and all(isinstance(row, tuple) and len(row) == len(columns) for row in rows):
         return pd.DataFrame(rows, columns=columns, dtype=object)
     if not several and all(isinstance(row, str) or row is None for row in rows):
-        return pd.DataFrame({"text": pd.Series(rows, dtype=object)})
+        return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     if all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
     if several:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from finetune.data import files
+from finetune.data import files, image_files, images
 from finetune.data.delimited import SEPARATORS, Row
 from finetune.data.files import Chunk, Read, Reader, Rows
 from finetune.errors import UserError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STANDARD_INPUT = "-"
-_PICTURES = (".png", ".jpg", ".jpeg")
 _MORE_MAY_COME = 0.05  # seconds
 _LONGEST_READ = 2**16  # bytes
 
@@ -36,7 +35,8 @@ class Input:
 
     Attributes:
         name: As the user gave it.
-        kind: The suffix of a file; ``-`` for standard input, ``folder`` or ``frame``.
+        kind: The suffix of a file; ``-`` for standard input, ``frame``, or ``folder`` of images or
+            a single one.
         columns: Those of its rows; in JSON lines, those of the first chunk.
         total: Its size: bytes of a text format, else rows; None if unknown.
         reader: Reads an input that is not a file.
@@ -64,7 +64,7 @@ class Input:
         """Open an input and read its first chunk.
 
         Args:
-            name: A file, a folder or ``-``.
+            name: A file, a folder, an image or ``-``.
             csv_quoting: Of a ``.csv`` or ``.tsv``: ``auto``, ``minimal`` or ``none``.
             columns: Those of the standard input.
 
@@ -74,11 +74,12 @@ class Input:
         if name == STANDARD_INPUT:
             return cls(name, STANDARD_INPUT, columns, None, partial(_standard_input, columns))
         path = files.existing(name)
-        kind = "folder" if path.is_dir() else path.suffix.lower()
+        kind = "folder" if path.is_dir() or image_files.is_image(path) else path.suffix.lower()
         if kind not in (*files.READERS, "folder"):
             raise UserError(
-                f"cannot read {name}: expected a file ending in {', '.join(files.READERS)}, a "
-                f"folder of {', '.join(_PICTURES)}, or - for standard input"
+                f"cannot read {name}: expected a file ending in {', '.join(files.READERS)}, an "
+                f"image or a folder of images ({', '.join(images.SUFFIXES)}), or - for standard "
+                "input"
                 f"{files.how_to_convert(path)}"
             )
         reader = _pictures if kind == "folder" else None
@@ -86,7 +87,7 @@ class Input:
         quoting, note = files.csv_quoting(path, csv_quoting) if delimited else ("minimal", "")
         first = next(files.chunks(path, reader, quoting), None)
         if first is None:
-            raise UserError(f"{name} holds no {' or '.join(_PICTURES)}")
+            raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
         if kind == ".parquet":
             total = int(pq.ParquetFile(path).metadata.num_rows)
         else:
@@ -184,14 +185,10 @@ def _is_object(text: str) -> bool:
 
 
 def _pictures(folder: Path) -> Iterator[Read]:
-    """Return the names of the files, sorted; they are opened as they are predicted."""
+    """Return the names of the files below, sorted; they are opened as they are predicted."""
     return files.sliced([{"file": name} for name in _files_of(folder)])
 
 
 def _files_of(folder: Path) -> list[str]:
-    """Return the names of the images in a folder, sorted."""
-    return sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.suffix.lower() in _PICTURES and path.is_file()
-    )
+    """Return the names of the images anywhere below a folder; of an image its own."""
+    return image_files.below(folder) if folder.is_dir() else [folder.name]

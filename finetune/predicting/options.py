@@ -30,6 +30,12 @@ class Options:
         help="columns with the texts, where the run reads several (default: the run's): "
         "premise,hypothesis",
     )
+    image_column: str | None = _option(
+        None,
+        metavar="NAME",
+        help="column with the paths of images, relative to INPUT (default: the run's if INPUT has "
+        "it, else image or file)",
+    )
     csv_quoting: str | None = _option(
         None,
         choices=QUOTING,

@@ -18,11 +18,13 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
-from finetune.recipe import TextClassification
+from finetune.recipe import ImageClassification, TextClassification
 from finetune.runs.run import Run
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from finetune.recipe import Recipe
 
 #: The values of the added columns, by name.
 Added = Mapping[str, list[Any]]
@@ -86,7 +88,7 @@ class Request:
         if found:
             raise UserError(*found)
         self.temperature = float(temperature or 1.0)
-        self.columns_read = _columns_read(run, input, self.options)
+        self._flag, self.columns_read = _columns_read(run, input, self.options)
         self.added = _names(
             self.task.predicted_names(every=self.options.all_probabilities), input.columns
         )
@@ -124,9 +126,7 @@ class Request:
             f"the model of {self.run.path}": [
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
-            "--text_column" if len(self.columns_read) == 1 else "--text_columns": ",".join(
-                self.columns_read
-            ),
+            self._flag: ",".join(self.columns_read),
             "--csv_quoting": self.input.quoting,
             "the columns added": self.added,
             "the temperature": self.temperature,
@@ -195,7 +195,7 @@ class Request:
                 self._refuse_no_text(number, [row] if len(self.columns_read) == 1 else row)
             logits = predictor.texts(some, advance)
         else:
-            logits = predictor.rows(self._dataset(some, predictor.recipe.input_column), advance)
+            logits = predictor.rows(self._dataset(some, predictor.recipe), advance)
         for column, found in zip(columns.values(), self._found(logits), strict=True):
             for number, value in zip(present, found, strict=True):
                 column[number] = value
@@ -219,17 +219,37 @@ class Request:
         found = self.task.predicted(logits, self.temperature, every=every)
         return [_short(each) if isinstance(each, np.ndarray) else each for each in found]
 
-    def _dataset(self, values: list[Any], name: str) -> Dataset:
+    def _dataset(self, values: list[Any], recipe: Recipe) -> Dataset:
         from datasets import Dataset, Features, Image
 
+        name, reads_files = recipe.input_column, isinstance(recipe, ImageClassification)
         images: Features | None = Features({name: Image()})
-        if self.input.kind == "folder":
-            values = [str(Path(self.input.name) / value) for value in values]
+        if self.input.kind == "folder" or reads_files:
+            values = [self._image(value) for value in values]
+        if reads_files:
+            pass  # it says itself which cannot be decoded
+        elif self.input.kind == "folder":
             for path in values:
                 _refuse_no_picture(path)
         elif not all(isinstance(value, dict) and "bytes" in value for value in values):
             images = None
         return Dataset.from_dict({name: values}, images)
+
+    def _image(self, value: Any) -> Any:
+        """Return an image as ``datasets`` takes it: a path as one from the root."""
+        if isinstance(value, (str, Path)):
+            path = Path(self.input.name).absolute()
+            if self.input.kind == "frame":
+                path = Path.cwd()
+            elif path.is_file():
+                path = path.parent
+            return str(path / Path(value).expanduser())
+        if isinstance(value, (int, float, list)):
+            raise UserError(
+                f"{self.input.name}: expected paths of images in '{self.columns_read[0]}', found "
+                f"{value!r}"
+            )
+        return value
 
 
 def _names(names: list[str], taken: Sequence[str]) -> list[str]:
@@ -251,34 +271,48 @@ def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
     return names_in("--text_columns", options.get("text_columns")) or recipe.columns_read()
 
 
-def _columns_read(run: Run, input: Input, options: Options) -> list[str]:
+def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[str]]:
+    """Return the option that names the columns that are read, and these columns."""
     recipe, wanted = run.recipe(), options.text_column
-    is_text = isinstance(recipe, TextClassification)
+    if options.image_column is not None and not isinstance(recipe, ImageClassification):
+        raise UserError(f"--image_column: the model of {run.path} does not read images of a column")
+    asked = wanted or options.text_columns
+    if isinstance(recipe, ImageClassification) and asked:
+        flag = "--text_column" if wanted else "--text_columns"
+        raise UserError(f"{flag}: the model of {run.path} reads images: --image_column")
     if input.kind == "folder":
-        if is_text or wanted or options.text_columns:
+        if isinstance(recipe, TextClassification) or asked:
             raise UserError(f"{input.name} is a folder, but {run.path} reads a text column")
-        return ["file"]
-    columns = [wanted or recipe.input_column]
-    flag = "--text_column: " if is_text else f"the model of {run.path} does not read text: "
-    if isinstance(recipe, TextClassification):
+        return "--image_column", ["file"]
+    flag, columns = "--text_column", [wanted or recipe.input_column]
+    if isinstance(recipe, ImageClassification):
+        names = (recipe.image_column, "image", "file")
+        there = next((name for name in names if name in input.columns), recipe.input_column)
+        flag, columns = "--image_column", [options.image_column or there]
+    elif isinstance(recipe, TextClassification):
         recipe.refuse_other_columns(run.path, wanted, options.text_columns)
         if recipe.text_columns is not None:
+            flag = "--text_columns"
             columns = columns_read(run, {"text_columns": options.text_columns})
-            flag = "--text_columns: "
         elif not wanted and recipe.text_column in input.columns:
             columns = [recipe.text_column]
-    mistakes = []
-    for column in columns:
-        if column not in input.columns:
-            separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
-            mistakes.append(
-                f"{flag}no column '{column}' in {input.name}"
-                f"{separated or suggestion(column, input.columns)} "
-                f"(available: {', '.join(map(str, input.columns))})"
-            )
+    _refuse_lacking(run, input, flag, columns)
+    return flag, columns
+
+
+def _refuse_lacking(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
+    is_named = isinstance(run.recipe(), (ImageClassification, TextClassification))
+    of = flag if is_named else f"the model of {run.path} does not read text"
+    separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
+    mistakes = [
+        f"{of}: no column '{column}' in {input.name}"
+        f"{separated or suggestion(column, input.columns)} "
+        f"(available: {', '.join(map(str, input.columns))})"
+        for column in columns
+        if column not in input.columns
+    ]
     if mistakes:
         raise UserError(*mistakes)
-    return columns
 
 
 def _short(values: np.ndarray) -> list[float]:
@@ -291,7 +325,7 @@ def _stamp(path: Path) -> str:
     if not path.is_dir():
         about = path.stat()
         return f"{about.st_size} bytes of {about.st_mtime_ns}"
-    each = [f"{file.name} {_stamp(file)}" for file in sorted(path.iterdir()) if file.is_file()]
+    each = [f"{file.name} {_stamp(file)}" for file in sorted(path.rglob("*")) if file.is_file()]
     return f"{len(each)} files {hashlib.sha256(chr(10).join(each).encode()).hexdigest()[:16]}"
 
 

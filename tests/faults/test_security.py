@@ -173,7 +173,7 @@ def test_a_run_imports_nothing_by_a_name(
     with pytest.raises(UserError, match=r"names the recipe '.*', which is not installed") as told:
         VERBS[verb](run.path)
     assert not canary.exists()
-    assert "available: mnist, sentiment, text, yelp" in str(told.value)
+    assert "available: image, mnist, sentiment, text, yelp" in str(told.value)
 
 
 @pytest.mark.parametrize("verb", ["report", "compare"])
