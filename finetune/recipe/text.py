@@ -33,6 +33,7 @@ class TextClassification(Labelled):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
     exclusive = (("text_column", "text_columns"),)
+    dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(
         None, "commit, tag or branch of the model on the Hub (unset: the newest)"
