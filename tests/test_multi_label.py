@@ -366,32 +366,6 @@ def test_two_runs_are_compared(run: Run, data: Path, tiny_model: str, tmp_path: 
     assert found.tests[0].p_value <= 1
 
 
-@pytest.mark.trains
-def test_two_processes_are_one(data: Path, tiny_model: str, tmp_path: Path) -> None:
-    runs = []
-    for processes in (1, 2):
-        directory = tmp_path / f"run{processes}"
-        finetune.launch(
-            "text",
-            num_processes=processes,
-            dataset=str(data),
-            model=tiny_model,
-            max_steps=6,
-            global_batch_size=8,
-            hidden_dropout=0.0,
-            precision="fp32",
-            output_dir=str(directory),
-            save_strategy="no",
-            eval_strategy="no",
-            thresholds="label",
-        )
-        runs.append(Run(directory))
-    one, two = (run.predictions.filter(like="probability of").to_numpy() for run in runs)
-    assert np.abs(one - two).max() < 1e-5
-    losses = [[each["loss"] for each in run.manifest.history if "loss" in each] for run in runs]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-
-
 def test_the_loss_of_a_row_is_the_mean_over_its_labels() -> None:
     task = MultiLabel(labels=["a", "b", "c"])
     logits, has = torch.randn(5, 3), torch.randint(0, 2, (5, 3)).float()

@@ -136,27 +136,6 @@ def test_the_command_line_reads_pairs(
     assert "--text_columns" in capfd.readouterr().err
 
 
-@pytest.mark.processes
-def test_two_processes_are_one(table: Path, tiny_model: str, tmp_path: Path) -> None:
-    one, two = (
-        finetune.launch(
-            pairs(table, tiny_model, "premise,guess,title", max_length=20),
-            num_processes=processes,
-            output_dir=str(tmp_path / str(processes)),
-            gradient_accumulation_steps=3 - processes,
-            per_device_eval_batch_size=5 * processes,
-            baseline=False,
-        )
-        for processes in (1, 2)
-    )
-    assert two.manifest.launch.world_size == 2
-    assert two.metrics.test == pytest.approx(one.metrics.test, abs=1e-4)
-    numbers = [name for name, kind in one.predictions.dtypes.items() if kind.kind == "f"]
-    found, expected = (each.predictions[numbers].to_numpy() for each in (two, one))
-    assert found.size
-    assert found == pytest.approx(expected, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
