@@ -116,7 +116,7 @@ def _say_of_one_text(run: Run, text: str, options: dict[str, Any]) -> None:
     from finetune.pipeline.predict import predict
 
     refuse_half_characters(text, "--text")
-    if not isinstance(run.recipe(), TextClassification):
+    if not isinstance(run.recipe(scores=False), TextClassification):
         raise UserError(f"--text: the model of {run.path} does not read text")
     task, most = run.kind, None if options["all_probabilities"] else _SHOWN_CLASSES
     row = predict(run, [text], **{**options, "all_probabilities": task.has_probabilities}).iloc[0]

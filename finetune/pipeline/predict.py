@@ -83,7 +83,7 @@ def predict(
     if options.get("csv_safe"):
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
     loaded = Run.load(run, trust_recipe=trust_recipe)
-    column = loaded.recipe().input_column
+    column = loaded.recipe(scores=False).input_column
     frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data, column)
     request = Request(loaded, Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]

@@ -244,7 +244,7 @@ def _names(names: list[str], taken: Sequence[str]) -> list[str]:
 
 
 def _column(run: Run, input: Input, options: Options) -> str:
-    recipe, wanted = run.recipe(), options.text_column
+    recipe, wanted = run.recipe(scores=False), options.text_column
     if options.image_column is not None and not isinstance(recipe, ImageClassification):
         raise UserError(f"--image_column: the model of {run.path} does not read images of a column")
     if isinstance(recipe, ImageClassification):

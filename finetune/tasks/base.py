@@ -205,6 +205,12 @@ class Task(ABC, Generic[S]):
         raise UserError(f"--metrics: a task of {self.name} has no probabilities")
 
     @abstractmethod
+    def made_up(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return outputs and targets of a few made-up rows, some of which are right: every label
+        is there, and predicted, in some row and not in another.
+        """
+
+    @abstractmethod
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> S:
         """Return rows with what a model put out for them, as statistics take them."""
 
