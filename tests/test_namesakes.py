@@ -87,8 +87,8 @@ def test_a_notebook_gets_our_recipe_and_a_warning(stranger: Path) -> None:
         "print(type(Mnist().build_model('ab')).__module__, catalog.origin(Mnist))\n"
         "import recipes.mnist\n"
         "assert recipes.mnist.Mnist is Mnist\n"
-        "from finetune.recipe.scoring import Scoring\n"
-        "Scoring(accuracy={}).modules\n"
+        "from finetune.recipe.scoring import load\n"
+        "load('accuracy')\n"
     )
 
     done = run(["-c", script], stranger, ROOT)

@@ -82,7 +82,7 @@ def refuse_others(module: EvaluationModule, rows: Rows, shown: str) -> None:
             return
         break  # the library would take it
     got = " and ".join(
-        f"{name} of {values.dtype}, shape ({', '.join(['rows', *map(str, values.shape[1:])])})"
+        f"{name} of {values.dtype}, shape {('rows', *values.shape[1:])}".replace("'rows'", "rows")
         for name, values in inputs.items()
     )
     raise UserError(
@@ -123,9 +123,9 @@ def refuse_name(name: str, taken: Collection[str], shown: str) -> None:
         )
     if name == "loss" or name.startswith(_PREFIXES) or name.endswith(_SPEED):
         raise UserError(
-            f"{shown} computes '{name}', and 'loss', names that begin with "
-            f"{' or '.join(_PREFIXES)} and those that end with {', '.join(_SPEED)} are those of "
-            "the evaluation: return it by another name"
+            f"{shown} computes '{name}', which is a name of the evaluation itself, as are loss, "
+            f"{', '.join(f'{each}NAME' for each in _PREFIXES)} and NAME_runtime: return it by "
+            "another name"
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from finetune.errors import UserError, suggestion
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics.resampling import Metrics, Scoring, module_of
 from finetune.statistics.scored import LABEL, Scored
 from finetune.tasks import weights
 
@@ -256,11 +256,20 @@ class Task(ABC, Generic[S]):
     # ---- what predictions are worth --------------------------------------------------------------
 
     def refuse_metrics(self, scoring: Scoring) -> None:
-        """Refuse local metrics that are not of labels of this kind.
+        """Refuse metrics of the toolkit that are not of labels of this kind: here, those of
+        numbers, which would take those of the classes.
 
         Raises:
             UserError: for each of them.
         """
+        from finetune.statistics.numbers import METRICS
+
+        if mistakes := [
+            f"--metrics {name}: a metric of numbers, and the labels are classes"
+            for name, each in scoring.items()
+            if module_of(name, each)[0] in METRICS
+        ]:
+            raise UserError(*mistakes)
 
     def counted(self, scoring: Scoring) -> Metrics:
         """Return those of the local metrics that are known, and need no evaluation of resamples."""
