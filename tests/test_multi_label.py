@@ -148,9 +148,9 @@ def test_a_column_of_other_values_is_refused(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "rows.parquet")
     frame.to_csv(tmp_path / "rows.csv", index=False)
     for name, place in (("rows.parquet", "row 3"), ("rows.csv", "line 4")):
+        texts = Texts(dataset=str(tmp_path / name), label_columns="sad,fun", task="multi_label")
         with pytest.raises(UserError) as refusal:
-            path = str(tmp_path / name)
-            Texts(dataset=path, label_columns="sad,fun", task="multi_label").load()
+            texts.load()
         told = f"--label_columns: 'sad' holds '2' (train data, {place}): expected 0 and 1"
         assert str(refusal.value) == told
 
