@@ -44,8 +44,9 @@ _imported: dict[Path, _Imported] = {}
 
 def is_path(module: object) -> bool:
     """Return whether a word names a file or directory, and no metric of the toolkit."""
-    return isinstance(module, str) and (
-        "/" in module or os.sep in module or module.endswith(".py") or module.startswith("~")
+    return isinstance(module, os.PathLike) or (
+        isinstance(module, str)
+        and ("/" in module or os.sep in module or module.endswith(".py") or module.startswith("~"))
     )
 
 
