@@ -16,7 +16,7 @@ from finetune.recipe import metric_files, metric_inputs
 from finetune.recipe.metric_files import is_path, shown
 from finetune.runtime import namesakes
 from finetune.statistics.directions import DIRECTIONS
-from finetune.statistics.resampling import MODULE, module_of
+from finetune.statistics.resampling import MODULE, Compute, module_of
 from finetune.tasks.base import Task
 from finetune.tasks.single_label import SingleLabel
 
@@ -226,6 +226,21 @@ def with_best(
             f"--greater_is_better true or false, or --metric_for_best_model {instead}"
         )
     return found
+
+
+def without_counted(
+    compute: Compute, scoring: Mapping[str, Mapping[str, Any]], task: Task[Any]
+) -> Compute:
+    """Return what computes of resamples only the metrics of which the task does not know more.
+
+    Args:
+        compute: The metrics of a recipe.
+        scoring: Those that it is made of; empty if it is the recipe's own.
+        task: Of the labels.
+    """
+    counted = task.counted(scoring)
+    others = {name: each for name, each in scoring.items() if name not in counted}
+    return functools.partial(Scoring(**others), task=task) if others else compute
 
 
 def named() -> dict[str, Mapping[str, Any]]:
