@@ -355,7 +355,7 @@ def test_a_metric_of_the_toolkit_that_is_not_of_the_task_is_refused_before_train
     [
         ("--metrics ./cost --greater_is_better false", None),
         ("--metrics f1,./cost", None),
-        ("--metrics ./cost --greater_is_better false --eval_strategy no", None),
+        ("--metrics ./cost --greater_is_better true --eval_strategy no", None),
         ("--metrics f1,./cost --metric_for_best_model eval_share_wrong", "share_wrong"),
         (
             "--metrics ./cost",
@@ -390,7 +390,7 @@ def test_a_dry_run_refuses(
     assert cli.main(words) == (0 if told is None else 2)
     shown = capsys.readouterr()
     assert (told or "") in shown.err
-    assert "greater_is_better" not in shown.out  # the verdict of the report goes by it
+    assert "has no effect" not in shown.out  # the verdict of the report goes by it
 
 
 def test_a_config_file_and_a_recipe_name_it_too(
