@@ -36,6 +36,12 @@ class Text(TextClassification):
         from finetune.data import columns
 
         dataset = self.read()
+        if self.text_columns:
+            if not (self.label_column or self.label_columns):
+                texts = self.columns_read()
+                self.label_column = columns.chosen_label(dataset["train"], texts)
+                self.note(f"columns: '{self.label_column}' is the label")
+            return self.labelled(dataset)
         several = (self.label_columns or "").partition(",")[0].strip()
         label = several or self.label_column
         found = columns.chosen(dataset["train"], self.text_column, label)

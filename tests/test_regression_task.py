@@ -15,7 +15,7 @@ from finetune.models.pretrained import load_classifier
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks import kinds
 from finetune.tasks.regression import Regression
-from finetune.training.loss import GlobalLoss, items
+from finetune.training.loss import GlobalLoss
 from tests.models import small
 
 
@@ -61,11 +61,11 @@ def test_several_numbers_of_a_row_are_one_row_of_the_step() -> None:
     outputs = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
     whole = loss({"logits": outputs}, labels)
     assert whole.item() == pytest.approx(TWO.loss(outputs, labels).mean().item())
-    count = items(labels)
+    count = loss.divisor(loss.counted(labels)) * 2
     assert count == 6  # a number of -100 is a number
     parts = [loss({"logits": outputs[at]}, labels[at], count) for at in (slice(2), slice(2, 3))]
     assert sum(parts).item() == pytest.approx(whole.item())
-    assert items(torch.tensor([1, -100, 0])) == 2
+    assert loss.counted(torch.tensor([1, -100, 0])) == 2
 
 
 def model_of(kind: str, width: int) -> Any:

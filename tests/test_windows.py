@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
 from finetune import Run, UserError
-from finetune.data import tokenize, windows
+from finetune.data import shortening, tokenize, windows
 from finetune.data.windows import Windows
 from finetune.predicting import engine
 from tests.long_texts import MOST, STRIDE, Reviews, by_the_library, logits_by_hand, reviews
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.ma
 def test_windows_are_those_of_the_library_and_the_last_is_full(
     short_model: str, count: int, stride: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenize, "_PIECE", piece)
+    monkeypatch.setattr(shortening, "_PIECE", piece)
     tokenizer = AutoTokenizer.from_pretrained(short_model)
     text = " ".join(["was", "dull", "[SEP]", "food"][each % 4] for each in range(count))
     found = list(Windows(tokenizer, MOST, stride).rows(["a", text, "the food"]))
@@ -171,7 +171,7 @@ def test_a_document_of_any_length_has_few_windows_at_once(
     monkeypatch.setattr(Windows, "_framed", counting)
     monkeypatch.setattr(engine, "_MOST_WAITING", 64)
     monkeypatch.setattr(engine, "_TOKENIZED_AT_ONCE", 16)
-    monkeypatch.setattr(tokenize, "_PIECE", 1000)
+    monkeypatch.setattr(shortening, "_PIECE", 1000)
     short = windowed.predictions["text"].tolist()[:5]
     told: list[int] = []
     predictor = engine.Predictor(windowed, "fp32")

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import finetune
 from finetune import Run, UserError, cli
 from finetune.data import lengths
+from finetune.data.encoding import Encoder
 from finetune.reporting import card
 from finetune.tasks.single_label import probability_of
 from tests.long_texts import MOST, Reviews, logits_by_hand, reviews
@@ -263,15 +264,16 @@ def test_the_share_of_a_sample_is_said_to_be_about(
     tokenizer = AutoTokenizer.from_pretrained(short_model)
     texts = ["food " * (8 if number % 2 else 40) for number in range(200)]
     ids = tokenizer(texts, truncation=True, max_length=10)["input_ids"]
+    encoder = Encoder(tokenizer, max_length=10)
     found = np.array([len(each) for each in ids])
     assert set(found) == {10}  # half of them are just as long
-    said = lengths.cut(texts, found, tokenizer, 10)
+    said = lengths.cut(texts, found, encoder)
     assert said == "50.0% of the training texts (100 of 200) cut at --max_length 10"
     monkeypatch.setattr(lengths, "_SAMPLE", 50)
-    said = lengths.cut(texts, found, tokenizer, 10)
+    said = lengths.cut(texts, found, encoder)
     assert re.fullmatch(r"about [45]\d\.\d% of the training texts cut at --max_length 10", said)
     short = ["dull"] * 5
-    none = lengths.cut(short, np.full(5, 3), tokenizer, 10)
+    none = lengths.cut(short, np.full(5, 3), encoder)
     assert none == "none of the training texts is longer than --max_length 10"
 
 

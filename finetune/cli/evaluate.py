@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 #: Options of a recipe that say how a file is read.
 _READING = (
-    *("text_column", "image_column", "label_column", "label_columns", "csv_quoting"),
-    "drop_invalid",
+    *("text_column", "text_columns", "image_column", "label_column", "label_columns"),
+    *("csv_quoting", "drop_invalid"),
 )
 
 
@@ -40,6 +40,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
     parser.add_argument(
         "--text_column", metavar="NAME", help="column of FILE with the text (default: the run's)"
+    )
+    parser.add_argument(
+        "--text_columns",
+        "--text-columns",
+        metavar="NAMES",
+        help="columns of FILE with the texts, where the run reads several (default: the run's)",
     )
     parser.add_argument(
         "--image_column", metavar="NAME", help="column of FILE with the image or its path"

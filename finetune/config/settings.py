@@ -212,6 +212,9 @@ def _settle(
                 f"--{name}: the recipe '{catalog.shown(cls)}' loads its own data; if its load() "
                 "reads self.dataset, write `dataset: str = ...` in the class"
             )
+    for one, other in cls.exclusive:
+        if given.get(one) is not None and given.get(other) is not None:
+            mistakes.add(f"--{one} {given[one]} and --{other} {given[other]}: give one of the two")
     own = {each.name for each in dataclasses.fields(cls)}
     embedded = cls.embedded if given.get("embedded") else {}
     overrides = {name: value for name, value in embedded.items() if name not in given}

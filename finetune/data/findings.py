@@ -140,7 +140,7 @@ def without_clashes(
 
 def is_own_column(name: str) -> bool:
     """Return whether the toolkit writes a column of this name itself."""
-    own = ("id", "text", "tokens", "label", "labels", "length", "prediction", "thumbnail")
+    own = ("id", "text", "texts", "tokens", "label", "labels", "length", "prediction", "thumbnail")
     return name in own or name.startswith(("probability of ", "prediction of ", "label of "))
 
 
@@ -150,18 +150,18 @@ def only_valid(
     drop: bool,
     note: Callable[[str], None],
     places: Callable[[str, Sequence[int]], str],
-    labels: Sequence[str] = ("label",),
     texts: Sequence[str] = ("text",),
+    labels: Sequence[str] = ("label",),
 ) -> DatasetDict:
-    """Return ``dataset`` without rows whose ``text``, or one of whose ``labels``, is missing.
+    """Return ``dataset`` without rows one of whose ``texts`` or ``labels`` is missing.
 
     Args:
         dataset: Splits with these columns.
         drop: Whether to drop such rows instead of refusing them.
         note: Called with a sentence about the rows dropped.
         places: Returns the positions of rows of a split, by their ``id``.
+        texts: The columns of texts; none of images, which are looked at elsewhere.
         labels: The columns of labels.
-        texts: Those of texts; none of images, which are looked at elsewhere.
 
     Raises:
         UserError: if there are such rows and ``drop`` is false; it counts and locates them.
@@ -179,11 +179,12 @@ def only_valid(
             if bad := np.flatnonzero(~valid_here).tolist():
                 some = rows.select(bad[:_AT_ONCE])
                 other = [value for value in some[column] if not isinstance(value, str | None)]
-                such = f" (but {other[0]!r})" if other and column == "text" else ""
+                such = f" (but {other[0]!r})" if other and column in texts else ""
                 numbers = some["id"][:] if "id" in some.column_names else bad
                 where = places(split, numbers if isinstance(numbers[0], int) else bad)
+                named = f"text in '{column}'" if len(texts) > 1 and column in texts else column
                 mistakes.append(
-                    f"{len(bad):,} of {len(rows):,} {split} rows without a {column}{such}: {where}"
+                    f"{len(bad):,} of {len(rows):,} {split} rows without a {named}{such}: {where}"
                 )
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))

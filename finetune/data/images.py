@@ -160,7 +160,7 @@ def _look_at(image: Mapping[str, Any] | None) -> tuple[bytes, int]:
 
 
 def _converted(image: Image.Image) -> tuple[Image.Image, int]:
-    """Return an opened image as RGB, and its kind."""
+    """Return an opened image as RGB, and which kind it is."""
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode in ("I", "F"):
         raise ValueError(f"32 bits a pixel (mode {image.mode}); expected 8 or 16")

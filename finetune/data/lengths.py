@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from datasets import DatasetDict
-from transformers import PreTrainedTokenizerBase
 
-from finetune.data.tokenize import shortened
+from finetune.data.encoding import Encoder, Read
 from finetune.errors import UserError, counted
 
 #: Rows that are tokenized again, at most, to learn whether they are cut.
@@ -17,29 +17,22 @@ _SAMPLE = 1000
 _MUCH = 0.05
 
 
-def cut(
-    texts: Sequence[str],
-    lengths: np.ndarray,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-) -> str:
+def cut(rows: Sequence[Read], lengths: np.ndarray, encoder: Encoder) -> str:
     """Return what share of the texts is cut; "about" if that is estimated from 1,000 of them.
 
     Args:
-        texts: Of the rows.
+        rows: What the model reads of them.
         lengths: Their tokens after truncation, shape ``(rows,)``.
-        tokenizer: Of the model.
-        max_length: Tokens that are kept.
+        encoder: Has truncated them.
     """
+    max_length = encoder.max_length
     full = np.flatnonzero(lengths >= max_length)  # some of them may be just as long
     looked_at = full
     if len(full) > _SAMPLE:  # drawn: evenly spaced rows may be of one kind
         looked_at = np.sort(np.random.default_rng(0).choice(full, _SAMPLE, replace=False))
-    some = shortened([texts[int(number)] for number in looked_at], tokenizer, max_length + 1)
-    longer = 0
-    if some:
-        ids = tokenizer(some, truncation=True, max_length=max_length + 1, verbose=False)
-        longer = sum(len(each) > max_length for each in ids["input_ids"])
+    roomier, longer = dataclasses.replace(encoder, max_length=max_length + 1), 0
+    if some := [rows[int(number)] for number in looked_at]:
+        longer = sum(len(each) > max_length for each in roomier(some)["input_ids"])
     if not longer:
         return f"none of the training texts is longer than --max_length {max_length}"
     share = longer / len(looked_at) * len(full) / len(lengths)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data.tokenize import _pieces as pieces
+from finetune.data.shortening import pieces
 from finetune.errors import UserError
 
 if TYPE_CHECKING:

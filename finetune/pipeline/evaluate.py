@@ -74,6 +74,7 @@ def evaluate(
             that the model does not know.
     """
     from finetune.pipeline.assess import refuse_other_labels
+    from finetune.recipe import TextClassification
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
@@ -104,6 +105,9 @@ def evaluate(
             raise unreachable
         if data is None:
             return _on_its_own(run, recipe), None
+        if isinstance(recipe, TextClassification):
+            named = [reading.get(name) for name in ("text_column", "text_columns")]
+            recipe.refuse_other_columns(run.path, *named)
         over = _on(data, recipe, run.kind, reading, notes)
         return over, _rows_trained_on(run, recipe, over.splits["test"], notes)
 

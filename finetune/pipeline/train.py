@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.config import settings
 from finetune.config.settings import Settings
 from finetune.errors import Diverged, Mistakes, RunError, UserError
-from finetune.pipeline import changes, resumption
+from finetune.pipeline import changes, results, resumption
 from finetune.pipeline.events import (
     Collated,
     Finished,
@@ -181,7 +181,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             outcome["stopped_early"] = stopped or None
             outcome["skipped_steps"] = skipped
             with disk.explained(chosen.output_dir, "writing the results"):
-                _write_results(
+                results.write(
                     run,
                     recipe,
                     validated,
@@ -212,7 +212,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             distributed.gather(None)
         raise
     if run is not None:
-        _tell_finished(run, progress, profiled=profiled)
+        results.tell(run, progress, profiled=profiled)
         if arguments.profile and not profiled:
             untraced = "too few steps were left, none was profiled"
             progress(Noted(f"--profile {arguments.profile}: {untraced}"))
@@ -304,33 +304,6 @@ def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
     return Run(chosen.output_dir)
 
 
-def _tell_finished(run: Run, progress: Progress, *, profiled: bool) -> None:
-    """Write the report, then tell of the run; it is finished whatever becomes of its report."""
-    from finetune.reporting import card, page
-
-    written, later = None, f"python -m finetune report {run.path}"
-    try:
-        card.write(run)
-        written = page.write(run)
-    except KeyboardInterrupt as wish:
-        wish.args = (f"the run is finished, but not its report; to write it: {later}",)
-        progress(Interrupted(*wish.args))
-        raise
-    except UserError as error:
-        raise RunError(
-            f"the run is finished and saved, but not its report: {error}; then: {later}"
-        ) from error
-    except OSError as error:
-        if not files.is_full(error):
-            raise
-        raise RunError(
-            f"the disk of {run.path} is full: the run is finished and saved, but not its report. "
-            f"Free some space, then: {later}"
-        ) from error
-    finally:
-        progress(Finished(run, profiled, written))
-
-
 def how_to_go_on(chosen: Settings) -> str:
     """Return what to do after an interruption."""
     from finetune.training.checkpoint import committed, number
@@ -368,34 +341,3 @@ def _report_to(trainer: Trainer, progress: Progress) -> None:
     trainer.add_callback(
         Logs(lambda state, values: progress(Logged(state.global_step, state.max_steps, values)))
     )
-
-
-def _write_results(
-    run: Run,
-    recipe: Recipe,
-    validated: PredictionOutput,
-    tested: PredictionOutput,
-    after: Affine | None,
-    outcome: dict[str, Any],
-    *,
-    baseline: bool,
-    progress: Progress,
-) -> None:
-    """Write the predictions and what they are worth; what is known is written as soon as it is."""
-    from finetune.pipeline import provenance
-    from finetune.pipeline.assess import assess, refuse_other_labels
-    from finetune.runs import predictions
-    from finetune.training.manifest import Metrics
-
-    rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
-    for split, output in (("test", tested), ("validation", validated)):
-        refuse_other_labels(recipe.targets(split), output.label_ids)
-    predictions.write(run.path, recipe.kind, rows, tested.predictions, tokens)
-    Metrics(
-        validation=provenance.validation_metrics(outcome["history"], outcome["best_step"]),
-        test=provenance.scores_only(tested.metrics or {}, "test_"),
-    ).write(run.path)
-    run.update(**outcome)
-    assess(run, recipe, validated, tested, after, baseline=baseline, progress=progress)
-    run.update(status="finished")
-    files.release(run.path)

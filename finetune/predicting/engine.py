@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from finetune.data.batches import cut, split
-from finetune.data.tokenize import shortened
+from finetune.data.encoding import Read
+from finetune.data.splits import TEXTS
 from finetune.data.windows import Pool, documents_of
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
@@ -98,12 +99,13 @@ class Predictor:
         self._model = model.to(self._device)
         self._collate = self.recipe.data_collator()
 
-    def texts(self, texts: Sequence[str], advance: Advance = lambda done: None) -> np.ndarray:
+    def texts(self, texts: Sequence[Read], advance: Advance = lambda done: None) -> np.ndarray:
         """Return the logits of texts; a repeated text is computed once.
 
         Args:
-            texts: Texts, truncated here to the ``max_length`` of the recipe, or read in windows
-                whose logits are pooled, as in the training.
+            texts: Texts, or tuples of their parts where the recipe reads several columns; truncated
+                here to the ``max_length`` of the recipe, or read in windows whose logits are
+                pooled, as in the training.
             advance: Called with the number of texts done.
 
         Returns:
@@ -114,22 +116,24 @@ class Predictor:
         first = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         if type(recipe).prepare is TextClassification.prepare:
             prepare = self._tokenized if recipe.long_texts == "cut" else self._in_windows
-            logits = self._logits(prepare(list(first)), len(first), advance)
+            read: list[Any] = list(first)  # texts alone, where there are windows
+            logits = self._logits(prepare(read), len(first), advance)
         else:
             from datasets import Dataset
 
-            logits = self.rows(Dataset.from_dict({"text": list(first)}), advance)
+            columns: dict[str, list[Any]] = {"text": list(first)}
+            if recipe.text_columns:
+                columns = {"text": ["\n".join(row) for row in first], TEXTS: list(first)}
+            logits = self.rows(Dataset.from_dict(columns), advance)
         return logits[[first[text] for text in texts]]
 
-    def _tokenized(self, texts: Sequence[str]) -> Iterator[Part]:
+    def _tokenized(self, texts: Sequence[Read]) -> Iterator[Part]:
         """Yield the texts part by part, the longest first, so that the model need not wait."""
         assert isinstance(self.recipe, TextClassification)
-        tokenizer = self.recipe.processing_class()
-        order = np.argsort([-len(text) for text in texts], kind="stable")
+        encoder = self.recipe.encoder()
+        order = np.argsort([-_characters(text) for text in texts], kind="stable")
         for numbers in np.split(order, range(_TOKENIZED_AT_ONCE, len(order), _TOKENIZED_AT_ONCE)):
-            most = self.recipe.max_length
-            some = shortened([texts[number] for number in numbers], tokenizer, most)
-            encoded = tokenizer(some, truncation=True, max_length=most)
+            encoded = encoder([texts[number] for number in numbers])
             names, columns = list(encoded), list(encoded.values())
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
             lengths = [len(tokens) for tokens in encoded["input_ids"]]
@@ -228,6 +232,10 @@ class Predictor:
         with torch.inference_mode():
             logits: torch.Tensor = self._model(**batch)["logits"]
         return logits.float().reshape(len(numbers), -1).cpu().numpy()
+
+
+def _characters(text: Read) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:

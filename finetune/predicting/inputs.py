@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import json
 import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,18 +58,21 @@ class Input:
         return self.kind in (".parquet", "folder", "frame")
 
     @classmethod
-    def open(cls, name: str, csv_quoting: str = "auto") -> Input:
+    def open(
+        cls, name: str, csv_quoting: str = "auto", columns: Sequence[str] = ("text",)
+    ) -> Input:
         """Open an input and read its first chunk.
 
         Args:
             name: A file, a folder, an image or ``-``.
             csv_quoting: Of a ``.csv`` or ``.tsv``: ``auto``, ``minimal`` or ``none``.
+            columns: Those of the standard input.
 
         Raises:
             UserError: if it cannot be read or has no rows.
         """
         if name == STANDARD_INPUT:
-            return cls(name, STANDARD_INPUT, ("text",), None, _standard_input)
+            return cls(name, STANDARD_INPUT, columns, None, partial(_standard_input, columns))
         path = files.existing(name)
         kind = "folder" if path.is_dir() or image_files.is_image(path) else path.suffix.lower()
         if kind not in (*files.READERS, "folder"):
@@ -110,8 +115,9 @@ class Input:
         return files.places(path, [row], self.quoting)
 
 
-def _standard_input(_: Path) -> Iterator[Read]:
+def _standard_input(columns: Sequence[str], _: Path) -> Iterator[Read]:
     """Yield lines as they arrive, so that an answer need not wait for a whole chunk."""
+    row_of = _row if len(columns) == 1 else _Parts(columns)
     source, read, rest, lines = sys.stdin.buffer.fileno(), 0, b"", itertools.count(1)
     rows: Rows = []
     while block := os.read(source, _LONGEST_READ):
@@ -119,7 +125,7 @@ def _standard_input(_: Path) -> Iterator[Read]:
             block = block.removeprefix(codecs.BOM_UTF8)
         read += len(block)
         *whole, rest = (rest + block).split(b"\n")
-        rows += [_row(line, next(lines)) for line in whole]
+        rows += [row_of(line, next(lines)) for line in whole]
         while len(rows) >= files.CHUNK_ROWS:
             yield rows[: files.CHUNK_ROWS], read
             del rows[: files.CHUNK_ROWS]
@@ -127,7 +133,7 @@ def _standard_input(_: Path) -> Iterator[Read]:
             yield rows, read
             rows = []
     if rest:
-        rows.append(_row(rest, next(lines)))
+        rows.append(row_of(rest, next(lines)))
     if rows:
         yield rows, read
 
@@ -137,6 +143,45 @@ def _row(line: bytes, number: int) -> Row:
         return {"text": line.decode("utf-8").removesuffix("\r")}
     except UnicodeDecodeError as error:
         raise files.not_utf8("standard input", number, error) from error
+
+
+class _Parts:
+    """Reads several texts a line: separated by tabs, or JSON lines if the first line is an object.
+
+    Args:
+        columns: The names of the texts, keys of the objects.
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._reads_json: bool | None = None
+
+    def __call__(self, line: bytes, number: int) -> Row:
+        text, place = _row(line, number)["text"], f"standard input, line {number}"
+        if self._reads_json is None:
+            self._reads_json = _is_object(text)
+        if self._reads_json:
+            row = files.json_object(text, place)
+            if lacking := [name for name in self._columns if name not in row]:
+                there = ", ".join(row) or "none"
+                raise UserError(f"{place}: no '{lacking[0]}' (keys: {there})")
+            return {name: row[name] for name in self._columns}
+        parts = text.split("\t")
+        if len(parts) != len(self._columns):
+            raise UserError(
+                f"{place}: expected {len(self._columns)} texts separated by tabs "
+                f"({', '.join(self._columns)}), found {len(parts)}; or JSON lines with these keys"
+            )
+        return dict(zip(self._columns, parts, strict=True))
+
+
+def _is_object(text: str) -> bool:
+    if not text.startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except (json.JSONDecodeError, RecursionError):
+        return False
 
 
 def _pictures(folder: Path) -> Iterator[Read]:

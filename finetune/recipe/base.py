@@ -38,15 +38,14 @@ class Recipe(Declared):
     """The contract. Derive from it, name your options as annotated fields, and replace the steps.
 
     Attributes:
-        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name;
-            those of the classes above are kept unless named again.
+        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name.
         embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
         input_column: The column of the raw data that the model sees; duplicates are found by it.
         own_metrics: The names of what a :meth:`compute_metrics` of the recipe's own returns.
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
-        ordered_labels: Whether that order means something, as it does for stars: then the task is
-            ordinal, if there are three classes or more and they are these, or numbers.
+        ordered_labels: Whether that order means something: three of them or more are ordinal then.
+        exclusive: Options of which one is given or the other.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -64,6 +63,7 @@ class Recipe(Declared):
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = ()
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     dataset_revision: str | None = option(
         None, "commit, tag or branch of the data set on the Hub (unset: the newest)"

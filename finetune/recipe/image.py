@@ -64,6 +64,7 @@ class ImageClassification(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._unmapped: Sequence[str] = ()
         if not 0 < self.crop_scale <= 1:
             raise UserError(
                 f"--crop_scale {self.crop_scale}: expected a share of the area, above 0, at most 1"

@@ -11,6 +11,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
 from finetune.data import embedded
+from finetune.data.encoding import knows_pairs, separator
+from finetune.models.pretrained import load_tokenizer
 from finetune.reporting import facts, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
@@ -163,11 +165,25 @@ def _truncation(manifest: Manifest) -> list[str]:
         return []
     if manifest.options.get("long_texts") == "windows":
         return _windows(manifest, most)
-    kept = {"head": "first", "tail": "last"}[manifest.options.get("truncation", "head")]
+    truncation = manifest.options.get("truncation", "head")
+    cuts_nothing = "without `truncation=True` a `pipeline()` truncates nothing, and may fail on it"
+    if truncation == "head_tail":
+        return [
+            "",
+            f"Of a text longer than {most:,} tokens the first {most // 4:,} and the last ones are "
+            f"read, {most:,} in all. `pipeline()` reads the first {most:,}, and {cuts_nothing}; "
+            "`python -m finetune predict` reads what training did.",
+        ]
+    kept = {"head": "first", "tail": "last"}[truncation]
+    if manifest.options.get("text_columns"):
+        return [
+            "",
+            f"Of texts of more than {most:,} tokens together, the longest is truncated first: its "
+            f"{kept} tokens are read.",
+        ]
     return [
         "",
-        f"Of a text longer than {most:,} tokens the {kept} {most:,} are read; without "
-        "`truncation=True` a `pipeline()` truncates nothing, and may fail on it.",
+        f"Of a text longer than {most:,} tokens the {kept} {most:,} are read; {cuts_nothing}.",
     ]
 
 
@@ -208,7 +224,37 @@ def _use(run: Run, manifest: Manifest) -> list[str]:
         more = "".join(f", {n}={each}" for n, each in run.kind.pipeline_arguments.items())
         more = f", truncation=True{more}" if task == "text-classification" else more
         line = f'classify = pipeline("{task}", model="{run.path.name}"{more})'
+        if columns := manifest.options.get("text_columns"):
+            names = [name.strip() for name in columns.split(",")]
+            return _use_of_several(run, [imported, "", line], names)
     else:
         imported = "from finetune import Run"
         line = f'model = Run.load("{run.path.name}").model()'
     return ["```python", imported, "", line, "```"]
+
+
+def _use_of_several(run: Run, lines: list[str], columns: list[str]) -> list[str]:
+    """Return how to hand several columns to ``pipeline()`` so that the tokens are those of the
+    training: as a pair where the tokenizer knows pairs, else joined.
+    """
+    tokenizer = load_tokenizer(str(run.path))
+    names = [name if name.isidentifier() else f"text_{n}" for n, name in enumerate(columns, 1)]
+    if len(columns) == 2 and knows_pairs(tokenizer):
+        row = f'{{"text": {names[0]}, "text_pair": {names[1]}}}'
+        said = "The two columns are a pair of the tokenizer."
+    else:
+        between = separator(tokenizer)
+        row = f"{between!r}.join([{', '.join(names)}])"
+        said = (
+            f"The columns are joined by `{between!r}`. Where they are longer than the model reads, "
+            "`pipeline()` truncates the whole, not the longest column: take `python -m finetune "
+            "predict`."
+        )
+    return [
+        "```python",
+        *lines,
+        f"classify({row})",
+        "```",
+        "",
+        said,
+    ]
