@@ -145,9 +145,14 @@ def test_cells_that_cannot_be_read(
 
 def test_a_column_of_other_values_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": list("abc"), "sad": [0, 1, 2], "fun": [0, 1, 1]})
-    frame.to_parquet(path := tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match=r"'sad' holds '2' \(train data, row 3\): expected 0"):
-        Texts(dataset=str(path), label_columns="sad,fun", task="multi_label").load()
+    frame.to_parquet(tmp_path / "rows.parquet")
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    for name, place in (("rows.parquet", "row 3"), ("rows.csv", "line 4")):
+        texts = Texts(dataset=str(tmp_path / name), label_columns="sad,fun", task="multi_label")
+        with pytest.raises(UserError) as refusal:
+            texts.load()
+        told = f"--label_columns: 'sad' holds '2' (train data, {place}): expected 0 and 1"
+        assert str(refusal.value) == told
 
 
 def test_a_single_column_of_several_is_refused(tmp_path: Path) -> None:
