@@ -134,6 +134,9 @@ def test_the_command_line_reads_pairs(
     assert "name as many by --text_columns" in capfd.readouterr().err
     assert cli.main(evaluate) == 2
     assert "--text_columns" in capfd.readouterr().err
+    dry = ["text", "--dataset", str(table), "--text_columns", "premise,guess", "--dry_run"]
+    assert cli.main([*dry, "--label_column", "verdict", "--model", str(run.path)]) == 0
+    assert "premise, guess, a pair of the tokenizer" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

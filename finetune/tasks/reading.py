@@ -147,7 +147,10 @@ def _of_numbers(values: list[float]) -> tuple[Name, str]:
     ordered = np.unique(values)
     gapless = ordered[0] in (0, 1) and ordered[-1] - ordered[0] == len(ordered) - 1
     if len(ordered) <= _SURELY_CLASSES or gapless:
-        return "single_label", f"the labels are {len(ordered)} different whole numbers"
+        why = f"the labels are {len(ordered)} different whole numbers"
+        if FEWEST_ORDERED <= len(ordered) <= _SURELY_CLASSES:
+            why += "; --task ordinal if their order counts"
+        return "single_label", why
     raise UserError(
         f"--task: the labels are {len(ordered):,} different whole numbers, {ordered[0]:g} to "
         f"{ordered[-1]:g}: if they are classes, add --task single_label; if they are quantities, "
