@@ -120,6 +120,12 @@ def test_whole_numbers_are_labels(tmp_path: Path) -> None:
         ),
         ([["a"], ["a", None]], {}, "1 of 2 train rows without a label"),
         ([["1"], [], [1]], {}, "holds both '1' and 1 (train data, line 3): expected one type"),
+        ([["a"], ["b", 3]], {}, "holds both 'a' and 3 (train data, line 2): expected one type"),
+        (
+            ['["a"]', '["a", "b"]', "b"],
+            {},
+            "--label_column: 'label' holds 'b' (train data, line 3): expected a list of labels",
+        ),
         (
             [["a"], [1.5]],
             {"task": "multi_label"},
@@ -153,6 +159,11 @@ def test_a_column_of_other_values_is_refused(tmp_path: Path) -> None:
             texts.load()
         told = f"--label_columns: 'sad' holds '2' (train data, {place}): expected 0 and 1"
         assert str(refusal.value) == told
+    frame.astype({"fun": str}).replace({"fun": {"0": "x"}}).to_csv(tmp_path / "words.csv")
+    with pytest.raises(
+        UserError, match=r"'fun' holds 'x' \(train data, line 2\): expected 0 and 1, or"
+    ):
+        Texts(dataset=str(tmp_path / "words.csv"), label_columns="sad,fun").load()
 
 
 def test_a_single_column_of_several_is_refused(tmp_path: Path) -> None:

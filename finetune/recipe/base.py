@@ -224,7 +224,7 @@ class Recipe(Declared):
         findings.refuse_unusable(dataset, self.notes)
         loaded, remarks = len(self.notes), labels.remarks(dataset)
         dataset = self.split(dataset)
-        findings.refuse_untrainable(dataset, self.notes)
+        findings.refuse_untrainable(dataset, self.notes, self.places)
         remarks += numbers.remarks(dataset["train"], self.target_names)
         self.notes[loaded:loaded] = remarks
         return dataset
