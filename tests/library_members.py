@@ -493,9 +493,12 @@ MEMBERS = (
         }.items()
     ),
     # datasets, evaluate and the caches
-    Member("member", "datasets.fingerprint:Hasher", "hash", "finetune/data/tokenize.py",
+    Member("member", "datasets.fingerprint:Hasher", "hash",
+           "finetune/data/tokenize.py finetune/data/parts.py",
            "what the cached tokens are known by", "value", behaviour=_ANSWERS),
-    Member("member", "datasets:Dataset", "map", "finetune/data/tokenize.py",
+    Member("mention", "datasets:Dataset", "_fingerprint", "finetune/data/parts.py",
+           "what combined columns are known by", source="datasets.arrow_dataset:Dataset.map"),
+    Member("member", "datasets:Dataset", "map", "finetune/data/tokenize.py finetune/data/parts.py",
            "tokens are cached under a fingerprint of ours",
            "batched remove_columns fn_kwargs new_fingerprint desc"),
     *(
