@@ -145,4 +145,5 @@ def _show_intervals(source: str, found: Statistics) -> None:
             [name, f"{each['support']:,}", *console.with_intervals(each, scores_of_class)]
             for name, each in found.classes.items()
         ]
-        console.table(["class", "rows", *console.two_each(["precision", "recall", "F1"])], lines)
+        kind = "class" if found.together is None else "label"
+        console.table([kind, "rows", *console.two_each(["precision", "recall", "F1"])], lines)
