@@ -26,27 +26,11 @@ from transformers import (
 
 from finetune.data import embedded
 from finetune.errors import UserError
+from finetune.models import families
 from finetune.runtime import hub
 
 #: What ``transformers`` calls kinds of labels.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-#: What the model families call the two dropouts in their configurations.
-DROPOUTS = {
-    "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "dropout"),
-    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
-}
-
-
-#: Families whose encoders look positions up in a table: beyond its end there is an error.
-_LEARNED_POSITIONS = (
-    *("albert", "bert", "big_bird", "convbert", "distilbert", "electra", "ernie", "fnet"),
-    *("gpt2", "megatron-bert", "mobilebert", "nystromformer", "opt", "rembert", "squeezebert"),
-)
-#: Those of them in which the first positions are left to padding.
-_OFFSET_POSITIONS = (
-    *("camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta"),
-    *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-)
 
 
 def load_tokenizer(
@@ -66,6 +50,7 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             **source, truncation_side=truncation_side
         )
+        families.set_padding(tokenizer, AutoConfig.from_pretrained(**source), model)
     return tokenizer
 
 
@@ -76,6 +61,7 @@ def load_classifier(
     problem_type: ProblemType | None = None,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
+    pad_token_id: int | None = None,
 ) -> PreTrainedModel:
     """Return ``model`` with a classification head, in fp32 whatever the checkpoint says.
 
@@ -88,9 +74,11 @@ def load_classifier(
             configuration has it; None for what it says.
         hidden_dropout: Probability, or None for the model's own.
         attention_dropout: Likewise.
+        pad_token_id: What batches are padded with, by which decoders find the end of a text; None
+            for what the configuration says.
 
     Raises:
-        UserError: if the model cannot be loaded, or has no such dropout.
+        UserError: if the model cannot be loaded, has no head for texts or no such dropout.
     """
     with _loading(model, revision) as source:
         outputs = list(labels) or ["LABEL_0"]
@@ -107,8 +95,10 @@ def load_classifier(
                 f"--model {model}: its config.json asks for code from the Hub, attn_implementation "
                 f"'{config._attn_implementation}', which is not run: take it out of config.json"
             )
-        _set_dropout(config, "hidden_dropout", hidden_dropout)
-        _set_dropout(config, "attention_dropout", attention_dropout)
+        families.require_head(model, config)
+        families.set_dropout(config, "hidden_dropout", hidden_dropout)
+        families.set_dropout(config, "attention_dropout", attention_dropout)
+        families.set_up(config, pad_token_id)
         classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
@@ -129,10 +119,7 @@ def positions(model: str, revision: str | None = None) -> int | None:
     """
     with _loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
-    most = getattr(config, "max_position_embeddings", None)
-    if config.model_type in _OFFSET_POSITIONS and most is not None:
-        return int(most) - (config.pad_token_id or 0) - 1  # the first follows that of padding
-    return int(most) if config.model_type in _LEARNED_POSITIONS and most is not None else None
+    return families.positions(config)
 
 
 def identity(model: str) -> str:
@@ -196,13 +183,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (OSError, ValueError)):
         return str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {shorten(str(error), 200)}"
-
-
-def _set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
-    if probability is None:
-        return
-    name = next((name for name in DROPOUTS[option] if hasattr(config, name)), None)
-    if name is not None:
-        setattr(config, name, probability)
-    elif probability:
-        raise UserError(f"--{option}: a model of type '{config.model_type}' has no such dropout")

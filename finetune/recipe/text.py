@@ -142,7 +142,13 @@ class TextClassification(Recipe):
         from finetune.models.pretrained import positions
 
         most = positions(self.model, self.model_revision)
-        if most is not None and self.max_length > most:
+        if most is None or self.max_length <= most:
+            return
+        usual = type(self).__dataclass_fields__["max_length"].default
+        if self.max_length == usual:
+            self.note(f"--max_length {most}: {self.model} has no more positions")
+            self.max_length = most
+        else:
             raise UserError(
                 f"--max_length {self.max_length}: {self.model} has {most} positions; expected "
                 f"{most} or fewer tokens"
@@ -181,6 +187,7 @@ class TextClassification(Recipe):
             problem_type=self._task.problem_type,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
+            pad_token_id=self.processing_class().pad_token_id,
         )
 
     def base_revision(self) -> str | None:
