@@ -34,9 +34,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deberta": (
         "deberta",
         "DebertaTokenizer",
-        dict(
-            relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"]
-        ),
+        dict(relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"]),
     ),
     "deberta-v3": (
         "deberta-v2",

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -41,6 +43,13 @@ _OFFSET_POSITIONS = (
     *("camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta"),
     *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
+#: Families whose heads look for a special token: the one that ends a text, or that of padding.
+_FIND_END = (
+    *("bart", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "llama", "mbart"),
+    *("mistral", "mt5", "opt", "phi3", "qwen2", "qwen3", "t5", "umt5"),
+)
+#: Weights of a family that its head leaves out; DDP would wait for their gradients.
+_UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
 #: Those that have a table only if their configuration says so.
 _BIASED_POSITIONS = ("deberta", "deberta-v2")
 
@@ -117,6 +126,28 @@ def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
         config.attention_type = "original_full"
 
 
+def freeze_unused(model: PreTrainedModel) -> None:
+    """Let no gradient be expected for weights that the head of the family never reaches."""
+    unused = _UNUSED.get(model.config.model_type, ())
+    for name, parameter in model.named_parameters():
+        if name.startswith(unused or ("\0",)):
+            parameter.requires_grad_(False)
+
+
+def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> None:
+    """Refuse what a family overflows in: DeBERTa masks with the lowest number of fp32.
+
+    Raises:
+        UserError: for DeBERTa of the first version, v2 and v3 have no such limit.
+    """
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind == "deberta" and (bf16 or fp16):
+        raise UserError(
+            f"--precision {'bf16' if bf16 else 'fp16'}: a model of type 'deberta' overflows in it; "
+            "expected --precision fp32"
+        )
+
+
 def set_padding(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str) -> None:
     """Let a tokenizer pad as the head of the family expects; saved with the tokenizer.
 
@@ -142,3 +173,5 @@ def set_padding(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, mo
                 "add pad_token to its tokenizer_config.json"
             )
     tokenizer.padding_side = "left" if config.model_type == "xlnet" else "right"
+    if config.model_type in _FIND_END:  # a text that spells it out would end there
+        tokenizer.split_special_tokens = True

@@ -102,6 +102,7 @@ def load_classifier(
         classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
+    families.freeze_unused(classifier)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
     # leave every LayerNorm out of the best model and of a resumed run.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import PreTrainedTokenizerBase
 
+    from finetune.training.arguments import FinetuneArguments
+
 
 class TextClassification(Recipe):
     """Sentences or documents with one label each, on an encoder from ``transformers``."""
@@ -189,6 +191,35 @@ class TextClassification(Recipe):
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
         )
+
+    def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
+        from finetune.models.families import refuse_half_precision
+
+        refuse_half_precision(model, bf16=arguments.bf16, fp16=arguments.fp16)
+        return super().adapt(model, arguments)
+
+    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        if type(self).prepare is not TextClassification.prepare:  # which truncates
+            self._refuse_long_rows()
+        return super().parts(model)
+
+    def _refuse_long_rows(self) -> None:
+        """Refuse rows that a ``prepare`` of one's own left longer than the model's positions."""
+        if type(self).build_model is not TextClassification.build_model:
+            return
+        from finetune.models.pretrained import positions
+
+        most = positions(self.model, self.model_revision)
+        for split, rows in self.prepared.items():
+            if most is None or "input_ids" not in rows.column_names:
+                continue
+            for number, tokens in enumerate(rows["input_ids"]):
+                if len(tokens) > most:
+                    raise UserError(
+                        f"row {number} of {split} has {len(tokens)} tokens after "
+                        f"{type(self).__name__}.prepare, and {self.model} has {most} positions; "
+                        "tokenize with truncation=True, max_length=self.max_length"
+                    )
 
     def base_revision(self) -> str | None:
         from finetune.models.pretrained import commit
