@@ -41,6 +41,8 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     chosen = settings.from_command_line(recipe, flags)
     if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
         chosen.training["output_dir"] += "-accelerate"
+    if getattr(chosen.recipe, "long_texts", "cut") != "cut":
+        raise UserError("--long_texts windows: this loop does not pool the windows of a text")
     if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
     return chosen
@@ -62,6 +64,8 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
     per_epoch = len(rows) // batch_size
     whole = per_epoch * batch_size  # Accelerate would fill an incomplete step with repeated rows
     steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
+    if parts["compute_loss_func"].class_weights or arguments.class_sampling != "none":
+        raise UserError("--class_weights and --class_sampling: this loop has neither")
     if arguments.train_sampling_strategy == "group_by_length":
         say("rows are shuffled: this loop does not group them by length")
     shuffle = arguments.train_sampling_strategy != "sequential"

@@ -46,6 +46,8 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     chosen = settings.from_command_line(recipe, flags)
     if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
         chosen.training["output_dir"] += "-native"
+    if getattr(chosen.recipe, "long_texts", "cut") != "cut":
+        raise UserError("--long_texts windows: this loop does not pool the windows of a text")
     if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
     return chosen
@@ -60,6 +62,8 @@ def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
     model = DistributedDataParallel(module) if me.world_size > 1 else module
     set_seed(arguments.seed + me.rank)  # different rows, so different dropout masks
     rows, shuffle = parts["train_dataset"], arguments.train_sampling_strategy != "sequential"
+    if parts["compute_loss_func"].class_weights or arguments.class_sampling != "none":
+        raise UserError("--class_weights and --class_sampling: this loop has neither")
     if arguments.train_sampling_strategy == "group_by_length":
         say("rows are shuffled: this loop does not group them by length")
     order = DistributedSampler(rows, me.world_size, me.rank, shuffle, arguments.seed)

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
     from finetune.pipeline.report import Report, report
     from finetune.pipeline.train import train
-    from finetune.recipe import Recipe, TextClassification, option
+    from finetune.recipe import ImageClassification, Recipe, TextClassification, option
     from finetune.runs.run import Run
 
 _HOME = {
     "Comparison": "finetune.pipeline.compare",
     "Evaluation": "finetune.pipeline.evaluate",
     "FilePrediction": "finetune.pipeline.predict",
+    "ImageClassification": "finetune.recipe",
     "Recipe": "finetune.recipe",
     "Report": "finetune.pipeline.report",
     "Run": "finetune.runs.run",
@@ -50,6 +51,7 @@ __all__ = [
     "Comparison",
     "Evaluation",
     "FilePrediction",
+    "ImageClassification",
     "Recipe",
     "Report",
     "Run",

@@ -16,6 +16,8 @@ from types import TracebackType
 #: What stands before the host in a URL, and variables that hold a token.
 _USER = re.compile(r"(?<=://)[^\s/]*@")
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+#: What torch puts before the message of an error in a worker of a data loader.
+_IN_WORKER = re.compile(r"Caught UserError in DataLoader worker .*^\S+\.UserError: ", re.S | re.M)
 
 
 def masked(text: str) -> str:
@@ -33,7 +35,7 @@ class UserError(Exception):
     """
 
     def __init__(self, *mistakes: str) -> None:
-        self.mistakes = tuple(map(masked, mistakes))
+        self.mistakes = tuple(masked(_IN_WORKER.sub("", each).strip()) for each in mistakes)
         super().__init__("\n".join(self.mistakes))
 
 

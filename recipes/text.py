@@ -36,8 +36,20 @@ class Text(TextClassification):
         from finetune.data import columns
 
         dataset = self.read()
-        found = columns.chosen(dataset["train"], self.text_column, self.label_column)
-        if found != (self.text_column, self.label_column):
+        if self.text_columns:
+            if not (self.label_column or self.label_columns):
+                texts = self.columns_read()
+                self.label_column = columns.chosen_label(dataset["train"], texts)
+                self.note(f"columns: '{self.label_column}' is the label")
+            return self.labelled(dataset)
+        several = (self.label_columns or "").partition(",")[0].strip()
+        label = several or self.label_column
+        found = columns.chosen(dataset["train"], self.text_column, label)
+        if several:
+            if not self.text_column:
+                self.note(f"columns: '{found[0]}' is the text")
+            self.text_column = found[0]
+        elif found != (self.text_column, self.label_column):
             self.note(f"columns: '{found[0]}' is the text, '{found[1]}' the label")
             self.text_column, self.label_column = found
         return self.labelled(dataset)

@@ -58,6 +58,22 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(next(path.parent for path in root.rglob("config.json") if CASED in str(path)))
 
 
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two classes, 60 images of 8 x 8 pixels each."""
+    from tests.pictures import write_photos
+
+    return write_photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="session")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a ViT of one layer for such images, and its image processor."""
+    from tests.pictures import tiny_vit
+
+    return tiny_vit(tmp_path_factory.mktemp("models") / "vit")
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """More threads only wait for each other over matrices this small."""
@@ -99,6 +115,46 @@ def _write_reviews(directory: Path, longest: int) -> Path:
     path = directory / "reviews.csv"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def short_model(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny model, with 32 positions."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    config = AutoConfig.from_pretrained(tiny_model, max_position_embeddings=32)
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 documents of 4 to 130 words, good or bad."""
+    path = tmp_path_factory.mktemp("data") / "documents.csv"
+    words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
+    lines = ["text,label"]
+    for number in range(120):
+        label = ("bad", "good")[number % 2]
+        body = " ".join(words[label][each % 3] for each in range((1, 4, 20, 130)[number // 2 % 4]))
+        lines.append(f"place {number} was {body},{label}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def windowed(documents: Path, short_model: str, tmp_path_factory: pytest.TempPathFactory) -> "Run":  # noqa: F821
+    """A run on these documents in windows."""
+    import finetune
+    from tests.long_texts import reviews
+
+    directory = tmp_path_factory.mktemp("runs") / "reviews"
+    return finetune.train(
+        reviews(documents, short_model), output_dir=str(directory), baseline=False
+    )
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ _BOTH = {
 }
 _PROFILE, _LAUNCH = "finetune/training/profile.py", "finetune/pipeline/launch.py"
 _ATTENTION, _UNPADDED = "finetune/models/cpu/attention.py", "finetune/models/cpu/unpadded.py"
+_HEAD = "finetune/models/head.py"
 _PACKING, _EXCHANGE = "finetune/models/cpu/packing.py", "finetune/models/cpu/exchange.py"
 _JOB, _HUB = "finetune/runtime/distributed.py", "finetune/runtime/hub.py"
 _FLAGS = "finetune/config/flags.py"
@@ -120,7 +121,11 @@ _DOWNLOAD = "huggingface_hub.file_download"
 _EXAMPLES = "examples/native_ddp.py examples/accelerate_loop.py"
 _METRICS = " ".join(
     f"metrics/{each}/{each}.py"
-    for each in ("accuracy", "f1", "matthews_correlation", "precision", "recall")
+    for each in (
+        *("accuracy", "average_precision", "f1", "mae", "matthews_correlation"),
+        *("mean_absolute_error", "mse", "pearson", "precision", "quadratic_kappa", "r2"),
+        *("recall", "rmse", "roc_auc", "spearman"),
+    )
 )
 _CALLED, _CHOSEN = "test_the_library_calls_the_hook", "test_attention_is_chosen_by_name"
 _FIELDS, _CACHED = "test_a_profiler_event_has_its_fields", "test_the_caches_are_laid_out_as_assumed"
@@ -279,6 +284,7 @@ MEMBERS = (
             ("on_log", _METER, "each logged loss has its throughput"),
             ("on_prediction_step", f"{_METER} {_STOPS}",
              "the batches of an evaluation are told, and it is stopped between them"),
+            ("on_epoch_begin", "finetune/data/augmentation.py", "each epoch has other crops"),
             ("on_epoch_end", f"{_CHECKPOINT} {_SAVING}", "not every epoch is saved"),
             ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS}",
              "the best epoch is saved after all, evaluations without improvement are counted"),
@@ -303,7 +309,8 @@ MEMBERS = (
     Member("member", "transformers.trainer_callback:ProgressCallback", "on_log", _METER,
            "a bar without the dictionaries above it", "args state control logs kwargs"),
     # transformers: models and attention
-    Member("mention", _MODEL, "_weight_conversions", "finetune/models/pretrained.py",
+    Member("mention", _MODEL, "_weight_conversions",
+           "finetune/models/pretrained.py finetune/models/vision.py",
            "weights are saved under the names that Trainer reads them by",
            source="transformers.core_model_loading:revert_weight_conversion",
            behaviour="test_weights_keep_the_names_that_the_model_has"),
@@ -325,6 +332,13 @@ MEMBERS = (
     Member("member", "torch.distributed.checkpoint.metadata", "BytesStorageMetadata",
            "finetune/training/pickles.py", "what is no tensor in a shard is a pickle",
            source="torch.distributed.checkpoint.planner_helpers:_create_read_items"),
+    *(
+        Member("member", "torch.distributed.tensor", name, _HEAD, reason)
+        for name, reason in {
+            "DTensor": "weights that FSDP has sharded",
+            "Replicate": "a factor that every process has whole",
+        }.items()
+    ),
     Member("member", "transformers.trainer_pt_utils", "safe_globals",
            "finetune/training/pickles.py", "what Trainer lets a random state hold",
            source=f"{_TRAINER}._load_rng_state"),
@@ -427,8 +441,8 @@ MEMBERS = (
             "is_last": "the processes wait for each other at the last one only",
         }.items()
     ),
-    Member("mention", "torch.nn:Module", "_forward_hooks", f"{_PACKING} {_UNPADDED}",
-           "a hooked layer is kept",
+    Member("mention", "torch.nn:Module", "_forward_hooks", f"{_PACKING} {_UNPADDED} {_HEAD}",
+           "a hooked layer is kept; what scales the outputs of a head is found again",
            source="torch.nn:Module.register_forward_hook"),
     Member("mention", "torch.nn:Module", "_forward_pre_hooks", f"{_PACKING} {_UNPADDED}",
            "a hooked layer is kept, a model is hooked once",

@@ -19,6 +19,7 @@ from finetune import Run
 from finetune.recipe.scoring import Scoring
 from finetune.runs import predictions
 from finetune.tasks.assessment import Assessment
+from finetune.tasks.ordinal import Ordinal
 from finetune.tasks.single_label import SingleLabel
 from finetune.training.manifest import Metrics, Statistics
 
@@ -91,13 +92,13 @@ def write_run(
     real = trained().manifest
     facts = {
         "labels": list(names),
-        "ordered_labels": len(names) == 5,
+        "task": "ordinal" if len(names) == 5 else "single_label",
         "temperature": 1.5,
         "data": dataclasses.replace(real.data, rows={**real.data.rows, "test": rows}),
         **manifest,
     }
     dataclasses.replace(real, **facts).write(directory)
-    task = SingleLabel(labels=list(names), ordered=len(names) == 5)
+    task = (Ordinal if len(names) == 5 else SingleLabel)(labels=list(names))
     predictions.write(directory, task, table, logits, tokens)
     majority = np.zeros((rows, len(names)))
     majority[:, 0] = 1

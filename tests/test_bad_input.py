@@ -129,7 +129,10 @@ CASES = {
     "several labels": (
         write("data.csv", GOOD.replace(",bad", ",\"['bad', 'dull']\"")),
         ["yelp", "--dataset", "data.csv", *MODEL],
-        ["holds lists, such as \"['bad', 'dull']\"", "(multi-label) are not supported yet"],
+        [
+            "holds lists, such as \"['bad', 'dull']\"",
+            "several labels per row are --task multi_label",
+        ],
     ),
     "semicolons": (
         write("data.csv", "text;label\nawful, really;bad\n"),

@@ -27,11 +27,11 @@ def test_a_model_card_is_read_back_with_the_metrics_of_the_run(tmp_path: Path) -
     assert {each.dataset_split for each in data.eval_results} == {"test"}
     assert data.datasets is None  # a local file
     assert run.manifest["command"] in found.text
-    assert 'pipeline("text-classification", model="reviews")' in found.text
+    assert 'pipeline("text-classification", model="reviews", truncation=True)' in found.text
     assert "Dropped 3 exact duplicates." in found.text
-    assert "Of a text longer than 64 tokens the first 64 are read." in found.text
+    assert "Of a text longer than 64 tokens the first 64 are read; without" in found.text
     run.update(options={**options, "truncation": "tail"})
-    assert "tokens the last 64 are read." in ModelCard.load(card.write(run)).text
+    assert "tokens the last 64 are read; without" in ModelCard.load(card.write(run)).text
     assert str(tmp_path) not in found.text.replace(run.manifest["command"], "")
 
 

@@ -124,7 +124,7 @@ def test_an_unknown_recipe_suggests_the_nearest(
 
     assert line.startswith("error: unknown recipe")
     assert "'yepl'; did you mean 'yelp'?" in line
-    assert "mnist, sentiment, text, yelp" in line
+    assert "image, mnist, sentiment, text, yelp" in line
 
 
 def test_an_unknown_verb_suggests_the_nearest(

@@ -241,8 +241,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["native_ddp", "accelerate_loop"])
-def test_a_loop_has_fewer_than_150_lines(name: str) -> None:
-    assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 150
+def test_a_loop_has_fewer_than_155_lines(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 155
 
 
 @pytest.mark.parametrize("name", LOOPS)

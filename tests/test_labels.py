@@ -139,7 +139,8 @@ def test_infinite_labels_are_refused() -> None:
     ("names", "ordered"),
     [
         (["1", "2", "10"], True),
-        (["1 star", "5 stars"], True),
+        (["1 star", "3 stars", "5 stars"], True),
+        (["1 star", "5 stars"], False),  # an order of two tells nothing
         (["blue", "green", "red"], False),
     ],
 )
@@ -149,7 +150,11 @@ def test_only_known_classes_and_numbers_are_in_order(
     rows = [f"place {number},{names[number % len(names)]}" for number in range(60)]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]) + "\n")
 
-    assert catalog.find("yelp")(dataset=str(tmp_path / "a.csv")).kind.ordered is ordered
-    assert not catalog.find("sentiment")(
+    recipe = catalog.find("yelp")(dataset=str(tmp_path / "a.csv"))
+    task = "ordinal" if ordered else "single_label"
+    assert (recipe.kind.name, recipe.task) == (task, task)
+    assert recipe.kind.labels == names
+    other = catalog.find("sentiment")(
         dataset=str(tmp_path / "a.csv"), text_column="text", label_column="label"
-    ).kind.ordered
+    )
+    assert other.kind.name == "single_label"

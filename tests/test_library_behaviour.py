@@ -55,8 +55,24 @@ def test_weights_keep_the_names_that_the_model_has(bert: BertForSequenceClassifi
 
     bert._weight_conversions = get_model_conversion_mapping(bert, add_legacy=True)
     assert "bert.embeddings.LayerNorm.gamma" in saved()
-    bert._weight_conversions = None
+    bert._weight_conversions = []
     assert saved() == set(bert.state_dict())
+
+
+def test_a_family_with_other_names_on_the_hub_needs_an_empty_list() -> None:
+    """Of a ViT, None stands for the names that checkpoints of the family have."""
+    from transformers import ViTConfig, ViTForImageClassification
+    from transformers.core_model_loading import revert_weight_conversion
+
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    vit = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes))
+
+    def saved() -> set[str]:
+        return set(revert_weight_conversion(vit, dict(vit.state_dict())))
+
+    assert saved() != set(vit.state_dict())
+    vit._weight_conversions = []
+    assert saved() == set(vit.state_dict())
 
 
 SEEN = torch.tensor([[1, 1, 1], [1, 1, 0]])

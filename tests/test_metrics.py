@@ -16,13 +16,34 @@ import pytest
 import sklearn.metrics
 
 METRICS_DIR = Path(__file__).resolve().parent.parent / "metrics"
-METRICS = sorted(p.name for p in METRICS_DIR.iterdir() if p.is_dir() and p.name[0] not in "._")
+FOLDERS = sorted(p.name for p in METRICS_DIR.iterdir() if p.is_dir() and p.name[0] not in "._")
+#: Metrics of predicted numbers: see test_number_metrics.py.
+NUMBERS = ("mae", "mse", "pearson", "r2", "rmse", "spearman")
+METRICS = [name for name in FOLDERS if name not in NUMBERS]
+
+
+def cohen_kappa_score(references: Any, predictions: Any, **options: Any) -> float:
+    """Quadratic, of all classes between the first and the last; 0 where it is undefined."""
+    classes = range(min(*references, *predictions), max(*references, *predictions) + 1)
+    return float(
+        sklearn.metrics.cohen_kappa_score(
+            references,
+            predictions,
+            labels=classes,
+            weights="quadratic",
+            replace_undefined_by=0.0,
+            **options,
+        )
+    )
+
 
 SKLEARN_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "accuracy": sklearn.metrics.accuracy_score,
     "f1": sklearn.metrics.f1_score,
     "matthews_correlation": sklearn.metrics.matthews_corrcoef,
+    "mean_absolute_error": sklearn.metrics.mean_absolute_error,
     "precision": sklearn.metrics.precision_score,
+    "quadratic_kappa": cohen_kappa_score,
     "recall": sklearn.metrics.recall_score,
 }
 AVERAGED = ("f1", "precision", "recall")
@@ -125,7 +146,7 @@ def run_doctest(test: doctest.DocTest) -> int:
 
 
 def test_metrics_are_discovered() -> None:
-    assert len(METRICS) >= 5
+    assert len(METRICS) >= 7
     assert set(METRICS) == set(SKLEARN_FUNCTIONS), "give a new metric its scikit-learn function"
 
 
@@ -162,6 +183,8 @@ def test_agrees_with_scikit_learn(name: str, case: str) -> None:
         ("precision", {}, 2 / 3),
         ("recall", {}, 2 / 4),
         ("matthews_correlation", {}, (2 * 3 - 1 * 2) / (3 * 4 * 4 * 5) ** 0.5),
+        ("mean_absolute_error", {}, 3 / 8),
+        ("quadratic_kappa", {}, 1 - 3 / ((3 * 4 + 5 * 4) / 8)),
         ("precision", {"average": None}, [3 / 5, 2 / 3]),
         ("recall", {"average": "macro"}, (3 / 4 + 2 / 4) / 2),
         ("recall", {"average": "micro"}, 5 / 8),
@@ -179,6 +202,15 @@ def test_matthews_correlation_of_degenerate_input_is_zero(case: str) -> None:
     predictions, references = DATA[case]
     result = load("matthews_correlation").compute(predictions=predictions, references=references)
     assert result == {"matthews_correlation": 0.0}
+
+
+def test_a_class_that_does_not_occur_is_still_a_step_between_its_neighbours() -> None:
+    for name, expected in (
+        ("quadratic_kappa", 1 - (4 + 1) / (60 / 4)),
+        ("mean_absolute_error", 0.75),
+    ):
+        result = load(name).compute(predictions=[2, 0, 3, 3], references=[0, 0, 3, 2])
+        assert result[name] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", AVERAGED)

@@ -87,8 +87,8 @@ def test_a_notebook_gets_our_recipe_and_a_warning(stranger: Path) -> None:
         "print(type(Mnist().build_model('ab')).__module__, catalog.origin(Mnist))\n"
         "import recipes.mnist\n"
         "assert recipes.mnist.Mnist is Mnist\n"
-        "from finetune.recipe.scoring import Scoring\n"
-        "Scoring(accuracy={}).modules\n"
+        "from finetune.recipe.scoring import load\n"
+        "load('accuracy')\n"
     )
 
     done = run(["-c", script], stranger, ROOT)
@@ -191,7 +191,9 @@ def test_an_installation_of_its_own_has_nothing_to_report(site: Path, tmp_path: 
 
     done = run(["-c", script], tmp_path, site)
 
-    assert done.stdout == f"{site} () [] ['mnist', 'sentiment', 'text', 'yelp']\n", done.stderr
+    assert done.stdout == f"{site} () [] ['image', 'mnist', 'sentiment', 'text', 'yelp']\n", (
+        done.stderr
+    )
 
 
 @pytest.mark.processes
@@ -205,7 +207,7 @@ def test_files_of_a_stranger_among_ours_are_not_listed_and_are_reported(
     told = run(["mnist", "--no_such_flag"], tmp_path, site)
 
     assert [line.split()[0] for line in listed.stdout.splitlines()] == [
-        *("mnist", "sentiment", "text", "yelp")
+        *("image", "mnist", "sentiment", "text", "yelp")
     ]
     assert "unknown recipe or subcommand 'soup'" in asked.stderr
     for package, name in (("recipes", "soup.py"), ("metrics", "litre.py")):

@@ -18,7 +18,7 @@ from datasets.utils import logging as datasets_logging
 import finetune
 from finetune import Run, UserError
 from finetune.pipeline import events
-from finetune.pipeline.train import refuse_other_labels
+from finetune.pipeline.assess import refuse_other_labels
 from finetune.runtime import distributed, hub
 from finetune.training.directory import clear_way
 from finetune.training.manifest import SCHEMA, Manifest
@@ -304,7 +304,7 @@ def test_a_callback_that_fails_leaves_a_finished_run_finished(options: dict[str,
 
 
 def test_labels_in_another_order_than_their_rows_are_refused() -> None:
-    rows = datasets.Dataset.from_dict({"label": [0, 1, 1, 0]})
+    rows = np.array([0, 1, 1, 0])
     refuse_other_labels(rows, np.array([0, 1, 1, 0]))
     for label_ids in ([1, 0, 1, 0], [0, 1, 1]):
         with pytest.raises(RuntimeError, match="are not those of the rows"):

@@ -549,7 +549,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv.gz"], "it is compressed: gunzip -k in.csv.gz"),
         (["semicolons.csv"], "here by semicolons: convert the file"),
         (["more.jsonl", "--output", "a.csv"], "a row has a column 'more' that the first rows"),
-        (["."], ". holds no .png or .jpg or .jpeg"),
+        (["."], ". holds no images (.png, .jpg, "),
     ],
 )  # fmt: skip
 def test_mistakes_are_told(

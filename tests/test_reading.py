@@ -63,3 +63,14 @@ def test_a_loss_of_another_task_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="--loss_function mse: a task of single_label has cross"):
         _ = Texts(dataset=str(path), loss_function="mse").kind
+
+
+def test_numbers_with_a_few_words_are_asked(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refusal:
+        decided(tmp_path, ["0.5", "1.5", "2", "n/a"] * 2)
+
+    assert refusal.value.mistakes == (
+        "--task: 3 of 4 different labels are numbers, such as 0.5, and 1 is not, such as 'n/a': if "
+        "they are quantities, --task regression says where the others are; if they are classes, "
+        "add --task single_label",
+    )

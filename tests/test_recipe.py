@@ -186,7 +186,10 @@ def test_every_recipe_keeps_the_contract(name: str) -> None:
     assert cls.training["global_batch_size"] > 0
     assert cls.training["metric_for_best_model"] == "f1"
     assert cls.embedded["dataset"].startswith("embedded:")
-    assert len(cls.label_names) >= 2 or name == "text"  # whose labels are those of the data
+    assert len(cls.label_names) >= 2 or name in (
+        "image",
+        "text",
+    )  # whose labels are those of the data
     Flags(cls)  # none of its options is a training argument
     names = {each.name for each in dataclasses.fields(cls)} | set(Flags(cls).defaults)
     assert set(cls.training) | set(cls.embedded) <= names
@@ -344,7 +347,10 @@ def test_a_file_defines_one_recipe(classes: tuple[str, ...], found: str, tmp_pat
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("yepl", r"unknown recipe 'yepl'; did you mean 'yelp'\? \(available: mnist, sentiment"),
+        (
+            "yepl",
+            r"unknown recipe 'yepl'; did you mean 'yelp'\? \(available: image, mnist, ",
+        ),
         ("_convnet", r"unknown recipe '_convnet'"),
         ("nowhere/mine.py", r"recipe file not found: nowhere/mine.py"),
     ],

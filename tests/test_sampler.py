@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import SeedableRandomSampler
+from datasets import Dataset
 from torch.utils.data import DataLoader, DistributedSampler
 
+from finetune import UserError
+from finetune.training.arguments import resolved
 from finetune.training.sampler import GlobalBatchSampler
 
 ROWS, GLOBAL_BATCH = 125, 12
@@ -287,3 +290,135 @@ def test_the_last_steps_of_a_number_of_tokens_are_made_equal(
     )
     assert made.sizes == sizes
     assert sorted(map(len, made)) == sorted(sizes)
+
+
+# ---- balanced classes ----------------------------------------------------------------------------
+
+RARE, USUAL, OFTEN = 4, 31, 90
+CLASSES = np.repeat([0, 1, 2], [RARE, USUAL, OFTEN])[np.random.default_rng(6).permutation(ROWS)]
+
+
+def balanced(
+    *,
+    epoch: int = 0,
+    world_size: int = 1,
+    accumulation: int = 1,
+    strategy: str = "random",
+    classes: Sequence[int] | np.ndarray = CLASSES,
+    seed: int = 42,
+) -> Steps:
+    def make(**launch: int) -> GlobalBatchSampler:
+        return GlobalBatchSampler(
+            ROWS,
+            global_batch_size=GLOBAL_BATCH,
+            strategy=strategy,
+            lengths=LENGTHS,
+            classes=classes,
+            seed=seed,
+            **launch,  # type: ignore[arg-type]
+        )
+
+    return gathered(make, epoch=epoch, world_size=world_size, accumulation=accumulation)
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_launch_draws_the_same_rows_of_balanced_classes(
+    strategy: str, world_size: int, accumulation: int
+) -> None:
+    for epoch in (0, 1):
+        launched = balanced(
+            epoch=epoch, world_size=world_size, accumulation=accumulation, strategy=strategy
+        )
+        assert launched == balanced(epoch=epoch, strategy=strategy)
+        assert len(launched) == STEPS
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+@pytest.mark.parametrize("epoch", range(3))
+def test_every_class_comes_as_often(strategy: str, epoch: int) -> None:
+    rows = np.concatenate(balanced(epoch=epoch, strategy=strategy))
+    times = np.bincount(rows, minlength=ROWS)
+    of_class = np.bincount(CLASSES[rows])
+    assert of_class.sum() == STEPS * GLOBAL_BATCH == 120
+    assert of_class.tolist() == [40, 40, 40]
+    assert set(times[CLASSES == 0]) == {10}
+    assert set(times[CLASSES == 2]) <= {0, 1, 2}
+    assert (times[CLASSES == 2] == 2).sum() < 10  # where a pass over them ends in this epoch
+
+
+def test_what_does_not_divide_goes_to_other_classes_in_each_epoch() -> None:
+    classes = np.arange(ROWS) % 7
+    counts = [
+        np.bincount(classes[np.concatenate(balanced(epoch=epoch, classes=classes))])
+        for epoch in range(4)
+    ]
+    assert {tuple(sorted(each)) for each in counts} == {(17,) * 6 + (18,)}
+    assert len({int(each.argmax()) for each in counts}) > 1
+
+
+def test_a_row_comes_again_only_after_every_other_of_its_class() -> None:
+    times = np.zeros(ROWS, dtype=int)
+    for epoch in range(9):
+        times += np.bincount(np.concatenate(balanced(epoch=epoch)), minlength=ROWS)
+        for each in range(3):
+            own = times[each == CLASSES]
+            assert own.max() - own.min() <= 1
+    assert times[CLASSES == 2].tolist() == [4] * OFTEN  # 9 epochs of 40
+
+
+def test_balanced_steps_depend_on_seed_and_epoch_alone() -> None:
+    before = balanced(epoch=2)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    assert balanced(epoch=2) == before
+    assert balanced(epoch=2, seed=43) != before
+
+
+def test_more_classes_than_rows_of_an_epoch() -> None:
+    rows = np.concatenate(balanced(classes=np.arange(ROWS)))
+    assert len(set(rows)) == len(rows) == STEPS * GLOBAL_BATCH
+
+
+def rows_with(**columns: list[object]) -> Dataset:
+    return Dataset.from_dict(columns)
+
+
+def test_the_classes_are_those_of_the_column_labels() -> None:
+    arguments = resolved(
+        {"global_batch_size": 4, "class_sampling": "balanced", "use_cpu": True, "seed": 1}
+    )
+    made = GlobalBatchSampler.of(arguments, rows_with(labels=[7, 7, 7, 7, 7, 7, 2, 7], id=[0] * 8))
+    drawn = list(chain.from_iterable(made))
+    assert drawn.count(6) == 4
+    assert len(drawn) == 8
+
+
+@pytest.mark.parametrize("labels", [[0.5] * 8, [[1.0, 0.0]] * 8, [[1, 0]] * 8])
+def test_rows_without_one_class_each_are_refused(labels: list[object]) -> None:
+    arguments = resolved({"global_batch_size": 4, "class_sampling": "balanced", "use_cpu": True})
+    with pytest.raises(UserError, match=r"^--class_sampling balanced draws as many rows of each"):
+        GlobalBatchSampler.of(arguments, rows_with(labels=labels))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"class_sampling": "equal"}, "--class_sampling equal: expected none or balanced"),
+        (
+            {"max_tokens_per_batch": 100, "train_sampling_strategy": "group_by_length"},
+            "--class_sampling balanced with --max_tokens_per_batch: other rows in each epoch would "
+            "make another number of steps; use --global_batch_size instead",
+        ),
+        (
+            {"train_sampling_strategy": "sequential"},
+            "--class_sampling balanced: the rows are drawn, so they have no order to be kept by "
+            "--train_sampling_strategy sequential; expected random or group_by_length",
+        ),
+    ],
+)
+def test_what_cannot_be_balanced_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        resolved({"class_sampling": "balanced", "use_cpu": True, **given})
+    assert list(error.value.mistakes) == [message]

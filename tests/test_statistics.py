@@ -15,7 +15,6 @@ from finetune.statistics import (
     classification,
     counts,
     intervals,
-    ordinal,
     pairs,
     ranking,
 )
@@ -27,6 +26,8 @@ from finetune.tasks.single_label import SingleLabel
 METRICS: dict[str, list[dict[str, Any]]] = {
     "accuracy": [{}],
     "matthews_correlation": [{}],
+    "quadratic_kappa": [{}],
+    "mean_absolute_error": [{}],
     **{
         name: [{"average": average} for average in ("macro", "weighted", "micro")]
         for name in ("precision", "recall", "f1")
@@ -101,12 +102,12 @@ def test_others_are_no_metric_of_counts(name: str, arguments: dict[str, Any]) ->
 def test_the_scores_of_ordered_classes_are_those_by_hand() -> None:
     labels, said = drawn(500, 6)
     tallied = counts.tallies(confusion(labels, said, 6))
-    assert ordinal.mean_absolute_error(tallied) == pytest.approx(np.abs(labels - said).mean())
+    assert counts.mean_absolute_error(tallied) == pytest.approx(np.abs(labels - said).mean())
     found = classification.of(ScoredRows(list("abcdef"), labels, np.eye(6)[said]), {}, ordered=True)
     near = (np.abs(labels - said) <= 1).mean()
     assert found["ordered"]["within_one"]["value"] == pytest.approx(near)
     kappa = sklearn.metrics.cohen_kappa_score(labels, said, weights="quadratic")
-    assert ordinal.quadratic_kappa(tallied) == pytest.approx(kappa)
+    assert counts.quadratic_kappa(tallied) == pytest.approx(kappa)
 
 
 def test_areas_are_those_of_scikit_learn() -> None:
@@ -146,6 +147,8 @@ def score(metric: Callable[[np.ndarray], np.ndarray], matrix: np.ndarray) -> flo
         ("f1", {"average": "macro"}),
         ("recall", {"average": "macro"}),
         ("matthews_correlation", {}),
+        ("quadratic_kappa", {}),
+        ("mean_absolute_error", {}),
     ],
 )
 def test_intervals_of_counts_hold_the_truth(name: str, arguments: dict[str, Any]) -> None:

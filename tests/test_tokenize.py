@@ -11,7 +11,9 @@ from datasets import DatasetDict
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data.tokenize import shortened, tokenize
+from finetune.data.encoding import Encoder
+from finetune.data.shortening import shortened
+from finetune.data.tokenize import tokenize
 from finetune.recipe import TextClassification
 
 
@@ -293,7 +295,7 @@ def test_a_tokenizer_of_the_same_vocabulary_is_another(reviews: Path, tiny_model
     plain, other = (AutoTokenizer.from_pretrained(tiny_model) for _ in range(2))
     other.backend_tokenizer.normalizer = normalizers.Replace("food", "service")
 
-    first, second = tokenize(splits, plain, 64), tokenize(splits, other, 64)
+    first, second = (tokenize(splits, Encoder(each, 64)) for each in (plain, other))
 
     assert "food" in plain.decode(first["train"][0]["input_ids"])
     assert "service" in plain.decode(second["train"][0]["input_ids"])

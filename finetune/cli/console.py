@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import warnings
@@ -94,12 +95,30 @@ def with_intervals(found: Mapping[str, Any], columns: Sequence[str], sign: str =
     """Return two cells for each metric, the value and its interval, empty where it is missing or,
     as that of a single row, has no width; ``sign`` is ``"+"`` for differences.
     """
+    from finetune.reporting import wording
+
     cells = []
     for each in map(found.get, columns):
-        cells += [f"{each['value']:{sign}.4f}"] if each else [""]
+        cells += [score(each["value"], sign)] if each else [""]
         wide = each is not None and each["low"] < each["high"]
-        cells += [f"[{each['low']:{sign}.3f}, {each['high']:{sign}.3f}]"] if each and wide else [""]
+        if not each or not wide:
+            cells += [""]
+            continue
+        digits = max(3, wording.digits(each) or 0)  # of numbers in small units
+        cells += [f"[{each['low']:{sign}.{digits}f}, {each['high']:{sign}.{digits}f}]"]
     return cells
+
+
+def score(value: float, sign: str = "") -> str:
+    """Return a score with four digits after the point."""
+    return "undefined" if math.isnan(value) else f"{value:{sign}.4f}"
+
+
+def targets(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the metrics of each of several numbers."""
+    metrics = list(next(iter(found.values())))
+    rows = [[name, *with_intervals(each, metrics)] for name, each in found.items()]
+    table(["target", *two_each(metrics)], rows)
 
 
 def quiet() -> None:

@@ -26,8 +26,11 @@ from finetune.runtime import distributed, hub
 if TYPE_CHECKING:
     from finetune.training.manifest import Statistics
 
-#: Options of a recipe of text that say how a file is read.
-_READING = ("text_column", "label_column", "csv_quoting", "drop_invalid")
+#: Options of a recipe that say how a file is read.
+_READING = (
+    *("text_column", "text_columns", "image_column", "label_column", "label_columns"),
+    *("csv_quoting", "drop_invalid"),
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -39,7 +42,19 @@ def main(words: Sequence[str]) -> int:
         "--text_column", metavar="NAME", help="column of FILE with the text (default: the run's)"
     )
     parser.add_argument(
+        "--text_columns",
+        "--text-columns",
+        metavar="NAMES",
+        help="columns of FILE with the texts, where the run reads several (default: the run's)",
+    )
+    parser.add_argument(
+        "--image_column", metavar="NAME", help="column of FILE with the image or its path"
+    )
+    parser.add_argument(
         "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"
+    )
+    parser.add_argument(
+        "--label_columns", metavar="NAMES", help="several columns instead (default: the run's)"
     )
     parser.add_argument(
         "--csv_quoting",
@@ -51,7 +66,7 @@ def main(words: Sequence[str]) -> int:
         "--drop_invalid",
         action="store_const",
         const=True,
-        help="drop rows of FILE without a text or a label",
+        help="drop rows of FILE without a text, a readable image or a label",
     )
     parser.add_argument(
         "--per_device_eval_batch_size",
@@ -105,7 +120,9 @@ def _show(found: Evaluation) -> None:
     console.say(f"\ntest set of {found.source}, {counted(found.rows, 'row')}")
     numbers = [name for name, value in found.metrics.items() if isinstance(value, float)]
     sources = {"now": found.metrics, "recorded": recorded}
-    lines = [[name, *(f"{each[key]:.4f}" for key in numbers)] for name, each in sources.items()]
+    lines = [
+        [name, *(console.score(each[key]) for key in numbers)] for name, each in sources.items()
+    ]
     console.table(["", *numbers], lines)
 
 
@@ -118,6 +135,9 @@ def _show_intervals(source: str, found: Statistics) -> None:
         ["", "", ""],
         [[wording.name(name), *console.with_intervals(scores, [name])] for name in scores],
     )
+    if found.targets:
+        console.say()
+        console.targets(found.targets)
     if found.classes:
         console.say()
         scores_of_class = ("precision", "recall", "f1")

@@ -3,16 +3,22 @@
     python -m finetune predict runs/yelp reviews.csv --output predicted.csv
     torchrun --nproc_per_node=2 -m finetune predict runs/yelp reviews.csv --output predicted.csv
     python -m finetune predict runs/yelp --text "The soup was cold."
+    python -m finetune predict runs/pairs --text "A man sleeps." --text "He is awake."
     cat sentences.txt | python -m finetune predict runs/yelp -
     python -m finetune predict runs/mnist folder/of/images --output digits.csv
 
-INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, a folder of images, or - for the lines of the
-standard input. Its columns and its order are kept; the columns label and probability are added (in
-a regression, prediction). Where INPUT has a label already, the added one is "predicted label".
-Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added
-fields are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or the standard
-input, are predicted. A blank line of a .csv or .tsv with a single column is a row without a text;
-other blank lines are no rows.
+INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, an image, a folder with images at any depth,
+or - for the lines of the standard input. Paths of images in a table are relative to its folder. Its
+columns and its order are kept; the columns label and probability are added (in a regression,
+prediction). Where INPUT has a label already, the added one is "predicted label". Where the text is
+missing (an empty field of a .csv or .tsv, as in training, or a null) the added fields are empty. An
+empty text in JSON lines or parquet, and a blank line of a .txt or the standard input, are
+predicted. A blank line of a .csv or .tsv with a single column is a row without a text; other blank
+lines are no rows.
+
+A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
+texts of a line, separated by tabs, or, if the first line is a JSON object, JSON lines with these
+keys. A row is predicted if none of its texts is missing.
 """
 
 from __future__ import annotations
@@ -63,9 +69,14 @@ def _parser() -> Parser:
     parser = Parser("predict", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument(
-        "input", metavar="INPUT", nargs="?", help="a file, a folder of images, or -"
+        "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
     )
-    parser.add_argument("--text", metavar="SENTENCE", help="predict one sentence instead of INPUT")
+    parser.add_argument(
+        "--text",
+        metavar="SENTENCE",
+        action="append",
+        help="predict one sentence instead of INPUT; once for each column that the run reads",
+    )
     parser.add_argument(
         "--output",
         metavar="FILE",
@@ -93,6 +104,8 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         and with_text,
         "--output: not with --text": with_text and given.output,
         "--text_column: not with --text": with_text and given.text_column,
+        "--text_columns: not with --text": with_text and given.text_columns,
+        "--image_column: not with --text": with_text and given.image_column,
         "--csv_quoting: not with --text": with_text and given.csv_quoting,
         "--csv_safe: not with --text": with_text and given.csv_safe,
         "--resume: needs --output": given.resume and given.output is None,
@@ -109,15 +122,23 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         raise UserError(*mistakes)
 
 
-def _say_of_one_text(run: Run, text: str, options: dict[str, Any]) -> None:
+def _say_of_one_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
     from finetune.data.files import refuse_half_characters
     from finetune.pipeline.predict import predict
 
-    refuse_half_characters(text, "--text")
-    if not isinstance(run.recipe(), TextClassification):
+    for text in texts:
+        refuse_half_characters(text, "--text")
+    if not isinstance(recipe := run.recipe(), TextClassification):
         raise UserError(f"--text: the model of {run.path} does not read text")
+    if len(texts) != len(read := recipe.columns_read()):
+        expected = f"{counted(len(read), 'text')} ({', '.join(read)})"
+        raise UserError(
+            f"--text is there {counted(len(texts), 'time')}: the model of {run.path} reads "
+            f"{expected if len(read) > 1 else 'one text'}"
+        )
+    data = [tuple(texts)] if recipe.text_columns else texts
     task, most = run.kind, None if options["all_probabilities"] else _SHOWN_CLASSES
-    row = predict(run, [text], **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
+    row = predict(run, data, **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
     print(console.data(task.sentence(row, most)))
 
 
@@ -126,9 +147,10 @@ def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     from finetune.pipeline.predict import stream
     from finetune.predicting import output
     from finetune.predicting.inputs import Input
-    from finetune.predicting.request import Request, csv_quoting
+    from finetune.predicting.request import Request, columns_read, csv_quoting
 
-    request = Request(run, Input.open(source, csv_quoting(run, source, options)), options)
+    opened = Input.open(source, csv_quoting(run, source, options), columns_read(run, options))
+    request = Request(run, opened, options)
     suffix = output.of_screen(request.input.kind)
     output.refuse_csv_safe(suffix, options["csv_safe"])
     descriptor = os.dup(sys.stdout.fileno())

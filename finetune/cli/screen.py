@@ -11,6 +11,7 @@ import torch
 from finetune.cli import console
 from finetune.config.settings import Settings
 from finetune.data import sources
+from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
 from finetune.models.cpu import exchange
@@ -27,7 +28,7 @@ from finetune.pipeline.events import (
     Noted,
     Started,
 )
-from finetune.recipe import Recipe, catalog
+from finetune.recipe import Recipe, TextClassification, catalog
 from finetune.reporting import wording
 from finetune.runs.run import Run
 from finetune.runtime import distributed
@@ -76,9 +77,11 @@ def _start(event: Started) -> None:
     why = f" ({recipe.task_reason})" if recipe.task_reason else ""
     facts["task"] = recipe.kind.name.replace("_", " ") + why
     facts[name] = balance
+    if isinstance(recipe, TextClassification) and (long_texts := recipe.of_long_texts()):
+        facts["long texts"] = long_texts
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)
-    facts["batch"] = _batch_sizes(arguments)
+    facts["batch"] = _batch_sizes(arguments, in_windows=_in_windows(recipe))
     if arguments.device.type == "cpu" and (kernels := _cpu_kernels(arguments, model)):
         facts["cpu kernels"] = kernels
     facts["precision"] = _precision(arguments)
@@ -117,9 +120,12 @@ def _end(event: Finished) -> None:
     lines = [["fine-tuned", *console.with_intervals(found.metrics, columns)]]
     for baseline, scores in metrics.baseline.items():
         gaps = console.with_intervals(found.beyond[baseline], columns, "+")
-        lines.append([baseline, *console.two_each(f"{scores[name]:.4f}" for name in columns)])
+        lines.append([baseline, *console.two_each(console.score(scores[name]) for name in columns)])
         lines.append(["  difference to baseline", *gaps])
     console.table(["", *console.two_each(columns)], lines)
+    if found.targets:
+        console.say()
+        console.targets(found.targets)
     for sentence in wording.unbeaten(found, columns, wording.directions(manifest)):
         console.sentence(f"\n{sentence}")
     before = manifest.steps_before
@@ -198,7 +204,11 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     return lines
 
 
-def _batch_sizes(arguments: FinetuneArguments) -> str:
+def _in_windows(recipe: Recipe) -> bool:
+    return documents_of(recipe.prepared["train"]) is not None
+
+
+def _batch_sizes(arguments: FinetuneArguments, *, in_windows: bool) -> str:
     devices = distributed.devices_in_training(arguments.use_cpu)
     unit = "process" if distributed.ranks().world_size == devices else "GPU"
     if arguments.max_tokens_per_batch is not None:
@@ -212,7 +222,7 @@ def _batch_sizes(arguments: FinetuneArguments) -> str:
     return (
         f"{arguments.per_device_train_batch_size} per device x "
         f"{arguments.gradient_accumulation_steps} accumulation x {counted(devices, unit)} = "
-        f"{counted(arguments.global_batch_size or 0, 'row')} per step"
+        f"{counted(arguments.global_batch_size or 0, 'window' if in_windows else 'row')} per step"
         f"{_ORDER[arguments.train_sampling_strategy]}"
     )
 

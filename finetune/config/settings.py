@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.config.flags import CHOICES, Flags, add_unknown, reads_dataset, refuse_clashes
 from finetune.errors import Mistakes, UserError, masked
-from finetune.recipe import Recipe, catalog
+from finetune.recipe import Recipe, TextClassification, catalog
 from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:
@@ -78,7 +78,12 @@ class Settings:
         """A sentence for each option that was set and has no effect beside the others."""
         from finetune.training.effects import without_effect
 
-        return without_effect(self.given, self.values)
+        own = (
+            self.recipe.without_effect(self.given)
+            if isinstance(self.recipe, TextClassification)
+            else []
+        )
+        return [*own, *without_effect(self.given, self.values)]
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
@@ -207,6 +212,9 @@ def _settle(
                 f"--{name}: the recipe '{catalog.shown(cls)}' loads its own data; if its load() "
                 "reads self.dataset, write `dataset: str = ...` in the class"
             )
+    for one, other in cls.exclusive:
+        if given.get(one) is not None and given.get(other) is not None:
+            mistakes.add(f"--{one} {given[one]} and --{other} {given[other]}: give one of the two")
     own = {each.name for each in dataclasses.fields(cls)}
     embedded = cls.embedded if given.get("embedded") else {}
     overrides = {name: value for name, value in embedded.items() if name not in given}

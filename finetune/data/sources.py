@@ -36,7 +36,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
 _NOTE = b"finetune.note"  # in the schema of a cached file
 #: What others call the splits, and suffixes of data that is not read as it is.
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "training": "train",
     **dict.fromkeys(("val", "valid", "dev", "eval", "development", "evaluation"), "validation"),
     "testing": "test",
@@ -184,7 +184,7 @@ def _misnamed(there: Sequence[Path], found: Mapping[str, Sequence[Path]]) -> lis
     mistakes = []
     for file in there:
         stem, *suffixes = file.name.lower().split(".")
-        split = _OTHER_NAMES.get(stem, stem)
+        split = OTHER_NAMES.get(stem, stem)
         if found.get(split) == [] and not _DATA.isdisjoint(suffixes):
             expected = f"{split}.{{{','.join(each[1:] for each in hub.FILES)}}}"
             mistakes.append(f"{file.name} would not be read; expected {expected}")

@@ -15,10 +15,12 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, Image
 
-from finetune.data import targets
+from finetune.data import images, stratification, targets
 from finetune.errors import UserError, counted
 from finetune.runtime import activity
 
+#: Of rows with several columns of text: the parts that the model reads.
+TEXTS = "texts"
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
 MOST_VALIDATION_ROWS = 10_000
@@ -148,6 +150,8 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
 def digests(rows: Dataset, column: str) -> np.ndarray:
     """Return short hashes of each value of a column of texts, images or vectors of numbers.
 
+    Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
+
     Returns:
         Array of shape ``(rows, 2)`` of bytes objects: of the value as it is, and to find
         duplicates, of a text with its white space normalized. Computed once for the same rows.
@@ -159,7 +163,21 @@ def digests(rows: Dataset, column: str) -> np.ndarray:
     return known[column]
 
 
+def remember(rows: Dataset, column: str, hashes: np.ndarray) -> None:
+    """Take hashes of a column that were computed before.
+
+    Args:
+        rows: Of which :func:`digests` is then asked.
+        column: Of images.
+        hashes: Shape ``(rows, 16)``, uint8.
+    """
+    found = np.array([each.tobytes() for each in hashes], dtype=object)
+    _DIGESTS.setdefault(rows, {})[column] = np.stack([found, found], axis=1)
+
+
 def _hashed(rows: Dataset, column: str) -> Iterator[tuple[bytes, bytes]]:
+    if column == "text" and TEXTS in rows.column_names:
+        column = TEXTS
     rows, done = rows.select_columns([column]), 0
     if isinstance(rows.features[column], Image):
         rows = rows.cast_column(column, Image(decode=False))
@@ -168,15 +186,27 @@ def _hashed(rows: Dataset, column: str) -> Iterator[tuple[bytes, bytes]]:
         done += len(batch[column])
         for value in batch[column]:
             if isinstance(value, dict):
-                content = value["bytes"]
+                content = images.content(value)
             elif isinstance(value, str):
                 content = value.encode()
+            elif column == TEXTS:
+                yield _hash(_bytes(value)), _hash(_bytes([_plain(part) for part in value]))
+                continue
             else:
                 content = np.asarray(value, dtype=np.float64).tobytes()
-            same = other = hashlib.blake2b(content, digest_size=16).digest()
+            same = other = _hash(content)
             if isinstance(value, str) and (plain := _plain(value)) != value:
-                other = hashlib.blake2b(plain.encode(), digest_size=16).digest()
+                other = _hash(plain.encode())
             yield same, other
+
+
+def _hash(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _bytes(parts: list[str]) -> bytes:
+    """Return bytes that no other parts have, and no text: 0xff is not in UTF-8."""
+    return b"".join(b"%d\xff%s" % (len(part.encode()), part.encode()) for part in parts)
 
 
 def _plain(text: str) -> str:
@@ -206,9 +236,9 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """
     if not size:
         return np.empty(0, dtype=int)
+    if labels.ndim == 2:
+        return stratification.iterative(labels, size, seed)
     generator = np.random.default_rng(seed)
-    if labels.ndim == 2:  # each set of classes counts as one
-        labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     shares = counts * (size / len(labels))
     quota = np.floor(shares).astype(int)

@@ -1,48 +1,147 @@
-"""The last linear layer of a model, whose outputs are its logits."""
+"""The last linear layer of a model, which makes its logits: what can be done to them afterwards is
+done there, so that a saved model needs nothing beside its weights.
+"""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import torch
+from torch.nn.functional import linear
 
 from finetune.errors import UserError
 
+#: Powers of two that float32 has with room on both sides.
+_LARGEST_EXPONENT = 100
+
 
 def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
-    """Return the layer that makes the logits.
-
-    Args:
-        model: With a head of ``transformers``, or another whose last linear layer is that.
-        width: The outputs of the model for a row.
+    """Return the last linear layer with ``width`` outputs in the order in which ``model`` has its
+    modules, which in the classifiers of ``transformers`` makes the logits.
 
     Raises:
         UserError: if no linear layer has so many outputs.
     """
-    layers = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
-    found = [each for each in layers if each.out_features == width]
-    if not found:
-        raise UserError(f"{type(model).__name__} has no linear layer of {width} outputs")
-    return found[-1]
+    found = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    for layer in reversed(found):
+        if layer.out_features == width:
+            return layer
+    raise UserError(f"{type(model).__name__} has no linear layer of {width} outputs")
 
 
-@torch.no_grad()
+def has_bias(layer: torch.nn.Linear) -> bool:
+    """Return whether something can be added to the outputs of a layer: GPT-2's has no bias."""
+    bias: torch.Tensor | None = layer.bias
+    return bias is not None
+
+
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
-    """Change a layer so that its outputs are ``scale * output + shift``, computed in float64.
+    """Let ``layer`` return ``outputs * scale + shift`` from now on, by its weights; in place.
 
     Args:
-        layer: Changed in place.
-        scale: Shape ``(outputs,)``.
+        layer: With ``width`` outputs.
+        scale: Shape ``(width,)``; computed with in float64.
         shift: Likewise.
 
     Raises:
-        UserError: if there is something to shift and the layer has no bias.
+        UserError: if it has no bias and ``shift`` is not 0.
     """
-    by = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
     bias: torch.Tensor | None = layer.bias
-    if bias is None:
-        if np.any(shift):
-            raise UserError("the last layer of the model has no bias that could be shifted")
-    else:
-        to = torch.as_tensor(shift, dtype=torch.float64, device=layer.weight.device)
-        bias.copy_(bias.double() * by + to)
-    layer.weight.copy_(layer.weight.double() * by[:, None])
+    if bias is None and np.any(shift):
+        raise UserError("the last layer of the model has no bias that could be shifted")
+    with torch.no_grad():
+        factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
+        layer.weight.copy_(layer.weight.double() * factor[:, None])
+        if bias is not None:
+            added = torch.as_tensor(shift, dtype=torch.float64, device=bias.device)
+            bias.copy_(bias.double() * factor + added)
+
+
+def power_of_two(numbers: np.ndarray) -> np.ndarray:
+    """Return the powers of two nearest to positive numbers: float32 is multiplied by them, and
+    divided again, without rounding.
+    """
+    exponents = np.round(np.log2(numbers))
+    return np.asarray(np.exp2(np.clip(exponents, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)))
+
+
+def scaled(layer: torch.nn.Linear) -> ScaledOutputs | None:
+    """Return what scales the outputs of ``layer``, if :class:`ScaledOutputs` does."""
+    hooks = layer._forward_hooks.values()
+    return next((each for each in hooks if isinstance(each, ScaledOutputs)), None)
+
+
+def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
+    """Let ``layer`` be trained by :class:`ScaledOutputs`, in place of those that it may have."""
+    if (before := scaled(layer)) is not None:
+        before.remove(layer)
+    ScaledOutputs(layer, scale)
+
+
+class ScaledOutputs:
+    """Lets a layer be trained with outputs around 1 that are returned in other units.
+
+    The weights are divided by ``scale`` and the outputs multiplied with it, so that nothing changes
+    but how far a step of the optimizer moves them. The state dict has the weights multiplied again:
+    what is saved, a checkpoint too, is an ordinary layer in the units of its outputs, and what is
+    loaded may be one. As the scale is a power of two, none of this rounds. The outputs are computed
+    in float32 even under autocast: bf16 has three digits, too few for most numbers.
+
+    Args:
+        layer: To be scaled, in place.
+        scale: Powers of two, shape ``(width,)``.
+    """
+
+    def __init__(self, layer: torch.nn.Linear, scale: np.ndarray) -> None:
+        self.scale = torch.as_tensor(scale, dtype=torch.float32)
+        fold(layer, 1 / scale, np.zeros(len(scale)))
+        self._handles = [
+            layer.register_forward_hook(self),
+            layer.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+                functools.partial(_multiplied, self.scale)
+            ),
+            layer.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+                functools.partial(_multiplied, 1 / self.scale)
+            ),
+        ]
+
+    def __call__(
+        self, layer: torch.nn.Linear, given: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the outputs in their units, float32."""
+        bias = layer.bias.float() if has_bias(layer) else None
+        with torch.autocast(output.device.type, enabled=False):
+            found = linear(given[0].float(), layer.weight.float(), bias)
+        return found * self.scale.to(found.device)
+
+    def remove(self, layer: torch.nn.Linear) -> None:
+        """Give ``layer`` back as an ordinary one that returns the same."""
+        for handle in self._handles:
+            handle.remove()
+        fold(layer, self.scale.double().cpu().numpy(), np.zeros(len(self.scale)))
+
+
+def _multiplied(
+    scale: torch.Tensor, layer: torch.nn.Module, state: dict[str, Any], prefix: str, *others: Any
+) -> None:
+    """Multiply the weights of a layer in a state dict; those that a model has are left alone."""
+    for name in (f"{prefix}weight", f"{prefix}bias"):
+        if name in state:
+            factor = scale.to(state[name].device, state[name].dtype)
+            shape = -1, *[1] * (state[name].dim() - 1)
+            state[name] = _product(state[name], factor.reshape(shape))
+
+
+def _product(weights: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Return weights, which FSDP may have sharded, times a factor; sharded as they were."""
+    if type(weights) in (torch.Tensor, torch.nn.Parameter):
+        return weights * factor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(weights, DTensor)
+    whole = [Replicate()] * weights.device_mesh.ndim
+    product: Any = weights * DTensor.from_local(factor, weights.device_mesh, whole, run_check=False)
+    sharded: torch.Tensor = product.redistribute(placements=weights.placements)
+    return sharded

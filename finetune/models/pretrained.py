@@ -31,10 +31,15 @@ from finetune.runtime import hub
 
 #: What ``transformers`` calls kinds of labels.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+#: The attribute of a model that names the weights that no checkpoint had.
+_FRESH = "_weights_without_checkpoint"
 
 
 def load_tokenizer(
-    model: str, revision: str | None = None, truncation_side: str = "right"
+    model: str,
+    revision: str | None = None,
+    truncation_side: str = "right",
+    max_length: int | None = None,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
 
@@ -42,13 +47,16 @@ def load_tokenizer(
         model: See :func:`load_classifier`.
         revision: Likewise.
         truncation_side: Where long texts are cut, ``right`` or ``left``; saved with the tokenizer.
+        max_length: Tokens that ``truncation=True`` leaves, saved with the tokenizer, so that a
+            ``pipeline()`` cuts where the training did; None for what the tokenizer says.
 
     Raises:
         UserError: if it cannot be loaded.
     """
-    with _loading(model, revision) as source:
+    most = {} if max_length is None else {"model_max_length": max_length}
+    with loading(model, revision) as source:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source, truncation_side=truncation_side
+            **source, truncation_side=truncation_side, **most
         )
         families.set_padding(tokenizer, AutoConfig.from_pretrained(**source), model)
     return tokenizer
@@ -80,7 +88,7 @@ def load_classifier(
     Raises:
         UserError: if the model cannot be loaded, has no head for texts or no such dropout.
     """
-    with _loading(model, revision) as source:
+    with loading(model, revision) as source:
         outputs = list(labels) or ["LABEL_0"]
         config: PretrainedConfig = AutoConfig.from_pretrained(
             **source,
@@ -99,15 +107,35 @@ def load_classifier(
         families.set_dropout(config, "hidden_dropout", hidden_dropout)
         families.set_dropout(config, "attention_dropout", attention_dropout)
         families.set_up(config, pad_token_id)
-        classifier: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+        classifier: PreTrainedModel
+        classifier, told = AutoModelForSequenceClassification.from_pretrained(
+            **source,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
+    resized = (name for name, *_ in told["mismatched_keys"])
+    setattr(classifier, _FRESH, frozenset([*told["missing_keys"], *resized]))
     families.freeze_unused(classifier)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
-    # leave every LayerNorm out of the best model and of a resumed run.
-    classifier._weight_conversions = None  # type: ignore[assignment]
+    # leave every LayerNorm out of the best model and of a resumed run. None would not do, it stands
+    # for the names that the checkpoints of a family have on the Hub.
+    classifier._weight_conversions = []  # type: ignore[assignment]
     return classifier
+
+
+def is_fresh(model: torch.nn.Module, layer: torch.nn.Linear) -> bool:
+    """Return whether the weights of a layer are random: no checkpoint had them, or in another size.
+
+    Args:
+        model: From :func:`load_classifier`; of another that is taken for granted.
+        layer: Of the model.
+    """
+    names = (name for name, each in model.named_parameters() if each is layer.weight)
+    fresh = getattr(model, _FRESH, None)
+    return fresh is None or next(names) in fresh
 
 
 def positions(model: str, revision: str | None = None) -> int | None:
@@ -118,14 +146,14 @@ def positions(model: str, revision: str | None = None) -> int | None:
     Raises:
         UserError: if its configuration cannot be loaded.
     """
-    with _loading(model, revision) as source:
+    with loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     return families.positions(config)
 
 
 def identity(model: str) -> str:
     """Return a hash of the configuration in a model directory."""
-    with _loading(model, None) as source:
+    with loading(model, None) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     facts = {**config.to_dict(), "transformers_version": None, "_name_or_path": None}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -147,7 +175,7 @@ def describe(model: str) -> str:
 
 
 @contextmanager
-def _loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
+def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     """Give what ``from_pretrained`` takes, and refuse what it cannot load."""
     source = model
     if not model:

@@ -21,6 +21,7 @@ from finetune.runs.run import Run
 from finetune.statistics import baseline as baseline_models
 from finetune.statistics.resampling import Budget
 from finetune.tasks.assessment import Assessment
+from finetune.tasks.base import Affine
 from finetune.training.manifest import Metrics, Statistics
 
 
@@ -29,6 +30,7 @@ def assess(
     recipe: Recipe,
     validated: PredictionOutput,
     tested: PredictionOutput,
+    after: Affine | None = None,
     *,
     baseline: bool,
     progress: Progress,
@@ -40,6 +42,7 @@ def assess(
         recipe: With its data.
         validated: Of the validation rows, which the temperature is fitted on.
         tested: Of the test rows.
+        after: What was fitted on validation rows and folded into the model; these outputs have it.
         baseline: Whether to fit a bag of words, too.
         progress: Is given what takes long, and what goes wrong with a baseline.
 
@@ -59,7 +62,8 @@ def assess(
         found["calibration"]["temperature"] = temperature
     metric = str(run.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
     best = task.threshold(chosen_on.rows, assessment.rows, metric, recipe.known_scoring)
-    statistics = replace(_statistics(found, assessment), threshold=best)
+    thresholds = task.thresholds_of(after) if after else None
+    statistics = replace(_statistics(found, assessment), threshold=best, thresholds=thresholds)
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
     run.update(temperature=temperature)
@@ -85,14 +89,13 @@ def assessment_of(
     )
 
 
-def refuse_other_labels(recipe: Recipe, split: str, label_ids: Any) -> None:
+def refuse_other_labels(expected: np.ndarray, label_ids: Any) -> None:
     """Refuse outputs of an evaluation that are not in the order of the rows.
 
     Raises:
-        RuntimeError: if ``label_ids`` are not the targets of the raw rows; every score and every
-            prediction would be written beside the wrong row.
+        RuntimeError: if ``label_ids`` are not the targets ``expected`` of the raw rows; every score
+            and every prediction would be written beside the wrong row.
     """
-    expected = recipe.kind.targets(recipe.splits[split]["label"][:])
     found = np.asarray(label_ids)
     if found.shape != expected.shape or not np.array_equal(found, expected.astype(found.dtype)):
         raise RuntimeError(

@@ -7,6 +7,7 @@ checkpoint was made by, and refused where it differs; where and how fast it is t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.splits import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import TextClassification, catalog
+from finetune.recipe import ImageClassification, TextClassification, catalog
 from finetune.runtime.files import to_json
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _OF = {
     "data": "data of fingerprint",
     "recipe_file": "a recipe file of sha256",
     "tokenizer": "a tokenizer of fingerprint",
+    "image_processor": "an image processor of fingerprint",
     "model_config": "a model configuration of fingerprint",
 }
 #: Options of a recipe that say where its rows lie; the rows themselves are compared.
@@ -82,15 +84,18 @@ def _files_of(recipe: Recipe) -> dict[str, str]:
     from finetune.data.tokenize import identity
     from finetune.models import pretrained
 
-    if type(recipe).build_model is not TextClassification.build_model:
+    known = (TextClassification.build_model, ImageClassification.build_model)
+    if type(recipe).build_model not in known:
         return {}
-    assert isinstance(recipe, TextClassification)
+    assert isinstance(recipe, (TextClassification, ImageClassification))
     if not Path(recipe.model).expanduser().is_dir():
         return {}
-    return {
-        "tokenizer": identity(recipe.processing_class()),
-        "model_config": pretrained.identity(recipe.model),
-    }
+    if isinstance(recipe, ImageClassification):
+        content = to_json(recipe.processing_class().to_dict(), sort_keys=True)
+        own = {"image_processor": hashlib.sha256(content.encode()).hexdigest()[:16]}
+    else:
+        own = {"tokenizer": identity(recipe.processing_class())}
+    return {**own, "model_config": pretrained.identity(recipe.model)}
 
 
 def _plain(value: Any) -> Any:

@@ -201,4 +201,5 @@ def _row(found: Comparison, task: Task[Any], index: int) -> dict[str, Any]:
         prediction, probability, right = task.shown(row)
         said.append({"prediction": prediction, "probability": probability, "right": right})
     text = html.excerpt(first["text"]) if "text" in first else None
-    return {"id": first["id"], "text": text, "label": first["label"], "said": said}
+    label = task.label_shown(first["label"])
+    return {"id": first["id"], "text": text, "label": label, "said": said}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers.trainer_utils import PredictionOutput
 
     from finetune.recipe import Recipe
+    from finetune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def evaluate(
             that the model does not know.
     """
     from finetune.pipeline.assess import refuse_other_labels
+    from finetune.recipe import TextClassification
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
@@ -103,7 +105,10 @@ def evaluate(
             raise unreachable
         if data is None:
             return _on_its_own(run, recipe), None
-        over = _on(data, recipe, run.labels, reading, notes)
+        if isinstance(recipe, TextClassification):
+            named = [reading.get(name) for name in ("text_column", "text_columns")]
+            recipe.refuse_other_columns(run.path, *named)
+        over = _on(data, recipe, run.kind, reading, notes)
         return over, _rows_trained_on(run, recipe, over.splits["test"], notes)
 
     with telling(progress):
@@ -114,7 +119,7 @@ def evaluate(
         )
         output = trainer.predict(over.prepared["test"])
         distributed.leave()
-    refuse_other_labels(over, "test", output.label_ids)
+    refuse_other_labels(over.targets("test"), output.label_ids)
     found = _found(data, run, over, output)
     return replace(found, rows_trained_on=trained_on, notes=notes)
 
@@ -149,23 +154,28 @@ def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
 
 
 def _on(
-    data: str, recipe: Recipe, names: list[str], reading: dict[str, Any], notes: list[str]
+    data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
-    from finetune.data import findings, labels
+    from finetune.data import findings, image_files
     from finetune.data.delimited import SEPARATORS
     from finetune.data.sources import numbered
 
     known = {each.name for each in dataclasses.fields(recipe)}
     if unknown := [
-        f"--{name}: not an option of this recipe, which does not read text"
+        f"--{name}: not an option of this recipe"
+        + ", which does not read text" * (recipe.input_column != "text")
         for name in reading
         if name not in known
     ]:
         raise UserError(*unknown)
     usual = {"dataset": data, "dataset_revision": None}
+    if "label_column" in reading and "label_columns" in known:
+        usual["label_columns"] = None
     if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
         usual["csv_quoting"] = "auto"
+    if "image_column" in known and image_files.are_folders(data):
+        usual |= {"image_column": "", "label_column": ""}  # which are those of the run's table
     source = replace(recipe, **{**usual, **reading})
     try:
         raw = numbered(source.load())
@@ -177,16 +187,16 @@ def _on(
     notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
-    if not path.is_file():
+    if not (path.is_file() or image_files.are_classes(data)):
         others = sorted(set(raw) - {split})
         without = "" if split == "test" else f", as {data} has no test split"
         notes.append(
             f"evaluated the {split} split{without}"
             + (f"; not evaluated: {', '.join(others)}" if others else "")
         )
-    if names:
-        rows = labels.renumbered(rows, names)
-    return recipe.over(rows)
+    over = recipe.over(task.matched(rows))
+    over.kind = replace(task, loss_function=recipe.loss_function or "")
+    return over
 
 
 def _without_split(sentence: str, data: str) -> str:

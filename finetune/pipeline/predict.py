@@ -49,7 +49,7 @@ class FilePrediction:
 
 def predict(
     run: Run | str | Path,
-    data: pd.DataFrame | Iterable[str] | Iterable[Mapping[str, Any]],
+    data: pd.DataFrame | Iterable[str] | Iterable[tuple[str, ...]] | Iterable[Mapping[str, Any]],
     *,
     trust_recipe: bool = False,
     progress: Progress = ignore,
@@ -59,8 +59,10 @@ def predict(
 
     Args:
         run: A run with a model, or its directory.
-        data: A frame, texts, or rows as mappings. What the model reads is the column
-            ``text_column`` (default: that of the run if there is one, else ``text``).
+        data: A frame, texts, paths of images, or rows as mappings. What the model reads is the
+            column ``text_column`` or ``image_column`` (default: that of the run if there is one,
+            else ``text``, or ``image`` or ``file``). Of a run that reads several columns: a frame,
+            tuples, or rows as mappings, with ``text_columns`` (default: those of the run).
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
         **options: Those of :class:`~finetune.predicting.options.Options`.
@@ -76,13 +78,19 @@ def predict(
     import pandas as pd
 
     from finetune.predicting.inputs import Input
-    from finetune.predicting.request import Request
+    from finetune.predicting.request import Request, columns_read
 
     versions.warn_once(stacklevel=2)
     if options.get("csv_safe"):
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
-    frame = data.copy() if isinstance(data, pd.DataFrame) else _framed(data)
-    request = Request(Run.load(run, trust_recipe=trust_recipe), Input.of_frame(frame), options)
+    loaded = Run.load(run, trust_recipe=trust_recipe)
+    if isinstance(data, pd.DataFrame):
+        frame = data.copy()
+    else:
+        columns = columns_read(loaded, options)
+        single = [loaded.recipe().input_column]
+        frame = _framed(data, columns if len(columns) > 1 else single)
+    request = Request(loaded, Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]
     for name in request.added:
         frame[name] = [value for added in chunks for value in added[name]]
@@ -99,14 +107,14 @@ def predict_file(
     progress: Progress = ignore,
     **options: Any,
 ) -> FilePrediction:
-    """Predict a file or a folder of images; in a job of several processes every rank calls it.
+    """Predict a file or images; in a job of several processes every rank calls it.
 
     Each process takes every n-th chunk, and rank 0 joins what they wrote.
 
     Args:
         run: A run with a model, or its directory.
-        source: A ``.csv``, ``.tsv``, ``.jsonl``, ``.parquet`` or ``.txt`` file, or a folder of
-            images.
+        source: A ``.csv``, ``.tsv``, ``.jsonl``, ``.parquet`` or ``.txt`` file, an image, or a
+            folder of images.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
         resume: Whether to go on where an interrupted prediction stopped.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
@@ -120,7 +128,7 @@ def predict_file(
 
     from finetune.predicting.inputs import Input
     from finetune.predicting.output import PartialOutput
-    from finetune.predicting.request import Request, csv_quoting
+    from finetune.predicting.request import Request, columns_read, csv_quoting
 
     versions.warn_once(stacklevel=2)
     if mistakes := output_mistakes(str(source), output):
@@ -130,7 +138,8 @@ def predict_file(
 
     def prepared() -> Request:
         loaded = Run.load(run, trust_recipe=trust_recipe)
-        opened = Input.open(str(source), csv_quoting(loaded, source, options))
+        quoting = csv_quoting(loaded, source, options)
+        opened = Input.open(str(source), quoting, columns_read(loaded, options))
         request = Request(loaded, opened, options)
         if me.rank == 0:
             parts.begin(request.facts(), resume)
@@ -204,7 +213,8 @@ def output_mistakes(source: str, output: str | Path) -> list[str]:
     ]
 
 
-def _framed(data: Iterable[Any]) -> pd.DataFrame:
+def _framed(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
+    """Return texts, paths, tuples of texts or rows as a frame; ``columns`` are the names."""
     import pandas as pd
 
     if isinstance(data, (str, bytes, Path, Mapping)):
@@ -213,9 +223,17 @@ def _framed(data: Iterable[Any]) -> pd.DataFrame:
             "into a list, columns into a frame; for a file there is finetune.predict_file"
         )
     rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
-    if all(isinstance(row, str) or row is None for row in rows):
-        return pd.DataFrame({"text": pd.Series(rows, dtype=object)})
+    several = len(columns) > 1 and bool(rows)
+    if several and all(isinstance(row, tuple) and len(row) == len(columns) for row in rows):
+        return pd.DataFrame(rows, columns=columns, dtype=object)
+    if not several and all(isinstance(row, str) or row is None for row in rows):
+        return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     if all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
+    if several:
+        raise UserError(
+            f"expected tuples of {len(columns)} texts ({', '.join(columns)}) or rows as mappings, "
+            f"found {reprlib.repr(next(row for row in rows if not isinstance(row, Mapping)))}"
+        )
     other = next(row for row in rows if not isinstance(row, (str, Mapping)))
     raise UserError(f"expected texts or rows as mappings, found {type(other).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import Recipe
+from finetune.recipe import Recipe, TextClassification
 from finetune.runtime import distributed, hub, lock
 from finetune.training.effects import NO_WARMUP
 
@@ -120,7 +121,13 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
         )
-    for note in (too_few_steps(recipe, values, steps), _endless_warmup(values, steps)):
+    remarks = (
+        too_few_steps(recipe, values, steps),
+        _endless_warmup(values, steps),
+        _repeated_rows(recipe, values),
+        recipe.dominating() if isinstance(recipe, TextClassification) else None,
+    )
+    for note in remarks:
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)
     return Prepared(chosen, found, configuration, steps, is_done=done)
@@ -134,7 +141,7 @@ def leads(values: ArgumentValues | None) -> bool:
 
 def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
-    from finetune.training.sampler import refuse_too_few
+    from finetune.training import sampler
 
     # an unknown option may be meant to say where data and model are
     missing = [] if mistakes.has_unknown_option else hub.missing(vars(recipe))
@@ -148,11 +155,18 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
     with mistakes:
         rows = recipe.splits["train"]
         if values is not None:
-            refuse_too_few(values, len(rows))
+            is_cut = not isinstance(recipe, TextClassification) or recipe.long_texts == "cut"
+            if is_cut:  # or a text is several rows
+                sampler.refuse_too_few(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
-                    "--label_smoothing_factor: there are no classes, the labels are numbers"
+                    f"--label_smoothing_factor: a task of {recipe.kind.name} has no classes of "
+                    "which a row has one"
                 )
+            if values.class_sampling == "balanced":
+                sampler.refuse_no_classes(recipe.kind.targets(rows["label"][:]))
+        if recipe.weights is not None and values is not None:
+            sampler.refuse_weights(values)
 
 
 def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | None:
@@ -160,8 +174,6 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
 
     Where the limit comes from: docs/decisions/too-few-steps.md.
     """
-    from finetune.recipe.text import TextClassification
-
     if steps >= _FEWEST_STEPS or not isinstance(recipe, TextClassification):
         return None
     if values.max_steps > 0:
@@ -185,13 +197,33 @@ def _endless_warmup(values: ArgumentValues, steps: int) -> str | None:
     )
 
 
+def _repeated_rows(recipe: Recipe, values: ArgumentValues) -> str | None:
+    """Return how often rows come in an epoch whose classes are balanced."""
+    from finetune.data.targets import labels_of
+
+    if values.class_sampling != "balanced":
+        return None
+    rows = Counter(labels_of(recipe.splits["train"])).most_common()
+    alike = sum(count for _, count in rows) / len(rows)
+    often, rare = (
+        f"{alike / count:.2g} times a row of '{recipe.labels[label]}'"
+        for label, count in (rows[0], rows[-1])
+    )
+    return (
+        f"class sampling: each of {len(rows)} classes is {1 / len(rows):.0%} of an epoch, which "
+        f"has {often}, {rare}"
+    )
+
+
 def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> None:
     """Refuse a metric that is not computed, which the library does after the first epoch.
 
-    Before the data is loaded, which may decide the task, only what no task computes.
+    Before the data is loaded, which may decide the task, the metrics of the task are not known.
     """
     name = (values.metric_for_best_model or "loss").removeprefix("eval_")
-    known = ["loss", *(recipe.own_metrics or recipe.possible_metrics)]
+    if not (recipe.own_metrics or recipe.metrics or "splits" in vars(recipe)):
+        return
+    known = ["loss", *(recipe.own_metrics or recipe.known_scoring)]
     if values.load_best_model_at_end and name not in known:
         mistakes.add(
             f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "

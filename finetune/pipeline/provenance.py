@@ -46,7 +46,6 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         embedded_overrides=settings.overrides,
         arguments=arguments.to_sanitized_dict(),
         labels=recipe.labels,
-        ordered_labels=recipe.kind.ordered,
         scoring=recipe.known_scoring,
         data=Data(
             source=sources.describe(recipe.dataset),
@@ -72,6 +71,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             job=distributed.job(),
         ),
         task=recipe.kind.name,
+        task_facts=recipe.kind.facts,
         model_revision=recipe.base_revision(),
     )
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.config import settings
 from finetune.config.settings import Settings
 from finetune.errors import Diverged, Mistakes, RunError, UserError
-from finetune.pipeline import changes, resumption
+from finetune.pipeline import changes, results, resumption
 from finetune.pipeline.events import (
     Collated,
     Finished,
@@ -40,8 +40,14 @@ from finetune.runtime.signals import Stopped
 if TYPE_CHECKING:
     from transformers.trainer_utils import PredictionOutput, TrainOutput
 
+    from finetune.tasks.base import Affine
     from finetune.training.manifest import Manifest
     from finetune.training.trainer import Trainer
+
+_NO_BIAS = (
+    "the last layer has no bias that thresholds could be folded into; without them labels are "
+    "given above a probability of one half"
+)
 
 
 def train(
@@ -85,6 +91,8 @@ def work(chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | Non
 
 def preview(prepared: Prepared, progress: Progress = ignore) -> None:
     """Do everything up to one collated batch; nothing is trained or written."""
+    from finetune.data import windows
+
     chosen = prepared.settings
     _join(prepared)
     arguments, rows = chosen.arguments, chosen.recipe.prepared["train"]
@@ -93,7 +101,8 @@ def preview(prepared: Prepared, progress: Progress = ignore) -> None:
         if prepared.checkpoint is not None:
             tell(Noted(f"would resume from {prepared.checkpoint}"))
         size = min(arguments.per_device_train_batch_size or 1, len(rows))
-        rows = rows.select_columns([name for name in rows.column_names if name != "length"])
+        for_us = {arguments.length_column_name, windows.COLUMN}
+        rows = rows.select_columns([name for name in rows.column_names if name not in for_us])
         collate = chosen.recipe.data_collator()
         tell(Collated(collate([rows[index] for index in range(size)])))
     distributed.leave()
@@ -155,7 +164,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             )
         give_up = functools.partial(_give_up, run)
         with signals.deferred(arguments.grace_seconds, give_up):
-            trained, seconds, validated, tested = _trained(trainer, prepared)
+            trained, seconds, validated, tested, after = _trained(trainer, prepared, progress)
         stopped = trainer.early_stopping.reason if trainer.early_stopping is not None else ""
         if stopped:
             progress(Noted(stopped))
@@ -172,11 +181,12 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             outcome["stopped_early"] = stopped or None
             outcome["skipped_steps"] = skipped
             with disk.explained(chosen.output_dir, "writing the results"):
-                _write_results(
+                results.write(
                     run,
                     recipe,
                     validated,
                     tested,
+                    after,
                     outcome,
                     baseline=arguments.baseline,
                     progress=progress,
@@ -202,7 +212,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             distributed.gather(None)
         raise
     if run is not None:
-        _tell_finished(run, progress, profiled=profiled)
+        results.tell(run, progress, profiled=profiled)
         if arguments.profile and not profiled:
             untraced = "too few steps were left, none was profiled"
             progress(Noted(f"--profile {arguments.profile}: {untraced}"))
@@ -210,10 +220,10 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
 
 
 def _trained(
-    trainer: Trainer, prepared: Prepared
-) -> tuple[TrainOutput, float, PredictionOutput, PredictionOutput]:
+    trainer: Trainer, prepared: Prepared, progress: Progress
+) -> tuple[TrainOutput, float, PredictionOutput, PredictionOutput, Affine | None]:
     """Train, predict the validation rows, fold what the task fits on them into the model, save it,
-    and predict the test rows; say how long the training took.
+    and predict the test rows; say how long the training took, and what was folded.
 
     Raises:
         Stopped: on every rank, if a signal asked for it; what is trained is in a checkpoint.
@@ -233,7 +243,12 @@ def _trained(
         validated = trainer.predict_evaluated()
         outputs, targets = map(np.asarray, (validated.predictions, validated.label_ids))
         if after := recipe.kind.fitted(outputs, targets):
-            head.fold(head.last_linear(trainer.model, recipe.kind.width), after.scale, after.shift)
+            layer = head.last_linear(trainer.model, recipe.kind.width)
+            if np.any(after.shift) and not head.has_bias(layer):
+                after = None
+                progress(Noted(f"{type(trainer.model).__name__}: {_NO_BIAS}"))
+        if after:
+            head.fold(layer, after.scale, after.shift)
             validated = validated._replace(predictions=after(outputs))
         needed = disk.weight_bytes(trainer.model)
         with disk.explained(Path(trainer.args.output_dir or ""), "writing the model", needed):
@@ -243,7 +258,7 @@ def _trained(
         if not trainer.args.load_best_model_at_end:  # or the best has taken the place of the last
             trainer.stop(str(wish))
         raise
-    return trained, seconds, validated, tested
+    return trained, seconds, validated, tested, after
 
 
 def _give_up(run: Run | None, name: str) -> None:
@@ -289,33 +304,6 @@ def _begin(prepared: Prepared, manifest: Manifest, progress: Progress) -> Run:
     return Run(chosen.output_dir)
 
 
-def _tell_finished(run: Run, progress: Progress, *, profiled: bool) -> None:
-    """Write the report, then tell of the run; it is finished whatever becomes of its report."""
-    from finetune.reporting import card, page
-
-    written, later = None, f"python -m finetune report {run.path}"
-    try:
-        card.write(run)
-        written = page.write(run)
-    except KeyboardInterrupt as wish:
-        wish.args = (f"the run is finished, but not its report; to write it: {later}",)
-        progress(Interrupted(*wish.args))
-        raise
-    except UserError as error:
-        raise RunError(
-            f"the run is finished and saved, but not its report: {error}; then: {later}"
-        ) from error
-    except OSError as error:
-        if not files.is_full(error):
-            raise
-        raise RunError(
-            f"the disk of {run.path} is full: the run is finished and saved, but not its report. "
-            f"Free some space, then: {later}"
-        ) from error
-    finally:
-        progress(Finished(run, profiled, written))
-
-
 def how_to_go_on(chosen: Settings) -> str:
     """Return what to do after an interruption."""
     from finetune.training.checkpoint import committed, number
@@ -353,33 +341,3 @@ def _report_to(trainer: Trainer, progress: Progress) -> None:
     trainer.add_callback(
         Logs(lambda state, values: progress(Logged(state.global_step, state.max_steps, values)))
     )
-
-
-def _write_results(
-    run: Run,
-    recipe: Recipe,
-    validated: PredictionOutput,
-    tested: PredictionOutput,
-    outcome: dict[str, Any],
-    *,
-    baseline: bool,
-    progress: Progress,
-) -> None:
-    """Write the predictions and what they are worth; what is known is written as soon as it is."""
-    from finetune.pipeline import provenance
-    from finetune.pipeline.assess import assess, refuse_other_labels
-    from finetune.runs import predictions
-    from finetune.training.manifest import Metrics
-
-    rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
-    refuse_other_labels(recipe, "test", tested.label_ids)
-    refuse_other_labels(recipe, "validation", validated.label_ids)
-    predictions.write(run.path, recipe.kind, rows, tested.predictions, tokens)
-    Metrics(
-        validation=provenance.validation_metrics(outcome["history"], outcome["best_step"]),
-        test=provenance.scores_only(tested.metrics or {}, "test_"),
-    ).write(run.path)
-    run.update(**outcome)
-    assess(run, recipe, validated, tested, baseline=baseline, progress=progress)
-    run.update(status="finished")
-    files.release(run.path)

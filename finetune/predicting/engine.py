@@ -8,16 +8,21 @@ number of threads and processes.
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from finetune.data.batches import cut, split
-from finetune.data.tokenize import shortened
+from finetune.data.encoding import Read
+from finetune.data.splits import TEXTS
+from finetune.data.windows import Pool, documents_of
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
 from finetune.recipe import TextClassification
@@ -29,13 +34,30 @@ if TYPE_CHECKING:
 
 #: Called after each batch with the number of rows done.
 Advance = Callable[[int], object]
-#: Some of the rows, prepared; their positions among all rows; the tokens of each.
-Part = tuple["Sequence[Mapping[str, Any]] | Dataset", np.ndarray, Sequence[int]]
 #: Tokens of a batch. On a CPU the activations of a layer then stay in its cache, or nearly.
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
 _ROWS_WITHOUT_LENGTH = 64
-_TOKENIZED_AT_ONCE = 256  # texts
+_TOKENIZED_AT_ONCE = 256  # texts, or windows of them
+#: Tokenized rows that wait for the model, at most; a text of megabytes has more windows.
+_MOST_WAITING = 2048
 _LABELS = ("label", "labels", "label_ids")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the rows, prepared.
+
+    Attributes:
+        rows: What the model takes.
+        numbers: The position of each among all rows; of a window, that of its document.
+        lengths: The tokens of each.
+        is_last: Whether each is the last window of its document.
+    """
+
+    rows: Sequence[Mapping[str, Any]] | Dataset
+    numbers: np.ndarray
+    lengths: Sequence[int]
+    is_last: np.ndarray
 
 
 class Predictor:
@@ -77,11 +99,13 @@ class Predictor:
         self._model = model.to(self._device)
         self._collate = self.recipe.data_collator()
 
-    def texts(self, texts: Sequence[str], advance: Advance = lambda done: None) -> np.ndarray:
+    def texts(self, texts: Sequence[Read], advance: Advance = lambda done: None) -> np.ndarray:
         """Return the logits of texts; a repeated text is computed once.
 
         Args:
-            texts: Texts, truncated here to the ``max_length`` of the recipe.
+            texts: Texts, or tuples of their parts where the recipe reads several columns; truncated
+                here to the ``max_length`` of the recipe, or read in windows whose logits are
+                pooled, as in the training.
             advance: Called with the number of texts done.
 
         Returns:
@@ -91,25 +115,41 @@ class Predictor:
         assert isinstance(recipe, TextClassification)
         first = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         if type(recipe).prepare is TextClassification.prepare:
-            logits = self._logits(self._tokenized(list(first)), advance)
+            prepare = self._tokenized if recipe.long_texts == "cut" else self._in_windows
+            read: list[Any] = list(first)  # texts alone, where there are windows
+            logits = self._logits(prepare(read), len(first), advance)
         else:
             from datasets import Dataset
 
-            logits = self.rows(Dataset.from_dict({"text": list(first)}), advance)
+            columns: dict[str, list[Any]] = {"text": list(first)}
+            if recipe.text_columns:
+                columns = {"text": ["\n".join(row) for row in first], TEXTS: list(first)}
+            logits = self.rows(Dataset.from_dict(columns), advance)
         return logits[[first[text] for text in texts]]
 
-    def _tokenized(self, texts: Sequence[str]) -> Iterator[Part]:
+    def _tokenized(self, texts: Sequence[Read]) -> Iterator[Part]:
         """Yield the texts part by part, the longest first, so that the model need not wait."""
         assert isinstance(self.recipe, TextClassification)
-        tokenizer = self.recipe.processing_class()
-        order = np.argsort([-len(text) for text in texts], kind="stable")
+        encoder = self.recipe.encoder()
+        order = np.argsort([-_characters(text) for text in texts], kind="stable")
         for numbers in np.split(order, range(_TOKENIZED_AT_ONCE, len(order), _TOKENIZED_AT_ONCE)):
-            most = self.recipe.max_length
-            some = shortened([texts[number] for number in numbers], tokenizer, most)
-            encoded = tokenizer(some, truncation=True, max_length=most)
+            encoded = encoder([texts[number] for number in numbers])
             names, columns = list(encoded), list(encoded.values())
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-            yield rows, numbers, [len(tokens) for tokens in encoded["input_ids"]]
+            lengths = [len(tokens) for tokens in encoded["input_ids"]]
+            yield Part(rows, numbers, lengths, np.ones(len(rows), dtype=bool))
+
+    def _in_windows(self, texts: Sequence[str]) -> Iterator[Part]:
+        """Yield the windows of texts, those of the longest text first."""
+        assert isinstance(self.recipe, TextClassification)
+        windows = self.recipe.windows
+        assert windows is not None
+        order = np.argsort([-len(text) for text in texts], kind="stable")
+        found = windows.rows([texts[number] for number in order])
+        while some := list(islice(found, _TOKENIZED_AT_ONCE)):
+            numbers, rows, is_last = zip(*some, strict=True)
+            lengths = [len(row["input_ids"]) for row in rows]
+            yield Part(rows, order[list(numbers)], lengths, np.array(is_last))
 
     def rows(self, dataset: Dataset, advance: Advance = lambda done: None) -> np.ndarray:
         """Return the logits of raw rows, which the recipe prepares as in training.
@@ -121,42 +161,58 @@ class Predictor:
         Returns:
             Array of shape ``(rows, classes)``, float32, in the order of ``dataset``.
         """
-        from datasets import DatasetDict
+        from datasets import DatasetDict, List
 
         count, label = len(dataset), self._task.feature
-        dataset = dataset.add_column("label", np.zeros(count, dtype=np.int64))  # of no effect
-        dataset = dataset.cast_column("label", label).add_column("id", np.arange(count))
+        empty = [0] * max(0, label.length) if isinstance(label, List) else 0  # of no effect
+        dataset = dataset.add_column("label", [empty] * count, feature=label)
+        dataset = dataset.add_column("id", np.arange(count))
         prepared = self.recipe.prepare(DatasetDict(test=dataset))["test"]
-        assert len(prepared) == count, "a recipe that drops rows as it prepares them"
+        self.recipe.check_prepared(DatasetDict(test=prepared))
+        documents = documents_of(prepared)
+        if documents is None:
+            documents = np.arange(len(prepared))
+        is_last = np.append(documents[1:] != documents[:-1], True)
+        assert is_last.sum() == count, "a recipe that drops rows as it prepares them"
         if self._kept is not None:
             names = [name for name in prepared.column_names if name in self._kept]
             prepared = prepared.select_columns(names)
         if "input_ids" in prepared.column_names:
             lengths = [len(tokens) for tokens in prepared["input_ids"]]
         else:
-            lengths = [max(1, self._batch_tokens // _ROWS_WITHOUT_LENGTH)] * count
-        return self._logits([(prepared, np.arange(count), lengths)], advance)
+            lengths = [max(1, self._batch_tokens // _ROWS_WITHOUT_LENGTH)] * len(prepared)
+        return self._logits([Part(prepared, documents, lengths, is_last)], count, advance)
 
-    def _logits(self, parts: Iterable[Part], advance: Advance) -> np.ndarray:
-        """Return the logits of prepared rows, longest first: memory runs out at once or never.
+    def _logits(self, parts: Iterable[Part], count: int, advance: Advance) -> np.ndarray:
+        """Return the logits of ``count`` rows, longest first: memory runs out at once or never.
 
-        Workers compute while the next part is prepared here.
+        Workers compute while the next part is prepared here, unless so many rows wait already.
         """
         # a thread starts with as many threads of its own as there are cores
         starting = partial(torch.set_num_threads, 1) if self._on_cpu else None
-        results: list[np.ndarray] = []
-        done = 0
+        how = self.recipe.pooling if isinstance(self.recipe, TextClassification) else "mean"
+        pooled, done, waits = Pool(count, how), 0, 0
+        waiting: deque[tuple[Part, np.ndarray, Future[np.ndarray]]] = deque()
+
+        def take() -> None:
+            nonlocal done, waits
+            part, batch, future = waiting.popleft()
+            pooled.add(part.numbers[batch], future.result())
+            waits -= len(batch)
+            done += int(part.is_last[batch].sum())
+            advance(done)
+
         with ThreadPoolExecutor(self._workers, initializer=starting) as pool:
             try:
-                work = [
-                    (numbers[batch], pool.submit(self._forward, rows, batch))
-                    for rows, numbers, lengths in parts
-                    for batch in batches(lengths, self._batch_tokens)
-                ]
-                for numbers, future in work:
-                    results.append(future.result())
-                    done += len(numbers)
-                    advance(done)
+                for part in parts:
+                    for batch in batches(part.lengths, self._batch_tokens):
+                        work = pool.submit(self._forward, part.rows, batch)
+                        waiting.append((part, batch, work))
+                        waits += len(batch)
+                    while waits > _MOST_WAITING:
+                        take()
+                while waiting:
+                    take()
             except torch.OutOfMemoryError as error:
                 raise UserError(
                     f"out of memory at {self._batch_tokens:,} tokens per batch; try "
@@ -164,8 +220,7 @@ class Predictor:
                 ) from error
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-        order = np.argsort(np.concatenate([numbers for numbers, _ in work]))
-        return np.concatenate(results)[order]
+        return pooled.outputs
 
     def _forward(self, rows: Any, numbers: np.ndarray) -> np.ndarray:
         """Return the logits of some rows, shape ``(numbers, classes)``."""
@@ -177,6 +232,10 @@ class Predictor:
         with torch.inference_mode():
             logits: torch.Tensor = self._model(**batch)["logits"]
         return logits.float().reshape(len(numbers), -1).cpu().numpy()
+
+
+def _characters(text: Read) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import json
 import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from finetune.data import files
+from finetune.data import files, image_files, images
 from finetune.data.delimited import SEPARATORS, Row
 from finetune.data.files import Chunk, Read, Reader, Rows
 from finetune.errors import UserError
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STANDARD_INPUT = "-"
-_PICTURES = (".png", ".jpg", ".jpeg")
 _MORE_MAY_COME = 0.05  # seconds
 _LONGEST_READ = 2**16  # bytes
 
@@ -34,7 +35,8 @@ class Input:
 
     Attributes:
         name: As the user gave it.
-        kind: The suffix of a file; ``-`` for standard input, ``folder`` or ``frame``.
+        kind: The suffix of a file; ``-`` for standard input, ``frame``, or ``folder`` of images or
+            a single one.
         columns: Those of its rows; in JSON lines, those of the first chunk.
         total: Its size: bytes of a text format, else rows; None if unknown.
         reader: Reads an input that is not a file.
@@ -56,24 +58,28 @@ class Input:
         return self.kind in (".parquet", "folder", "frame")
 
     @classmethod
-    def open(cls, name: str, csv_quoting: str = "auto") -> Input:
+    def open(
+        cls, name: str, csv_quoting: str = "auto", columns: Sequence[str] = ("text",)
+    ) -> Input:
         """Open an input and read its first chunk.
 
         Args:
-            name: A file, a folder or ``-``.
+            name: A file, a folder, an image or ``-``.
             csv_quoting: Of a ``.csv`` or ``.tsv``: ``auto``, ``minimal`` or ``none``.
+            columns: Those of the standard input.
 
         Raises:
             UserError: if it cannot be read or has no rows.
         """
         if name == STANDARD_INPUT:
-            return cls(name, STANDARD_INPUT, ("text",), None, _standard_input)
+            return cls(name, STANDARD_INPUT, columns, None, partial(_standard_input, columns))
         path = files.existing(name)
-        kind = "folder" if path.is_dir() else path.suffix.lower()
+        kind = "folder" if path.is_dir() or image_files.is_image(path) else path.suffix.lower()
         if kind not in (*files.READERS, "folder"):
             raise UserError(
-                f"cannot read {name}: expected a file ending in {', '.join(files.READERS)}, a "
-                f"folder of {', '.join(_PICTURES)}, or - for standard input"
+                f"cannot read {name}: expected a file ending in {', '.join(files.READERS)}, an "
+                f"image or a folder of images ({', '.join(images.SUFFIXES)}), or - for standard "
+                "input"
                 f"{files.how_to_convert(path)}"
             )
         reader = _pictures if kind == "folder" else None
@@ -81,7 +87,7 @@ class Input:
         quoting, note = files.csv_quoting(path, csv_quoting) if delimited else ("minimal", "")
         first = next(files.chunks(path, reader, quoting), None)
         if first is None:
-            raise UserError(f"{name} holds no {' or '.join(_PICTURES)}")
+            raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
         if kind == ".parquet":
             total = int(pq.ParquetFile(path).metadata.num_rows)
         else:
@@ -109,8 +115,9 @@ class Input:
         return files.places(path, [row], self.quoting)
 
 
-def _standard_input(_: Path) -> Iterator[Read]:
+def _standard_input(columns: Sequence[str], _: Path) -> Iterator[Read]:
     """Yield lines as they arrive, so that an answer need not wait for a whole chunk."""
+    row_of = _row if len(columns) == 1 else _Parts(columns)
     source, read, rest, lines = sys.stdin.buffer.fileno(), 0, b"", itertools.count(1)
     rows: Rows = []
     while block := os.read(source, _LONGEST_READ):
@@ -118,7 +125,7 @@ def _standard_input(_: Path) -> Iterator[Read]:
             block = block.removeprefix(codecs.BOM_UTF8)
         read += len(block)
         *whole, rest = (rest + block).split(b"\n")
-        rows += [_row(line, next(lines)) for line in whole]
+        rows += [row_of(line, next(lines)) for line in whole]
         while len(rows) >= files.CHUNK_ROWS:
             yield rows[: files.CHUNK_ROWS], read
             del rows[: files.CHUNK_ROWS]
@@ -126,7 +133,7 @@ def _standard_input(_: Path) -> Iterator[Read]:
             yield rows, read
             rows = []
     if rest:
-        rows.append(_row(rest, next(lines)))
+        rows.append(row_of(rest, next(lines)))
     if rows:
         yield rows, read
 
@@ -138,15 +145,50 @@ def _row(line: bytes, number: int) -> Row:
         raise files.not_utf8("standard input", number, error) from error
 
 
+class _Parts:
+    """Reads several texts a line: separated by tabs, or JSON lines if the first line is an object.
+
+    Args:
+        columns: The names of the texts, keys of the objects.
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._reads_json: bool | None = None
+
+    def __call__(self, line: bytes, number: int) -> Row:
+        text, place = _row(line, number)["text"], f"standard input, line {number}"
+        if self._reads_json is None:
+            self._reads_json = _is_object(text)
+        if self._reads_json:
+            row = files.json_object(text, place)
+            if lacking := [name for name in self._columns if name not in row]:
+                there = ", ".join(row) or "none"
+                raise UserError(f"{place}: no '{lacking[0]}' (keys: {there})")
+            return {name: row[name] for name in self._columns}
+        parts = text.split("\t")
+        if len(parts) != len(self._columns):
+            raise UserError(
+                f"{place}: expected {len(self._columns)} texts separated by tabs "
+                f"({', '.join(self._columns)}), found {len(parts)}; or JSON lines with these keys"
+            )
+        return dict(zip(self._columns, parts, strict=True))
+
+
+def _is_object(text: str) -> bool:
+    if not text.startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except (json.JSONDecodeError, RecursionError):
+        return False
+
+
 def _pictures(folder: Path) -> Iterator[Read]:
-    """Return the names of the files, sorted; they are opened as they are predicted."""
+    """Return the names of the files below, sorted; they are opened as they are predicted."""
     return files.sliced([{"file": name} for name in _files_of(folder)])
 
 
 def _files_of(folder: Path) -> list[str]:
-    """Return the names of the images in a folder, sorted."""
-    return sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.suffix.lower() in _PICTURES and path.is_file()
-    )
+    """Return the names of the images anywhere below a folder; of an image its own."""
+    return image_files.below(folder) if folder.is_dir() else [folder.name]

@@ -24,6 +24,18 @@ class Options:
         metavar="NAME",
         help="column with the text (default: the run's if INPUT has it, else text)",
     )
+    text_columns: str | None = _option(
+        None,
+        metavar="NAMES",
+        help="columns with the texts, where the run reads several (default: the run's): "
+        "premise,hypothesis",
+    )
+    image_column: str | None = _option(
+        None,
+        metavar="NAME",
+        help="column with the paths of images, relative to INPUT (default: the run's if INPUT has "
+        "it, else image or file)",
+    )
     csv_quoting: str | None = _option(
         None,
         choices=QUOTING,

@@ -13,15 +13,18 @@ import numpy as np
 from finetune.data import files
 from finetune.data.delimited import SEPARATORS, separator_hint
 from finetune.data.files import Chunk
+from finetune.data.findings import names_in
 from finetune.errors import UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
-from finetune.recipe import TextClassification
+from finetune.recipe import ImageClassification, TextClassification
 from finetune.runs.run import Run
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from finetune.recipe import Recipe
 
 #: The values of the added columns, by name.
 Added = Mapping[str, list[Any]]
@@ -48,14 +51,14 @@ class Request:
         UserError: if an option is unknown, or needs something that the run or the input lacks.
 
     Attributes:
-        column: The input column that the model reads; for a folder, the files themselves.
+        columns_read: The input columns that the model reads; for a folder, the files themselves.
         task: Of the labels of the run.
         added: Names of the added columns, none of which the input has.
         temperature: Divides the logits.
         precision: Of the computation.
         cpu_kernels: ``auto`` or ``off``, on a CPU.
         rows: The rows so far.
-        missing: How many of them have no value in the column.
+        missing: How many of them have no value in one of these columns.
     """
 
     def __init__(self, run: Run, input: Input, options: Mapping[str, Any]) -> None:
@@ -85,7 +88,7 @@ class Request:
         if found:
             raise UserError(*found)
         self.temperature = float(temperature or 1.0)
-        self.column = _column(run, input, self.options.text_column)
+        self._flag, self.columns_read = _columns_read(run, input, self.options)
         self.added = _names(
             self.task.predicted_names(every=self.options.all_probabilities), input.columns
         )
@@ -108,9 +111,10 @@ class Request:
             named = ", ".join(f"'{name}'" for name in renamed)
             found.append(f"the input already has {taken}: the predictions are in {named}")
         if self.missing:
+            columns = " or ".join(f"'{name}'" for name in self.columns_read)
             found.append(
-                f"{counted(self.missing, 'row')} without a value in '{self.column}': their "
-                "predictions are empty"
+                f"{counted(self.missing, 'row')} without a value in {columns}: their predictions "
+                "are empty"
             )
         return found
 
@@ -122,7 +126,7 @@ class Request:
             f"the model of {self.run.path}": [
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
-            "--text_column": self.column,
+            self._flag: ",".join(self.columns_read),
             "--csv_quoting": self.input.quoting,
             "the columns added": self.added,
             "the temperature": self.temperature,
@@ -150,7 +154,7 @@ class Request:
         """
         predictor, start = None, 0
         for chunk in self.input.chunks():
-            values, added = chunk.values(self.column), {}
+            values, added = self._values(chunk), {}
             if wanted(chunk.number):
                 predictor = predictor or engine.Predictor(
                     self.run, self.precision, self.options.batch_tokens, self.cpu_kernels
@@ -162,6 +166,16 @@ class Request:
             self.rows += len(chunk)
             self.missing += sum(value is None for value in values)
             tell(start, self.rows)
+
+    def _values(self, chunk: Chunk) -> list[Any]:
+        """Return what the model reads of each row, None where it is missing: for several columns,
+        a tuple.
+        """
+        columns = [chunk.values(name) for name in self.columns_read]
+        if len(columns) == 1:
+            return columns[0]
+        rows = zip(*columns, strict=True)
+        return [None if any(value is None for value in row) else row for row in rows]
 
     def _advance(self, tell: Tell, start: int, step: float, done: int) -> None:
         """Tell the position in the middle of a chunk: one of long texts takes a minute."""
@@ -177,22 +191,27 @@ class Request:
             return columns
         some = [values[number] for number in present]
         if predictor.reads_text:
-            for number, text in zip(present, some, strict=True):
-                if not isinstance(text, str):
-                    raise UserError(
-                        f"{self.input.name}, {self.input.place(self.rows + number)}: expected a "
-                        f"text in '{self.column}', found {text!r}"
-                    )
-                if not text.isascii() and self.input.kind == "frame":  # files are read as UTF-8
-                    place = f"{self.input.name}, {self.input.place(self.rows + number)}"
-                    files.refuse_half_characters(text, place)
+            for number, row in zip(present, some, strict=True):
+                self._refuse_no_text(number, [row] if len(self.columns_read) == 1 else row)
             logits = predictor.texts(some, advance)
         else:
-            logits = predictor.rows(self._dataset(some, predictor.recipe.input_column), advance)
+            logits = predictor.rows(self._dataset(some, predictor.recipe), advance)
         for column, found in zip(columns.values(), self._found(logits), strict=True):
             for number, value in zip(present, found, strict=True):
                 column[number] = value
         return columns
+
+    def _refuse_no_text(self, number: int, row: Sequence[Any]) -> None:
+        """Refuse values of the columns read in a row of the chunk that are no texts."""
+        for column, text in zip(self.columns_read, row, strict=True):
+            if not isinstance(text, str):
+                raise UserError(
+                    f"{self.input.name}, {self.input.place(self.rows + number)}: expected a "
+                    f"text in '{column}', found {text!r}"
+                )
+            if not text.isascii() and self.input.kind == "frame":  # files are read as UTF-8
+                place = f"{self.input.name}, {self.input.place(self.rows + number)}"
+                files.refuse_half_characters(text, place)
 
     def _found(self, logits: np.ndarray) -> list[list[Any]]:
         """Return the values of each added column, from logits of shape ``(rows, classes)``."""
@@ -200,17 +219,37 @@ class Request:
         found = self.task.predicted(logits, self.temperature, every=every)
         return [_short(each) if isinstance(each, np.ndarray) else each for each in found]
 
-    def _dataset(self, values: list[Any], name: str) -> Dataset:
+    def _dataset(self, values: list[Any], recipe: Recipe) -> Dataset:
         from datasets import Dataset, Features, Image
 
+        name, reads_files = recipe.input_column, isinstance(recipe, ImageClassification)
         images: Features | None = Features({name: Image()})
-        if self.input.kind == "folder":
-            values = [str(Path(self.input.name) / value) for value in values]
+        if self.input.kind == "folder" or reads_files:
+            values = [self._image(value) for value in values]
+        if reads_files:
+            pass  # it says itself which cannot be decoded
+        elif self.input.kind == "folder":
             for path in values:
                 _refuse_no_picture(path)
         elif not all(isinstance(value, dict) and "bytes" in value for value in values):
             images = None
         return Dataset.from_dict({name: values}, images)
+
+    def _image(self, value: Any) -> Any:
+        """Return an image as ``datasets`` takes it: a path as one from the root."""
+        if isinstance(value, (str, Path)):
+            path = Path(self.input.name).absolute()
+            if self.input.kind == "frame":
+                path = Path.cwd()
+            elif path.is_file():
+                path = path.parent
+            return str(path / Path(value).expanduser())
+        if isinstance(value, (int, float, list)):
+            raise UserError(
+                f"{self.input.name}: expected paths of images in '{self.columns_read[0]}', found "
+                f"{value!r}"
+            )
+        return value
 
 
 def _names(names: list[str], taken: Sequence[str]) -> list[str]:
@@ -222,27 +261,58 @@ def _names(names: list[str], taken: Sequence[str]) -> list[str]:
     return names
 
 
-def _column(run: Run, input: Input, wanted: str | None) -> str:
+def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the texts of a row, for an input that has none itself: those of the run
+    where it reads several, or as asked for.
+    """
     recipe = run.recipe()
+    if not isinstance(recipe, TextClassification) or recipe.text_columns is None:
+        return ["text"]
+    return names_in("--text_columns", options.get("text_columns")) or recipe.columns_read()
+
+
+def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[str]]:
+    """Return the option that names the columns that are read, and these columns."""
+    recipe, wanted = run.recipe(), options.text_column
+    if options.image_column is not None and not isinstance(recipe, ImageClassification):
+        raise UserError(f"--image_column: the model of {run.path} does not read images of a column")
+    asked = wanted or options.text_columns
+    if isinstance(recipe, ImageClassification) and asked:
+        flag = "--text_column" if wanted else "--text_columns"
+        raise UserError(f"{flag}: the model of {run.path} reads images: --image_column")
     if input.kind == "folder":
-        if isinstance(recipe, TextClassification) or wanted:
+        if isinstance(recipe, TextClassification) or asked:
             raise UserError(f"{input.name} is a folder, but {run.path} reads a text column")
-        return "file"
-    if isinstance(recipe, TextClassification):
-        usual = recipe.text_column if recipe.text_column in input.columns else "text"
-    else:
-        usual = recipe.input_column
-    column = wanted or usual
-    if column not in input.columns:
-        separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
-        hint = separated or suggestion(column, input.columns)
-        is_text = isinstance(recipe, TextClassification)
-        flag = "--text_column: " if is_text else f"the model of {run.path} does not read text: "
-        raise UserError(
-            f"{flag}no column '{column}' in {input.name}{hint} "
-            f"(available: {', '.join(map(str, input.columns))})"
-        )
-    return column
+        return "--image_column", ["file"]
+    flag, columns = "--text_column", [wanted or recipe.input_column]
+    if isinstance(recipe, ImageClassification):
+        names = (recipe.image_column, "image", "file")
+        there = next((name for name in names if name in input.columns), recipe.input_column)
+        flag, columns = "--image_column", [options.image_column or there]
+    elif isinstance(recipe, TextClassification):
+        recipe.refuse_other_columns(run.path, wanted, options.text_columns)
+        if recipe.text_columns is not None:
+            flag = "--text_columns"
+            columns = columns_read(run, {"text_columns": options.text_columns})
+        elif not wanted and recipe.text_column in input.columns:
+            columns = [recipe.text_column]
+    _refuse_lacking(run, input, flag, columns)
+    return flag, columns
+
+
+def _refuse_lacking(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
+    is_named = isinstance(run.recipe(), (ImageClassification, TextClassification))
+    of = flag if is_named else f"the model of {run.path} does not read text"
+    separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
+    mistakes = [
+        f"{of}: no column '{column}' in {input.name}"
+        f"{separated or suggestion(column, input.columns)} "
+        f"(available: {', '.join(map(str, input.columns))})"
+        for column in columns
+        if column not in input.columns
+    ]
+    if mistakes:
+        raise UserError(*mistakes)
 
 
 def _short(values: np.ndarray) -> list[float]:
@@ -255,7 +325,7 @@ def _stamp(path: Path) -> str:
     if not path.is_dir():
         about = path.stat()
         return f"{about.st_size} bytes of {about.st_mtime_ns}"
-    each = [f"{file.name} {_stamp(file)}" for file in sorted(path.iterdir()) if file.is_file()]
+    each = [f"{file.name} {_stamp(file)}" for file in sorted(path.rglob("*")) if file.is_file()]
     return f"{len(each)} files {hashlib.sha256(chr(10).join(each).encode()).hexdigest()[:16]}"
 
 

@@ -1,7 +1,8 @@
-"""Recipes: the contract, text recipes, their metrics, and the catalog that finds them."""
+"""Recipes: the contract, those of text and images, metrics, and the catalog that finds them."""
 
 from finetune.recipe.base import Recipe
+from finetune.recipe.image import ImageClassification
 from finetune.recipe.options import option
 from finetune.recipe.text import TextClassification
 
-__all__ = ["Recipe", "TextClassification", "option"]
+__all__ = ["ImageClassification", "Recipe", "TextClassification", "option"]

@@ -23,9 +23,10 @@ from finetune.recipe.options import option
 from finetune.runtime import hub, versions
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from datasets import Dataset, DatasetDict
-    from transformers import EvalPrediction, PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task
@@ -37,16 +38,14 @@ class Recipe(Declared):
     """The contract. Derive from it, name your options as annotated fields, and replace the steps.
 
     Attributes:
-        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name;
-            those of the classes above are kept unless named again.
+        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name.
         embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
         input_column: The column of the raw data that the model sees; duplicates are found by it.
-        own_metrics: What a :meth:`compute_metrics` of the recipe's own returns, by name; empty if
-            it has none.
+        own_metrics: The names of what a :meth:`compute_metrics` of the recipe's own returns.
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
-        ordered_labels: Whether that order means something, as it does for stars: then how far off
-            a prediction is counts too; see :attr:`kind`.
+        ordered_labels: Whether that order means something: three of them or more are ordinal then.
+        exclusive: Options of which one is given or the other.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -64,6 +63,7 @@ class Recipe(Declared):
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = ()
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     dataset_revision: str | None = option(
         None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
@@ -76,6 +76,11 @@ class Recipe(Declared):
     loss_function: str | None = option(
         None, "loss that is trained, one of those of the task (unset: its first)"
     )
+    class_weights: str = option(
+        "none",
+        "how much rows of a class count in the loss of training: balanced, none, or "
+        "NAME=WEIGHT,NAME=WEIGHT",
+    )
     metrics: str | None = option(
         None, "accuracy,f1_macro,f1_micro,roc_auc,... (unset: those of the task)"
     )
@@ -84,6 +89,11 @@ class Recipe(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
+        self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
+        if self.loss_function and type(self).loss is not Recipe.loss:
+            raise UserError(
+                f"--loss_function {self.loss_function}: the recipe has a loss of its own"
+            )
 
     # ---- the steps -------------------------------------------------------------------------------
 
@@ -123,7 +133,14 @@ class Recipe(Declared):
         """Return the features that the model takes, tokenized for instance, not padded."""
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
 
-    def processing_class(self) -> PreTrainedTokenizerBase | None:
+    def check_prepared(self, prepared: DatasetDict) -> None:
+        """Refuse rows that cannot work with the model, as :meth:`prepare` returned them.
+
+        Raises:
+            UserError: with the first such row.
+        """
+
+    def processing_class(self) -> PreTrainedTokenizerBase | BaseImageProcessor | None:
         """Return the tokenizer or image processor to be saved beside the model, if there is one."""
         return None
 
@@ -167,7 +184,7 @@ class Recipe(Declared):
         Returns:
             Shape ``(rows,)``, in nats.
         """
-        return self._task.loss(logits, labels)
+        return self.presumed_kind.loss(logits, labels)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         """Return the tokens of each row before truncation; None where rows have no length."""
@@ -175,7 +192,7 @@ class Recipe(Declared):
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of :attr:`scoring`: of classes, accuracy and macro F1."""
-        return self._scoring(prediction, self._task)
+        return self._scoring(prediction, self.presumed_kind)
 
     @classmethod
     def short_name(cls) -> str:
@@ -204,7 +221,7 @@ class Recipe(Declared):
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
-        from finetune.data import findings, labels, sources
+        from finetune.data import findings, labels, numbers, sources
 
         self.notes.clear()
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
@@ -214,6 +231,7 @@ class Recipe(Declared):
         loaded, remarks = len(self.notes), labels.remarks(dataset)
         dataset = self.split(dataset)
         findings.refuse_untrainable(dataset, self.notes)
+        remarks += numbers.remarks(dataset["train"], self.target_names)
         self.notes[loaded:loaded] = remarks
         return dataset
 
@@ -224,9 +242,12 @@ class Recipe(Declared):
         """
         from datasets import DatasetDict
 
-        copy, names = dataclasses.replace(self), ("train", "validation", "test")
+        # nothing is trained on them, and they may lack classes that have a weight
+        copy = dataclasses.replace(self, class_weights="none")
+        names = ("train", "validation", "test")
         copy.splits = DatasetDict(dict.fromkeys(names, rows))
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
+        copy.check_prepared(DatasetDict(test=prepared))
         copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
         return copy
 
@@ -234,7 +255,10 @@ class Recipe(Declared):
     def prepared(self) -> DatasetDict:
         """:attr:`splits`, prepared for the model."""
         self.check()
-        return self.prepare(self.splits)
+        self.kind.refuse_metrics(self.known_scoring)
+        prepared = self.prepare(self.splits)
+        self.check_prepared(prepared)
+        return prepared
 
     @property
     def labels(self) -> list[str]:
@@ -245,22 +269,39 @@ class Recipe(Declared):
 
     @functools.cached_property
     def kind(self) -> Task[Any]:
-        """What follows from the kind of the labels; their order means something only if they are
-        those of the recipe, or numbers: other names are sorted.
-        """
-        from finetune.data.labels import are_numbers
-        from finetune.data.targets import class_names
+        """What follows from the kind of the labels."""
         from finetune.tasks import kinds
 
         rows = self.splits["train"]
-        names = class_names(rows)
-        known = set(names) <= set(self.label_names) or are_numbers(names)
         return kinds.of_rows(
-            rows, ordered=self.ordered_labels and known, loss_function=self.loss_function
+            rows,
+            ordered=self.is_ordinal(rows),
+            loss_function=self.loss_function,
+            thresholds=getattr(self, "thresholds", "none"),
+            target_names=self.target_names,
         )
 
+    def is_ordinal(self, rows: Dataset) -> bool:
+        """Return whether the order of the classes of rows means something."""
+        from finetune.tasks import kinds
+
+        return self.ordered_labels and kinds.in_order(rows, self.label_names)
+
+    def targets(self, split: str) -> np.ndarray:
+        """Return the targets of the raw rows of a split: see :attr:`kind`."""
+        return self.kind.targets(self.splits[split]["label"][:])
+
+    @functools.cached_property
+    def weights(self) -> np.ndarray | None:
+        """How much each class counts in training, shape ``(classes,)``; None if all alike.
+
+        Raises:
+            UserError: what is wrong with ``class_weights``.
+        """
+        return self.kind.told_weights(self.class_weights, self.splits["train"], self.note)
+
     @property
-    def _task(self) -> Task[Any]:
+    def presumed_kind(self) -> Task[Any]:
         """:attr:`kind`; of data that the recipe has not loaded, what is taken for granted."""
         from finetune.tasks.single_label import SingleLabel
 
@@ -273,7 +314,7 @@ class Recipe(Declared):
         """
         from finetune.recipe.scoring import Scoring
 
-        return Scoring(**self._task.metrics)
+        return Scoring(**self.presumed_kind.metrics)
 
     @property
     def _scoring(self) -> Scoring:
@@ -287,35 +328,23 @@ class Recipe(Declared):
         common = type(self).compute_metrics is Recipe.compute_metrics
         return dict(self._scoring.arguments) if common else {}
 
-    @property
-    def possible_metrics(self) -> list[str]:
-        """The names of the metrics; as long as the data is not loaded, those of every task."""
-        from finetune.tasks import kinds
-
-        if self.metrics or "splits" in vars(self):
-            return list(self.known_scoring)
-        every = [
-            *self.known_scoring,
-            *(name for kind in kinds.KINDS.values() for name in kind.metrics),
-        ]
-        return list(dict.fromkeys(every))
-
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
 
-        The library's ``Trainer`` takes them as well as ours: the loss is right in both. A
-        ``model`` stands for a fresh one.
+        The library's ``Trainer`` takes them as well as ours: the loss is right in both. With
+        weights of classes the library divides it by the rows of a step, ours by the sum of their
+        weights, which are 1 on average. A ``model`` stands for a fresh one.
         """
-        from finetune.training.loss import GlobalLoss
-
+        if model is None:
+            model = self.kind.initialized(self.build_model(self.labels), self.note)
         return {
-            "model": self.build_model(self.labels) if model is None else model,
+            "model": model,
             "train_dataset": self.prepared["train"],
             "eval_dataset": self.prepared["validation"],
             "data_collator": self.data_collator(),
             "processing_class": self.processing_class(),
             "compute_metrics": self.compute_metrics,
-            "compute_loss_func": GlobalLoss(self.loss),
+            "compute_loss_func": self.kind.global_loss(self.loss, self.weights),
         }
 
     def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
@@ -341,6 +370,7 @@ class Recipe(Declared):
         """
         from finetune.models.cpu import kernels
 
+        model = self.kind.scaled(model)
         ours = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and ours:
             recomputes = bool(arguments.activation_checkpointing)
@@ -361,8 +391,10 @@ class Recipe(Declared):
         from finetune.training.trainer import build_trainer
 
         versions.warn_once(stacklevel=2)
-        arguments = argument_values(self.training_defaults(), training_arguments).build()
+        argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded))
+        _ = self.splits  # which may decide the task, and so what the best model is chosen by
+        arguments = argument_values(self.training_defaults(), training_arguments).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

@@ -79,15 +79,15 @@ class Scoring:
         """
         task = task or SingleLabel()
         outputs, scores = np.asarray(prediction.predictions), dict[str, float]()
-        decided = task.decided(outputs)
+        decided, true = task.decided(outputs), np.asarray(prediction.label_ids)
         for name, each in self.arguments.items():
             folder, arguments = module_of(name, each)
             module = load(folder, task.metric_config)
             if _SCORES in _inputs(module):
                 inputs = {_SCORES: task.probabilities(outputs)}
             else:
-                inputs = {"predictions": decided}
-            found = module.compute(references=prediction.label_ids, **inputs, **arguments)
+                inputs, true = {"predictions": decided}, true.astype(decided.dtype)
+            found = module.compute(references=true, **inputs, **arguments)
             scores |= {name: next(iter(found.values()))} if len(found) == 1 else found
         return scores
 

@@ -1,4 +1,4 @@
-"""Recipes of text: one text and one label a row, on an encoder of ``transformers``.
+"""Recipes of text: a text, or several parts of one, a row, on an encoder of ``transformers``.
 
 A text recipe is mostly fields::
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import UserError
-from finetune.recipe.base import Recipe
+from finetune.recipe.labelled import Labelled
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import PreTrainedTokenizerBase
 
+    from finetune.data.encoding import Encoder
+    from finetune.data.windows import Windows
     from finetune.training.arguments import FinetuneArguments
 
 
-class TextClassification(Recipe):
-    """Sentences or documents with one label each, on an encoder from ``transformers``."""
+class TextClassification(Labelled):
+    """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
+    exclusive = (("text_column", "text_columns"),)
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(
         None, "commit, tag or branch of the model on the Hub (unset: the newest)"
     )
     text_column: str = option("text", "column that holds the text")
-    label_column: str = option("label", "column that holds the label")
-    label_columns: str | None = option(
-        None, "several columns instead: of 0 and 1, or of numbers: funny,sad,angry"
+    text_columns: str | None = option(
+        None, "several columns instead, of a pair for instance: premise,hypothesis"
     )
-    label_separator: str | None = option(
-        None, "what stands between the labels in a cell of --label_column"
-    )
-    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = option(
-        "auto", "what kind of labels these are (auto: what the training rows say)"
-    )
-    label_map: str | None = option(
-        None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
-    )
-    csv_quoting: Literal["auto", "minimal", "none"] = option(
-        "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
-    )
-    drop_invalid: bool = option(False, "drop rows without a text or a label (unset: refuse them)")
     max_length: int = option(512, "truncate texts to this many tokens")
-    truncation: Literal["head", "tail"] = option(
-        "head", "which tokens of a long text are kept: its first ones, or its last ones"
+    truncation: Literal["head", "tail", "head_tail"] = option(
+        "head",
+        "tokens of a long text that are kept: the first, the last, or the first quarter and the "
+        "last",
+    )
+    long_texts: Literal["cut", "windows"] = option(
+        "cut", "texts of more than max_length tokens: cut them, or read overlapping windows"
+    )
+    stride: int | None = option(
+        None, "tokens that neighbouring windows share (unset: a quarter of max_length)"
+    )
+    pooling: Literal["mean", "max"] = option(
+        "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
     )
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"
@@ -74,71 +74,105 @@ class TextClassification(Recipe):
         ]
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        if self.text_columns is not None:
+            mistakes += self._mistakes_of_columns()
         if mistakes:
             raise UserError(*mistakes)
+
+    def _mistakes_of_columns(self) -> list[str]:
+        """Return a line for each option that ``text_columns`` contradicts."""
+        mistakes, own = [], {each.name: each.default for each in dataclasses.fields(self)}
+        if self.text_column not in (own["text_column"], self.embedded.get("text_column")):
+            mistakes.append(
+                f"--text_column {self.text_column} and --text_columns {self.text_columns}: give "
+                "one of the two"
+            )
+        if self.long_texts == "windows":
+            mistakes.append("--long_texts windows: reads one column, not --text_columns")
+        elif self.truncation == "head_tail":
+            mistakes.append(
+                "--truncation head_tail: expected head or tail with --text_columns, whose longest "
+                "text is truncated first"
+            )
+        return mistakes
+
+    def without_effect(self, given: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each option in ``given`` that the others leave without effect."""
+        idle = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
+        if self.long_texts == "windows":
+            idle = {"truncation": "with --long_texts windows nothing is truncated"}
+        return [f"--{name} has no effect: {why}" for name, why in idle.items() if name in given]
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
 
-    def read(self) -> DatasetDict:
-        """Return the source as it is, with an ``id`` added: the number of the row in its split."""
-        from finetune.data import sources
-
-        return sources.read(
-            self.dataset,
-            self.dataset_revision,
-            csv_quoting=self.csv_quoting,
-            note=self.note,
-        )
-
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``id``, ``text`` and ``label``, missing values refused.
 
-        Other columns stay, for the slices of the report.
+        Of several columns of text, ``texts`` has the parts. Other columns stay, for the slices of
+        the report.
         """
-        from finetune.data import findings, labels, sources
-        from finetune.tasks import reading
+        from finetune.data import findings, parts
 
-        def places(split: str, rows: Sequence[int]) -> str:
-            return sources.places(self.dataset, split, rows, self.csv_quoting)
-
-        several = findings.names_in("--label_columns", self.label_columns)
-        flag, columns = "--label_column", several or [self.label_column]
-        findings.require_columns(
-            dataset,
-            {"--text_column": [self.text_column], f"{flag}s" if several else flag: columns},
-        )
-        dataset = findings.without_clashes(dataset, [self.text_column, *columns], note=self.note)
-        renamed = {self.text_column: "text"} | ({} if several else {self.label_column: "label"})
+        texts, is_one = self.columns_read(), self.text_columns is None
+        sources = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
+        findings.require_columns(dataset, sources)
+        columns = [column for names in sources.values() for column in names]
+        dataset = findings.without_clashes(dataset, columns, note=self.note)
+        renamed = {} if self.label_columns else {self.label_column: "label"}
+        if is_one:
+            renamed, texts = {**renamed, self.text_column: "text"}, ["text"]
+        elif "label" in texts:
+            raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
         dataset = dataset.rename_columns({old: new for old, new in renamed.items() if old != new})
-        how = reading.Reading(
-            task=self.task,
-            columns=several or ["label"],
-            names=self.label_names,
-            renamed=labels.mapping(self.label_map or ""),
-            separator=self.label_separator,
-        )
         dataset = findings.only_valid(
-            dataset, drop=self.drop_invalid, note=self.note, places=places, labels=how.columns
+            dataset,
+            drop=self.drop_invalid,
+            note=self.note,
+            places=self.places,
+            texts=texts,
+            labels=self.reading().columns,
         )
-        if self.task == reading.AUTO:
-            self.task, self.task_reason = reading.decided(dataset["train"], how)
-            how = dataclasses.replace(how, task=self.task)
-        dataset, self._unmapped = reading.encoded(dataset, how, self.note)
-        return dataset
+        if not is_one:
+            dataset = parts.combined(dataset, texts, self.note)
+        return self.with_targets(dataset)
 
-    def split(self, dataset: DatasetDict) -> DatasetDict:
-        if self._unmapped:  # which may be so in other data, that is not trained on
-            from finetune.data.labels import listed
-            from finetune.data.targets import class_names
+    def columns_read(self) -> list[str]:
+        """Return the columns of the data that the model reads, in their order."""
+        from finetune.data.findings import names_in
 
+        return names_in("--text_columns", self.text_columns) or [self.text_column]
+
+    def refuse_other_columns(self, of: object, text_column: Any, text_columns: Any) -> None:
+        """Refuse names of columns of other data that are not as many as those of the training.
+
+        Args:
+            of: What reads them, for the message.
+            text_column: As typed, or None.
+            text_columns: Likewise.
+
+        Raises:
+            UserError: if one column is named where several are read, or otherwise.
+        """
+        from finetune.data.findings import names_in
+
+        read, names = self.columns_read(), names_in("--text_columns", text_columns)
+        if self.text_columns is None and names:
             raise UserError(
-                f"--label_map: no label {listed(self._unmapped)} in the data (labels: "
-                f"{listed(class_names(dataset['train']))})"
+                f"--text_columns {text_columns}: {of} reads one column; name it by --text_column"
             )
-        return super().split(dataset)
+        several = f"{of} reads {len(read)} columns ({', '.join(read)})"
+        if self.text_columns is not None and text_column is not None:
+            raise UserError(
+                f"--text_column {text_column}: {several}; name as many by --text_columns"
+            )
+        if names and len(names) != len(read):
+            raise UserError(f"--text_columns {text_columns}: {several}, found {len(names)}")
 
     def check(self) -> None:
+        _ = self.windows
+        if self.text_columns:
+            self.encoder().refuse_too_short(len(self.columns_read()))
         if type(self).build_model is not TextClassification.build_model:
             return  # whose positions are not known
         from finetune.models.pretrained import positions
@@ -157,17 +191,88 @@ class TextClassification(Recipe):
             )
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.data import parts
         from finetune.data.tokenize import tokenize
         from finetune.tasks import kinds
 
-        targets, tokenizer = kinds.of_rows(dataset["test"]).targets, self.processing_class()
-        return tokenize(dataset, tokenizer, self.max_length, targets, self.note)
+        parts.refuse_others(dataset, several=self.text_columns is not None)
+        targets = kinds.of_rows(dataset["test"]).targets
+        return tokenize(dataset, self.encoder(), targets, self.note, self.windows)
+
+    def encoder(self) -> Encoder:
+        """Return what tokenizes and truncates texts, in training and prediction alike."""
+        from finetune.data.encoding import Encoder
+
+        return Encoder(self.processing_class(), self.max_length, self.truncation)
+
+    def check_prepared(self, prepared: DatasetDict) -> None:
+        own = type(self)
+        if own.prepare is TextClassification.prepare:  # which truncates
+            return
+        if own.build_model is not TextClassification.build_model:
+            return
+        from finetune.data import lengths
+        from finetune.models.pretrained import positions
+
+        if (most := positions(self.model, self.model_revision)) is not None:
+            raw = vars(self).get("splits", {})
+            ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
+            lengths.refuse_longer(prepared, ids, most, self.model)
+
+    @property
+    def windows(self) -> Windows | None:
+        """What cuts texts into windows; None if they are truncated.
+
+        Raises:
+            UserError: if there can be no windows of ``max_length`` and ``stride``.
+        """
+        from finetune.data.windows import Windows
+
+        if self.long_texts == "cut":
+            return None
+        return Windows(self.processing_class(), self.max_length, self.stride)
 
     def whole_lengths(self, split: str) -> list[int] | None:
-        from finetune.data.tokenize import whole_lengths
+        from finetune.data import parts
+        from finetune.data.windows import first_lengths
 
-        texts, lengths = self.splits[split]["text"][:], self.prepared[split]["length"][:]
-        return whole_lengths(texts, lengths, self.processing_class(), self.max_length)
+        if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
+            return None
+        rows = parts.read_by_model(self.splits[split], several=self.text_columns is not None)
+        return self.encoder().whole_lengths(rows, first_lengths(self.prepared[split]).tolist())
+
+    def of_long_texts(self) -> str | None:
+        """Return how many of the training texts are longer than the model reads, and what becomes
+        of them, for the start of a run; None where the recipe prepares them in another way.
+        """
+        from finetune.data import lengths, parts
+        from finetune.data.windows import documents_of, first_lengths
+
+        texts, rows, windows = self.splits["train"], self.prepared["train"], self.windows
+        documents = documents_of(rows)
+        if windows is not None and documents is not None:
+            return lengths.in_windows(documents, self.max_length, windows.shared, self.pooling)
+        if "length" not in rows.column_names or len(rows) != len(texts):
+            return None  # of a recipe with its own `prepare`
+        read = parts.read_by_model(texts, several=self.text_columns is not None)
+        return lengths.cut(read, first_lengths(rows), self.encoder())
+
+    def dominating(self) -> str | None:
+        """Return a sentence if the windows of one text are much of what is trained on."""
+        from finetune.data import lengths
+        from finetune.data.windows import documents_of
+
+        documents = documents_of(self.prepared["train"])
+        if self.long_texts == "cut" or documents is None:
+            return None
+        return lengths.dominating(documents, self.splits["train"]["id"][:])
+
+    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        parts = super().parts(model)
+        if self.long_texts == "windows":
+            loss = dataclasses.replace(parts["compute_loss_func"], pooling=self.pooling)
+            parts["compute_loss_func"] = loss
+        return parts
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -176,8 +281,10 @@ class TextClassification(Recipe):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from finetune.models.pretrained import load_tokenizer
 
-        side = {"head": "right", "tail": "left"}[self.truncation]
-        return load_tokenizer(self.model, self.model_revision, truncation_side=side)
+        side = "left" if self.truncation == "tail" else "right"
+        return load_tokenizer(
+            self.model, self.model_revision, truncation_side=side, max_length=self.max_length
+        )
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
@@ -186,7 +293,7 @@ class TextClassification(Recipe):
             self.model,
             labels,
             revision=self.model_revision,
-            problem_type=self._task.problem_type,
+            problem_type=self.presumed_kind.problem_type,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
@@ -197,29 +304,6 @@ class TextClassification(Recipe):
 
         refuse_half_precision(model, bf16=arguments.bf16, fp16=arguments.fp16)
         return super().adapt(model, arguments)
-
-    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        if type(self).prepare is not TextClassification.prepare:  # which truncates
-            self._refuse_long_rows()
-        return super().parts(model)
-
-    def _refuse_long_rows(self) -> None:
-        """Refuse rows that a ``prepare`` of one's own left longer than the model's positions."""
-        if type(self).build_model is not TextClassification.build_model:
-            return
-        from finetune.models.pretrained import positions
-
-        most = positions(self.model, self.model_revision)
-        for split, rows in self.prepared.items():
-            if most is None or "input_ids" not in rows.column_names:
-                continue
-            for number, tokens in enumerate(rows["input_ids"]):
-                if len(tokens) > most:
-                    raise UserError(
-                        f"row {number} of {split} has {len(tokens)} tokens after "
-                        f"{type(self).__name__}.prepare, and {self.model} has {most} positions; "
-                        "tokenize with truncation=True, max_length=self.max_length"
-                    )
 
     def base_revision(self) -> str | None:
         from finetune.models.pretrained import commit

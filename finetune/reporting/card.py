@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
+from finetune.data import embedded
+from finetune.data.encoding import knows_pairs, separator
+from finetune.models.pretrained import load_tokenizer
 from finetune.reporting import facts, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
@@ -36,13 +40,13 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
     manifest = run.manifest
     source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
-    is_text = "max_length" in manifest.options
+    is_text, from_library = "max_length" in manifest.options, "model" in manifest.options
     task = run.kind.on_hub(is_text=is_text)
     base, licence = _base(manifest)
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,
-        library_name="transformers" if is_text else "pytorch",
-        pipeline_tag=task if is_text else None,
+        library_name="transformers" if from_library else "pytorch",
+        pipeline_tag=task if from_library else None,
         base_model=base,
         license=licence,
         datasets=[source] if on_hub else None,
@@ -59,6 +63,7 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
                 metric_value=value,
             )
             for name, value in scores.items()
+            if not math.isnan(value)
         ],
     )
 
@@ -146,10 +151,11 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "## Limits",
         "",
         "The confidence intervals cover the sampling of the test rows. They do not cover another "
-        "training run, or texts of another kind. Mistakes, slices and calibration are in "
+        "training run, or data of another kind. Mistakes, slices and calibration are in "
         "`report.html`.",
     ]
-    if _base(manifest)[1] is None and manifest.options.get("model"):
+    base = str(manifest.options.get("model") or embedded.PREFIX)
+    if _base(manifest)[1] is None and not base.startswith(embedded.PREFIX):
         lines.append("The licence of the base model applies; it could not be determined.")
     return "\n".join(lines) + "\n"
 
@@ -157,15 +163,98 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
 def _truncation(manifest: Manifest) -> list[str]:
     if (most := manifest.options.get("max_length")) is None:
         return []
-    kept = {"head": "first", "tail": "last"}[manifest.options.get("truncation", "head")]
-    return ["", f"Of a text longer than {most:,} tokens the {kept} {most:,} are read."]
+    if manifest.options.get("long_texts") == "windows":
+        return _windows(manifest, most)
+    truncation = manifest.options.get("truncation", "head")
+    cuts_nothing = "without `truncation=True` a `pipeline()` truncates nothing, and may fail on it"
+    if truncation == "head_tail":
+        return [
+            "",
+            f"Of a text longer than {most:,} tokens the first {most // 4:,} and the last ones are "
+            f"read, {most:,} in all. `pipeline()` reads the first {most:,}, and {cuts_nothing}; "
+            "`python -m finetune predict` reads what training did.",
+        ]
+    kept = {"head": "first", "tail": "last"}[truncation]
+    if manifest.options.get("text_columns"):
+        return [
+            "",
+            f"Of texts of more than {most:,} tokens together, the longest is truncated first: its "
+            f"{kept} tokens are read.",
+        ]
+    return [
+        "",
+        f"Of a text longer than {most:,} tokens the {kept} {most:,} are read; {cuts_nothing}.",
+    ]
+
+
+def _windows(manifest: Manifest, most: int) -> list[str]:
+    """Return how a long text is read in windows without this toolkit."""
+    options = manifest.options
+    pooling = options["pooling"]
+    stride = most // 4 if options["stride"] is None else options["stride"]
+    pooled = {"mean": "mean", "max": "amax"}[pooling]
+    return [
+        "",
+        f"A text longer than {most:,} tokens was read in windows of {most:,}, each sharing "
+        f"{stride:,} tokens with the next and the last ending with the text; the {pooling} of "
+        "their logits is the prediction, and so were the scores above computed. `python -m "
+        "finetune predict` does the same. A `pipeline()` knows no windows: it reads the first "
+        f"{most:,} tokens, and without `truncation=True` may fail. To pool windows without this "
+        "toolkit:",
+        "",
+        "```python",
+        "import torch",
+        "",
+        "tokenizer, model = classify.tokenizer, classify.model.eval()",
+        'tokenizer.truncation_side = "right"',
+        f"cut = tokenizer(text, truncation=True, stride={stride}, return_overflowing_tokens=True)",
+        'windows = cut["input_ids"]',
+        'tokenizer.truncation_side = "left"  # the last window ends with the text',
+        'windows[-1] = tokenizer(text, truncation=True)["input_ids"]',
+        "with torch.inference_mode():",
+        f"    logits = model(torch.tensor(windows, device=model.device)).logits.{pooled}(dim=0)",
+        "```",
+    ]
 
 
 def _use(run: Run, manifest: Manifest) -> list[str]:
-    if "max_length" in manifest.options:
+    if "model" in manifest.options:
+        task = run.kind.on_hub(is_text="max_length" in manifest.options)
         imported = "from transformers import pipeline"
-        line = f'classify = pipeline("text-classification", model="{run.path.name}")'
+        more = "".join(f", {n}={each}" for n, each in run.kind.pipeline_arguments.items())
+        more = f", truncation=True{more}" if task == "text-classification" else more
+        line = f'classify = pipeline("{task}", model="{run.path.name}"{more})'
+        if columns := manifest.options.get("text_columns"):
+            names = [name.strip() for name in columns.split(",")]
+            return _use_of_several(run, [imported, "", line], names)
     else:
         imported = "from finetune import Run"
         line = f'model = Run.load("{run.path.name}").model()'
     return ["```python", imported, "", line, "```"]
+
+
+def _use_of_several(run: Run, lines: list[str], columns: list[str]) -> list[str]:
+    """Return how to hand several columns to ``pipeline()`` so that the tokens are those of the
+    training: as a pair where the tokenizer knows pairs, else joined.
+    """
+    tokenizer = load_tokenizer(str(run.path))
+    names = [name if name.isidentifier() else f"text_{n}" for n, name in enumerate(columns, 1)]
+    if len(columns) == 2 and knows_pairs(tokenizer):
+        row = f'{{"text": {names[0]}, "text_pair": {names[1]}}}'
+        said = "The two columns are a pair of the tokenizer."
+    else:
+        between = separator(tokenizer)
+        row = f"{between!r}.join([{', '.join(names)}])"
+        said = (
+            f"The columns are joined by `{between!r}`. Where they are longer than the model reads, "
+            "`pipeline()` truncates the whole, not the longest column: take `python -m finetune "
+            "predict`."
+        )
+    return [
+        "```python",
+        *lines,
+        f"classify({row})",
+        "```",
+        "",
+        said,
+    ]

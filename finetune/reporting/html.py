@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from finetune.reporting import wording
 from finetune.runtime.files import write_whole
 
 _LONGEST_TEXT = 1200
+_LARGEST_IMAGE = 16_384  # bytes
 
 
 def write(path: Path, template: str, content: Mapping[str, Any]) -> None:
@@ -33,3 +35,10 @@ def excerpt(text: str) -> str:
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
+
+
+def inlined(jpeg: bytes | None) -> str | None:
+    """Return the address of a small image that holds all of it; None of none, or of a large one."""
+    if not isinstance(jpeg, bytes) or len(jpeg) > _LARGEST_IMAGE:
+        return None
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"

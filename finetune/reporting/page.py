@@ -72,7 +72,11 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         "manifest": manifest,
         "facts": facts.provenance(manifest),
         "options": facts.options(manifest),
-        "left_out": [WORDS[name] for name, plot in every.items() if plot is None],
+        "left_out": list(
+            dict.fromkeys(
+                WORDS[name.rstrip("_0123456789")] for name, plot in every.items() if plot is None
+            )
+        ),
         "there": there,
         "sections": ["Scores", *(name.capitalize() for name in there), "Provenance"],
     }, figures

@@ -84,8 +84,8 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
 
 
 @styled
-def classes(found: Mapping[str, Mapping[str, Any]]) -> Plot | None:
-    """Plot F1 of each class with its interval, the worst only where there are many."""
+def classes(found: Mapping[str, Mapping[str, Any]], kind: str = "class") -> Plot | None:
+    """Plot F1 of each class, or label, with its interval, the worst only where there are many."""
     if sum(each["support"] for each in found.values()) < _FEWEST_OF_CLASSES:
         return None
     names = sorted(found, key=lambda name: found[name]["f1"]["value"])
@@ -98,13 +98,48 @@ def classes(found: Mapping[str, Mapping[str, Any]]) -> Plot | None:
     axes.set_yticks(places, [f"{short(name, 18)} ({found[name]['support']:,})" for name in shown])
     axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5))
     lowest = f" (lowest {_MOST_BARS} of {len(names)})" if len(names) > _MOST_BARS else ""
-    titled(axes, f"F1 by class{lowest}", x="F1, 95% confidence interval; (rows)")
+    titled(axes, f"F1 by {kind}{lowest}", x="F1, 95% confidence interval; (rows)")
     axes.grid(visible=False, axis="y")
     axes.grid(axis="x", color=GREY, alpha=0.25, linewidth=0.6)
     worst, best = names[0], names[-1]
     low, high = (wording.rounded(found[name]["f1"])[0] for name in (worst, best))
     return Plot(
         f"F1 is lowest for '{worst}' ({low}) and highest for '{best}' ({high}).",
+        figure,
+    )
+
+
+@styled
+def together(counts: np.ndarray, names: Sequence[str]) -> Plot | None:
+    """Plot of the rows that have one label how many have another.
+
+    Args:
+        counts: Rows that have both, shape ``(labels, labels)``; on the diagonal, those of one.
+        names: Of the labels.
+    """
+    if len(names) < 2 or not counts.any():
+        return None
+    shares = counts / np.maximum(np.diag(counts)[:, None], 1)
+    side = 2.0 + min(8.0, 0.45 * len(names))
+    figure, (axes,) = figure_of(1, height=0.9 * side, width=max(side, WIDTH))
+    image = axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1, aspect="equal")
+    ticks = range(0, len(names), -(-len(names) // 50))
+    shown = [short(names[index], 18) for index in ticks]
+    axes.set_xticks(ticks, shown, rotation=90)
+    axes.set_yticks(ticks, shown)
+    axes.spines[:].set_visible(False)
+    if counts.size <= _MOST_CELLS_WITH_NUMBERS:
+        for (row, column), count in np.ndenumerate(counts):
+            axes.text(column, row, f"{count:,}", ha="center", va="center", size=9)
+    else:
+        figure.colorbar(image, ax=axes, shrink=0.6, format=PercentFormatter(1))
+    titled(axes, "Labels of the same rows", x="that have this label, too", y="rows with this label")
+    axes.grid(visible=False)
+    apart = shares - np.diag(np.diag(shares))
+    one, other = map(int, np.unravel_index(apart.argmax(), apart.shape))
+    return Plot(
+        f"Of the rows with '{names[one]}', {shares[one, other]:.0%} have '{names[other]}' too, "
+        "the largest such share.",
         figure,
     )
 
@@ -190,20 +225,6 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         alt += f"{counts[-1]:,} longest"
     titled(accuracy, "Accuracy by length", x="tokens", percent="y")
     return Plot(alt + ".", figure)
-
-
-@styled
-def numbers(labels: np.ndarray, predicted: np.ndarray) -> Plot:
-    """Plot predicted against true value of a regression, of 2,000 rows at most."""
-    figure, (axes,) = figure_of(1, height=4.2)
-    shown = np.random.default_rng(0).permutation(len(labels))[:2000]
-    axes.scatter(labels[shown], predicted[shown], s=9, color=BLUE, alpha=0.4, rasterized=True)
-    ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
-    axes.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.5)
-    part = f" (2,000 of {len(labels):,} rows)" if len(labels) > 2000 else ""
-    titled(axes, f"Predicted and true value{part}", x="true", y="predicted")
-    correlation = float(np.corrcoef(labels, predicted)[0, 1])
-    return Plot(f"Correlation of predicted and true value {correlation:.3f}.", figure)
 
 
 def _with_bars(

@@ -11,22 +11,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from finetune.reporting import curves, html, plots, ranking, wording
+from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
+from finetune.runs.predictions import THUMBNAIL
 from finetune.runs.run import Run
-from finetune.statistics import calibration, classification, mistakes, threshold
+from finetune.statistics import calibration, classification, mistakes, multi_label, threshold
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import Manifest, Statistics
 
-_MISTAKES, _SLICES = 20, 10
+_MISTAKES, _SLICES, _TARGETS = 20, 10, 6
 _NONE = np.array([], dtype=np.int64)
 #: What a reader calls the plots that a run of few steps or rows does not have.
 WORDS = {
-    "predictions": "predicted values",
+    "errors": "distribution of the errors",
     "learning_curves": "learning curves",
     "speed": "throughput by step",
     "confusion": "confusion matrix",
     "classes": "F1 by class",
+    "labels": "F1 by label",
+    "together": "labels of the same rows",
     "roc": "ROC curve",
     "precision_recall": "precision-recall curve",
     "reliability": "calibration",
@@ -75,9 +78,20 @@ def training(shown: Shown) -> Section:
 
 
 def predictions(shown: Shown) -> Section:
-    """Show predicted against true numbers."""
+    """Show predicted against true numbers and their errors, of the first targets."""
     rows: ScoredNumbers = shown.rows
-    return Section({"predictions": plots.numbers(rows.labels, rows.values)})
+    names, figures = shown.run.labels[:_TARGETS] or [""], dict[str, Plot | None]()
+    for place, name in enumerate(names):
+        drawn = residuals.of_target(rows.targets[:, place], rows.outputs[:, place], name)
+        after = f"_{place + 1}" if name else ""
+        figures |= {f"{kind}{after}": plot for kind, plot in drawn.items()}
+    return Section(figures)
+
+
+def targets(shown: Shown) -> Section:
+    """Show how well each of several numbers is predicted."""
+    found = shown.statistics.targets or {}
+    return Section(content={"targets": found} if found else {})
 
 
 def classes(shown: Shown) -> Section:
@@ -86,6 +100,46 @@ def classes(shown: Shown) -> Section:
     found = shown.statistics.classes or {}
     matrix = plots.confusion(classification.confusion(rows), rows.names)
     return Section({"confusion": matrix, "classes": plots.classes(found)}, {"classes": found})
+
+
+def labels(shown: Shown) -> Section:
+    """Show how well each label is found, of those that a row has any number of, and the mistakes
+    that the model is most confident about.
+    """
+    found, rows = shown.statistics.classes or {}, shown.rows
+    order = multi_label.farthest(rows)[:_MISTAKES]
+    return Section(
+        {"labels": plots.classes(found, "label")},
+        {
+            "classes": found,
+            "fewest": multi_label.FEWEST_POSITIVES,
+            "thresholds": shown.statistics.thresholds or {},
+            "right": f"{rows.right.sum():,} of {len(rows):,}",
+            "mistakes": [
+                {
+                    "id": shown.table["id"].iloc[index],
+                    "text": html.excerpt(shown.table["text"].iloc[index])
+                    if "text" in shown.table
+                    else None,
+                    "label": _joined(rows.names, rows.labels[index]),
+                    "prediction": _joined(rows.names, rows.decided[index]),
+                }
+                for index in order
+            ],
+        },
+    )
+
+
+def _joined(names: list[str], has: np.ndarray) -> str:
+    return ", ".join(name for name, each in zip(names, has, strict=True) if each) or "none"
+
+
+def together(shown: Shown) -> Section:
+    """Show which labels the same rows have."""
+    counts = shown.statistics.together
+    return Section(
+        {"together": plots.together(np.asarray(counts), shown.rows.names) if counts else None}
+    )
 
 
 def probabilities(shown: Shown) -> Section:
@@ -117,10 +171,10 @@ def length(shown: Shown) -> Section:
     """Show the accuracy against the tokens of a text."""
     if "tokens" not in shown.table:
         return Section()
-    rows: ScoredRows = shown.rows
-    right: np.ndarray = rows.classes == rows.labels
-    most = shown.manifest.options.get("max_length")
-    return Section({"length": plots.lengths(shown.table["tokens"].to_numpy(), right, most)})
+    options = shown.manifest.options
+    most = None if options.get("long_texts") == "windows" else options.get("max_length")
+    tokens, right = shown.table["tokens"].to_numpy(), shown.rows.right
+    return Section({"length": plots.lengths(tokens, right, most)})
 
 
 def slices(shown: Shown) -> Section:
@@ -154,7 +208,10 @@ def mistaken(shown: Shown) -> Section:
 SECTIONS: Mapping[str, Callable[[Shown], Section]] = {
     "training": training,
     "predictions": predictions,
+    "targets": targets,
     "classes": classes,
+    "labels": labels,
+    "together": together,
     "probabilities": probabilities,
     "length": length,
     "slices": slices,
@@ -228,6 +285,8 @@ def _rows(
         {
             "id": table["id"].iloc[index],
             "text": html.excerpt(table["text"].iloc[index]) if "text" in table else None,
+            "image": html.inlined(table[THUMBNAIL].iloc[index]) if THUMBNAIL in table else None,
+            "file": table["file"].iloc[index] if THUMBNAIL in table and "file" in table else "",
             "label": predicted.names[labels[index]],
             "of_label": predicted.probabilities[index, labels[index]],
             "prediction": predicted.names[classes[index]],

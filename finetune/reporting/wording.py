@@ -12,6 +12,10 @@ from finetune.training.manifest import Manifest, Statistics
 _WORDS = {
     "f1": "F1",
     "mse": "MSE",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
     "r2": "R²",
     "log_loss": "log loss (nats)",
     "brier_score": "Brier score",
@@ -44,6 +48,8 @@ def score(value: float, signed: bool = False, digits: int | None = None) -> str:
     """Return a score with that many digits after the point; without a number four, or four in all
     where the value is large.
     """
+    if math.isnan(value):
+        return "undefined"
     text = f"{value:.4f}" if abs(value) < 1000 else f"{value:,.4g}"
     if digits is not None:
         text = f"{value:,.{digits}f}"
@@ -83,7 +89,7 @@ def interval(found: Mapping[str, float], signed: bool = False) -> str:
     figure alone where the interval has no width, as that of a single row.
     """
     value, low, high = rounded(found, signed)
-    if found["low"] == found["high"]:
+    if found["low"] == found["high"] or math.isnan(found["low"]):
         return value
     return f"{value}, 95% CI {low} to {high}"
 

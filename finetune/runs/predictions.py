@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from datasets import Dataset, Value
+from datasets import Dataset, Image, Value
 
+from finetune.data import images
 from finetune.runs.run import PREDICTIONS
 from finetune.runtime.files import replacing
+from finetune.statistics import mistakes
+from finetune.statistics.scored import ScoredRows
 from finetune.tasks.base import Task
+
+#: The column of the small images, and how many there are: as many as a report shows.
+THUMBNAIL, _MOST_THUMBNAILS = "thumbnail", 40
 
 
 def write(
@@ -23,7 +29,8 @@ def write(
     tokens: Sequence[int] | None = None,
 ) -> None:
     """Write ``predictions.parquet``: id, text and tokens (where there are); label, prediction, and
-    what else the task has; then what other columns the data has.
+    what else the task has; then what other columns the data has, and small copies of the images
+    that the report shows.
 
     Args:
         directory: Of the run.
@@ -37,9 +44,22 @@ def write(
         columns["text"] = rows["text"][:]
     if tokens is not None:
         columns["tokens"] = tokens
-    columns |= task.columns(task.targets(rows["label"][:]), np.asarray(outputs))
+    targets = task.targets(rows["label"][:])
+    columns |= task.columns(targets, np.asarray(outputs))
     for name in rows.column_names:
         if name not in columns and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]
+    if isinstance(rows.features.get("image"), Image):
+        columns[THUMBNAIL] = _thumbnails(rows, task.scored(targets, np.asarray(outputs)))
     with replacing(directory / PREDICTIONS) as new:
         pd.DataFrame(columns).to_parquet(new, index=False)
+
+
+def _thumbnails(rows: Dataset, scored: Any) -> list[bytes | None]:
+    """Return a JPEG of each of the most confident mistakes, None of all other rows."""
+    found: list[bytes | None] = [None] * len(rows)
+    if isinstance(scored, ScoredRows):
+        undecoded = rows.cast_column("image", Image(decode=False))
+        for index in mistakes.most_confident(scored)[:_MOST_THUMBNAILS].tolist():
+            found[index] = images.thumbnail(undecoded[index]["image"])
+    return found

@@ -181,7 +181,12 @@ class Run:
         from finetune.tasks import kinds
 
         manifest = self.manifest
-        return kinds.named(manifest.task, manifest.labels, ordered=manifest.ordered_labels)
+        return kinds.named(
+            manifest.task,
+            manifest.labels,
+            ordered=manifest.ordered_labels,
+            facts=manifest.task_facts,
+        )
 
     @property
     def predictions(self) -> pd.DataFrame:

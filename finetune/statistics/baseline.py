@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import sklearn
@@ -19,7 +21,7 @@ MOST_ROWS = 100_000
 #: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
 #: one for each row and class.
 MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
-#: The class of each test text, and in words where the baseline was bounded.
+#: The class or the numbers of each test text, and in words where the baseline was bounded.
 Fitted = tuple[np.ndarray, list[str]]
 _CACHE_VERSION = 1  # increment when the same rows should yield other classes
 
@@ -53,7 +55,7 @@ def of_classes(
         key = f"{fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
         name = "TF-IDF + logistic regression"
         try:
-            fitted = _remembered(key, lambda: bag_of_words(texts, labels, others, seed, *bounds))
+            fitted = remembered(key, lambda: bag_of_words(texts, labels, others, seed, *bounds))
         except Exception as error:  # whatever it is, the run is worth what it is without
             note(failed(name, error))
             fitted = None
@@ -75,7 +77,7 @@ def _bounds(classes: int) -> tuple[int, int]:
     return min(MOST_ROWS, MOST_SCORES // of_binary), MOST_WEIGHTS // of_binary
 
 
-def _remembered(key: str, fit: Callable[[], Fitted | None]) -> Fitted | None:
+def remembered(key: str, fit: Callable[[], Fitted | None]) -> Fitted | None:
     """Return what was fitted before under that key, or fit it; a damaged file is fitted again."""
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     cached = hub.caches()["datasets"] / "finetune-baselines" / f"{name}.json"
@@ -117,8 +119,42 @@ def bag_of_words(
         The class of each test text, and in words where the baseline was bounded; None if the texts
         hold no words of two letters or more.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
+
+    found = terms_of(train_texts, test_texts, seed, most_rows, most_terms)
+    if found is None:
+        return None
+    model = LogisticRegression(C=10, max_iter=1000)
+    model.fit(found.train, np.asarray(train_labels)[found.rows])
+    return model.predict(found.test), found.limits
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Texts as sublinear TF-IDF of their one- and two-word terms, sparse matrices.
+
+    Attributes:
+        train: Of the rows to fit on, shape ``(rows, terms)``.
+        test: Of those to predict.
+        rows: Which of training these are.
+        limits: In words, where they are bounded.
+    """
+
+    train: Any
+    test: Any
+    rows: np.ndarray
+    limits: list[str]
+
+
+def terms_of(
+    train_texts: Sequence[str],
+    test_texts: Sequence[str],
+    seed: int,
+    most_rows: int = MOST_ROWS,
+    most_terms: int = MOST_WEIGHTS,
+) -> Terms | None:
+    """Return the terms of texts, None if there are none; see :func:`bag_of_words`."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
     fitted_on = min(len(train_texts), most_rows)
     chosen = np.random.default_rng(seed).permutation(len(train_texts))[:fitted_on]
@@ -129,8 +165,7 @@ def bag_of_words(
         if "empty vocabulary" not in str(error):
             raise
         return None
-    model = LogisticRegression(C=10, max_iter=1000).fit(terms, np.asarray(train_labels)[chosen])
     limits = [f"{fitted_on:,} rows"] if fitted_on < len(train_texts) else []
     if terms.shape[1] >= most_terms:
         limits.append(f"{most_terms:,} terms")
-    return model.predict(vectorizer.transform(test_texts)), limits
+    return Terms(terms, vectorizer.transform(test_texts), chosen, limits)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-from finetune.statistics import calibration, intervals, ordinal, pairs, ranking
+from finetune.statistics import calibration, counts, intervals, pairs, ranking
 from finetune.statistics.intervals import Interval
 from finetune.statistics.scored import ScoredRows
 
@@ -46,8 +46,8 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
     }
     if ordered and len(predicted.names) > 2:
         graded = {
-            "mean_absolute_error": ordinal.mean_absolute_error,
-            "quadratic_kappa": ordinal.quadratic_kappa,
+            "mean_absolute_error": counts.mean_absolute_error,
+            "quadratic_kappa": counts.quadratic_kappa,
         }
         near = int((np.abs(predicted.classes - predicted.labels) <= 1).sum())
         found["ordered"] = _plain(

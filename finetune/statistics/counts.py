@@ -126,6 +126,34 @@ def matthews_correlation(found: np.ndarray) -> np.ndarray:
     return divide(together, np.sqrt(apart))
 
 
+def mean_absolute_error(found: np.ndarray) -> np.ndarray:
+    """Return how many classes a prediction is off, on average.
+
+    Args:
+        found: Tallies of classes that have an order, like stars, shape ``(..., 5, classes)``.
+
+    Returns:
+        Shape ``(...)``.
+    """
+    return divide(found[..., OFF, :].sum(axis=-1), found[..., TRUE, :].sum(axis=-1))
+
+
+def quadratic_kappa(found: np.ndarray) -> np.ndarray:
+    """Return the agreement beyond chance, mistakes weighted by their squared distance (Cohen,
+    Psychological Bulletin 70, 1968); shape ``(...)``, 0 where it is undefined.
+    """
+    true, predicted = found[..., TRUE, :], found[..., PREDICTED, :]
+    place = np.arange(found.shape[-1])
+    rows = true.sum(axis=-1)
+    # the sum of true_i predicted_j (i - j)^2 over all pairs, multiplied out
+    squares = (true * place**2).sum(axis=-1) + (predicted * place**2).sum(axis=-1)
+    products = (true * place).sum(axis=-1) * (predicted * place).sum(axis=-1)
+    by_chance = squares - 2 * divide(products, rows)
+    seen = found[..., OFF_SQUARED, :].sum(axis=-1)
+    undefined = by_chance <= 1e-9 * squares  # a rounding above zero, or none
+    return np.asarray(np.where(undefined, 0.0, 1 - seen / np.where(undefined, 1, by_chance)))
+
+
 def metric(name: str, arguments: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray] | None:
     """Return one of the local metrics as a function of tallies.
 
@@ -139,8 +167,13 @@ def metric(name: str, arguments: Mapping[str, Any]) -> Callable[[np.ndarray], np
     """
     if name == "accuracy" and arguments.get("normalize", True) and set(arguments) <= {"normalize"}:
         return accuracy
-    if name == "matthews_correlation" and not arguments:
-        return matthews_correlation
+    alone = {
+        "matthews_correlation": matthews_correlation,
+        "quadratic_kappa": quadratic_kappa,
+        "mean_absolute_error": mean_absolute_error,
+    }
+    if name in alone and not arguments:
+        return alone[name]
     of_classes = {
         "precision": precision_of_classes,
         "recall": recall_of_classes,

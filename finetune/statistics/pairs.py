@@ -63,7 +63,7 @@ def difference(
     kinds, numbers = np.unique(np.stack([labels, first, second]), axis=1, return_counts=True)
 
     chosen = {name: each for name, each in metrics.items() if each is not counts.accuracy}
-    found = {name: _of_accuracy(labels, first, second) for name in metrics}
+    found = {name: accuracy_difference(labels, first, second) for name in metrics}
 
     places = [counts.placement(kinds[0], said, classes) for said in kinds[1:]]
 
@@ -96,7 +96,7 @@ def _table(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[in
     return [int(each) for each in np.bincount(kinds, minlength=4)]
 
 
-def _of_accuracy(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> Interval:
+def accuracy_difference(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> Interval:
     """Newcombe's interval for the difference of paired shares (Statistics in Medicine 17, 1998,
     method 10). The bootstrap of a few rows on which only one is right, all of them one way, would
     never draw the other way.

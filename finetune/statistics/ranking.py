@@ -40,7 +40,7 @@ def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> list[Areas | No
         probabilities: Shape ``(rows, classes)``.
         labels: The true classes, shape ``(rows,)``.
     """
-    return [_of_class(scores, labels == each) for each, scores in enumerate(probabilities.T)]
+    return [of_class(scores, labels == each) for each, scores in enumerate(probabilities.T)]
 
 
 def mean_roc(probabilities: np.ndarray, labels: np.ndarray) -> Interval | None:
@@ -74,7 +74,13 @@ def mean_roc_difference(
     return Interval(gap, max(-1.0, gap - reach), min(1.0, gap + reach))
 
 
-def _of_class(scores: np.ndarray, positive: np.ndarray) -> Areas | None:
+def of_class(scores: np.ndarray, positive: np.ndarray) -> Areas | None:
+    """Return the areas of one class; None if no row, or every row, has it.
+
+    Args:
+        scores: Its probabilities, shape ``(rows,)``.
+        positive: Whether a row has it, shape ``(rows,)``.
+    """
     rows = int(positive.sum())
     if not 0 < rows < len(positive):
         return None

@@ -20,8 +20,9 @@ Compute = Callable[[EvalPrediction], dict[str, float]]
 Scoring = Mapping[str, Mapping[str, Any]]
 #: The key of the folder in ``metrics/`` among the arguments of a metric of another name.
 MODULE = "module"
-#: Metrics that are functions of tallies, see :func:`finetune.statistics.counts.tallies`.
-Metrics = Mapping[str, Callable[[np.ndarray], np.ndarray]]
+#: What a task knows its metrics by: functions of tallies, see
+#: :func:`finetune.statistics.counts.tallies`, or those of :mod:`finetune.statistics.numbers`.
+Metrics = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import pandas as pd
-from scipy.special import softmax
+from scipy.special import logit, softmax
 
 #: The names of columns of ``predictions.parquet``, and those that ``predict`` adds.
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
@@ -16,6 +16,11 @@ LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
 def probability_of(name: str) -> str:
     """Return the name of the column with the probability of a label."""
     return f"{PROBABILITY} of {name}"
+
+
+def of_target(column: str, name: str) -> str:
+    """Return the name of the column with the label or prediction of one of several targets."""
+    return f"{column} of {name}"
 
 
 class Scored(Protocol):
@@ -66,6 +71,12 @@ class ScoredRows:
         return classes
 
     @property
+    def right(self) -> np.ndarray:
+        """Whether the most probable class of each row is its own, shape ``(rows,)``."""
+        right: np.ndarray = self.classes == self.labels
+        return right
+
+    @property
     def outputs(self) -> np.ndarray:
         """The logarithms of the probabilities, which are logits, too."""
         outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
@@ -77,15 +88,55 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class ScoredNumbers:
-    """Rows with a number that is their label and one that was predicted, shape ``(rows,)``."""
+    """Rows with the numbers that are their label and those that were predicted: one each, shape
+    ``(rows,)``, or several, shape ``(rows, targets)``.
+    """
 
     labels: np.ndarray
     values: np.ndarray
 
     @property
+    def targets(self) -> np.ndarray:
+        """The labels, shape ``(rows, targets)``, float64."""
+        return self.labels.reshape(len(self), -1).astype(np.float64)
+
+    @property
     def outputs(self) -> np.ndarray:
-        """Shape ``(rows, 1)``."""
-        return self.values[:, None]
+        """What was predicted, shape ``(rows, targets)``."""
+        return self.values.reshape(len(self), -1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ScoredLabels:
+    """Rows with the labels that they have, of booleans, and the probability of each label, float64,
+    both of shape ``(rows, labels)``; ``names`` are those of the labels in their order.
+    """
+
+    names: list[str]
+    labels: np.ndarray
+    probabilities: np.ndarray
+
+    @property
+    def decided(self) -> np.ndarray:
+        """Which labels each row is given, shape ``(rows, labels)``: those above one half."""
+        decided: np.ndarray = self.probabilities > 0.5
+        return decided
+
+    @property
+    def right(self) -> np.ndarray:
+        """Whether each row is given exactly the labels it has, shape ``(rows,)``."""
+        right: np.ndarray = (self.decided == self.labels).all(axis=1)
+        return right
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The log-odds of the probabilities, which are logits."""
+        inside = np.clip(self.probabilities, np.finfo(np.float64).tiny, 1 - np.finfo(float).epsneg)
+        outputs: np.ndarray = logit(inside)
+        return outputs
 
     def __len__(self) -> int:
         return len(self.labels)

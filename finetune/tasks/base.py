@@ -16,14 +16,16 @@ import numpy as np
 from finetune.errors import UserError, suggestion
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
-from finetune.statistics.scored import Scored
+from finetune.statistics.scored import LABEL, Scored
+from finetune.tasks import weights
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
     from finetune.models.pretrained import ProblemType
+    from finetune.training.loss import GlobalLoss
 
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
@@ -60,7 +62,6 @@ class Task(ABC, Generic[S]):
         bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
         labels: The names of the classes, in the order of their numbers; of the numbers, where a row
             has several; none in a regression of one.
-        ordered: Whether that order means something.
         loss_function: One of :attr:`losses`, or empty for the first.
     """
 
@@ -76,7 +77,6 @@ class Task(ABC, Generic[S]):
     bears_bf16: ClassVar[bool] = False
 
     labels: list[str] = field(default_factory=list)
-    ordered: bool = False
     loss_function: str = ""
 
     def __post_init__(self) -> None:
@@ -94,6 +94,24 @@ class Task(ABC, Generic[S]):
         """The ``datasets`` feature of the column ``label``."""
 
     @property
+    def pipeline_arguments(self) -> Mapping[str, Any]:
+        """What ``pipeline()`` is given to return all that is predicted."""
+        return {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it knows of the training rows beside :attr:`labels`; its arguments, in JSON."""
+        return {}
+
+    @abstractmethod
+    def matched(self, rows: Dataset) -> Dataset:
+        """Return raw rows, of other data, with labels as the model has them.
+
+        Raises:
+            UserError: if there are labels that it does not know.
+        """
+
+    @property
     def width(self) -> int:
         """The outputs of the model for a row."""
         return max(1, len(self.labels))
@@ -107,6 +125,49 @@ class Task(ABC, Generic[S]):
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
+
+    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
+        """Return how much each label counts in training, shape ``(labels,)``; None if all alike.
+
+        Args:
+            text: ``--class_weights``.
+            targets: Of the training rows.
+
+        Raises:
+            UserError: what is wrong with ``text``.
+        """
+        if text == "none":
+            return None
+        raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
+
+    def told_weights(self, text: str, rows: Dataset, note: Tell) -> np.ndarray | None:
+        """Return :meth:`class_weights` of raw training rows, and tell of them."""
+        found = self.class_weights(text, self.targets(rows[LABEL][:]))
+        if found is not None:
+            note(weights.note(text, self.labels, found))
+        return found
+
+    def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
+        """Return the loss of a step.
+
+        Args:
+            rows: Logits and targets to the loss of each row.
+            weights: What :meth:`class_weights` returned.
+        """
+        from finetune.training.loss import GlobalLoss
+
+        return GlobalLoss(rows)
+
+    def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
+        """Return a fresh ``model`` with a last layer that suits the labels, changed in place."""
+        return model
+
+    def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return ``model`` made ready for a training, changed in place; its outputs are as before.
+
+        An evaluation does this to a model that is loaded, too.
+        """
+        return model
 
     @abstractmethod
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
@@ -122,6 +183,12 @@ class Task(ABC, Generic[S]):
         """Return what is done to the outputs from now on, fitted on those of the validation rows.
 
         It is folded into the last layer of the model before that is saved. None if nothing is.
+        """
+        return None
+
+    def thresholds_of(self, after: Affine) -> dict[str, float] | None:
+        """Return the probabilities above which labels were given before ``after``, by name; None
+        where there are no such thresholds.
         """
         return None
 
@@ -170,6 +237,10 @@ class Task(ABC, Generic[S]):
             most: How many labels it names at most.
         """
 
+    def label_shown(self, label: Any) -> str:
+        """Return a value of the column ``label`` as a page shows it."""
+        return str(label)
+
     @abstractmethod
     def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
         """Return the prediction in a row of the table as a page shows it, its probability if there
@@ -178,8 +249,15 @@ class Task(ABC, Generic[S]):
 
     # ---- what predictions are worth --------------------------------------------------------------
 
+    def refuse_metrics(self, scoring: Scoring) -> None:
+        """Refuse local metrics that are not of labels of this kind.
+
+        Raises:
+            UserError: for each of them.
+        """
+
     def counted(self, scoring: Scoring) -> Metrics:
-        """Return those of the local metrics that are functions of counts."""
+        """Return those of the local metrics that are known, and need no evaluation of resamples."""
         return {}
 
     @abstractmethod

@@ -2,37 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.targets import class_names
+from finetune.data import labels
+from finetune.data.targets import class_names, is_set
 from finetune.tasks.base import Task
+from finetune.tasks.multi_label import MultiLabel
+from finetune.tasks.ordinal import Ordinal
+from finetune.tasks.reading import FEWEST_ORDERED
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-KINDS: dict[str, type[Task[Any]]] = {kind.name: kind for kind in (SingleLabel, Regression)}
+KINDS: dict[str, type[Task[Any]]] = {
+    kind.name: kind for kind in (SingleLabel, Ordinal, MultiLabel, Regression)
+}
 
 
-def of_rows(rows: Dataset, *, ordered: bool = False, loss_function: str | None = None) -> Task[Any]:
+def of_rows(
+    rows: Dataset,
+    *,
+    ordered: bool = False,
+    loss_function: str | None = None,
+    thresholds: str = "one",
+    target_names: Sequence[str] = (),
+) -> Task[Any]:
     """Return the task of raw rows by the feature of their ``label``.
 
     Args:
         rows: With ``label``.
         ordered: Whether the order of the classes means something.
         loss_function: One of the task, or None for its first.
+        thresholds: Of labels of which a row has any number.
+        target_names: Of the numbers of a row, where there are several.
 
     Raises:
         UserError: if the task has no such loss.
     """
-    if names := class_names(rows):
-        return SingleLabel(labels=names, ordered=ordered, loss_function=loss_function or "")
-    return Regression(loss_function=loss_function or "")
+    names, loss = class_names(rows), loss_function or ""
+    if is_set(rows):
+        return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
+    if not names:
+        return Regression.of(rows, target_names, loss)
+    kind = Ordinal if ordered else SingleLabel
+    return kind(labels=names, loss_function=loss)
 
 
-def named(name: str | None, labels: Sequence[str], *, ordered: bool) -> Task[Any]:
-    """Return the task that ``run.json`` names; older ones have classes, or are regressions."""
-    usual = SingleLabel.name if labels else Regression.name
-    return KINDS[name or usual](labels=list(labels), ordered=ordered)
+def in_order(rows: Dataset, known: Sequence[str]) -> bool:
+    """Return whether the classes of rows have an order: three or more that are among those that
+    have one, ``known``, or are numbers that ascend.
+    """
+    names = class_names(rows)
+    return len(names) >= FEWEST_ORDERED and labels.in_order(names, known)
+
+
+def named(
+    name: str | None,
+    names: Sequence[str],
+    *,
+    ordered: bool,
+    facts: Mapping[str, Any] | None = None,
+) -> Task[Any]:
+    """Return the task that ``run.json`` names; older ones have classes, or are regressions.
+
+    Args:
+        name: None in older ones.
+        names: See :attr:`~finetune.tasks.base.Task.labels`.
+        ordered: Whether an older one says that their order means something.
+        facts: See :attr:`~finetune.tasks.base.Task.facts`.
+    """
+    if ordered and len(names) >= FEWEST_ORDERED:
+        name = Ordinal.name
+    usual = SingleLabel.name if names else Regression.name
+    return KINDS[name or usual](labels=list(names), **(facts or {}))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from datasets import ClassLabel, List
 
-from finetune.data import labels, numbers
-from finetune.errors import UserError
+from finetune.data import labels, multi_labels, numbers
+from finetune.data.targets import class_names
+from finetune.errors import UserError, counted
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -25,6 +26,12 @@ AUTO = "auto"
 #: So many different whole numbers can be anything; more of them are classes if they are numbered
 #: without a gap, from 0 or 1.
 _SURELY_CLASSES = 20
+#: An order of fewer classes tells nothing.
+FEWEST_ORDERED = 3
+
+
+def _rows(split: str, rows: Sequence[int]) -> str:
+    return f"row{'s' * (len(rows) > 1)} {', '.join(str(each + 1) for each in rows[:5])}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +41,24 @@ class Reading:
     Attributes:
         task: Its name, or ``auto``.
         columns: That hold the labels: ``label``, or several.
-        names: Of the classes in the order of the recipe; may be empty.
+        names: Of the classes in the order of the recipe, or of ``label_order``; may be empty.
+        ordered: Whether they are those of ``label_order``.
         renamed: Other names for labels.
         separator: Between the labels in a cell, or None.
+        shown: What the user calls the columns, if not that.
+        drop: Whether rows whose labels cannot be read are left out instead of refused.
+        places: Returns the positions of rows of a split, by their ``id``.
     """
 
     task: str = AUTO
     columns: Sequence[str] = ("label",)
     names: Sequence[str] = ()
+    ordered: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     separator: str | None = None
+    shown: Sequence[str] = ()
+    drop: bool = False
+    places: Callable[[str, Sequence[int]], str] = _rows
 
 
 def encoded(
@@ -62,6 +77,8 @@ def encoded(
     Raises:
         UserError: if the labels cannot be those of the task.
     """
+    if how.separator is not None and how.task != "multi_label":
+        raise UserError(f"--label_separator: a row has one label, with --task {how.task}")
     if how.task not in ENCODERS:
         raise UserError(f"--task {how.task}: not supported yet")
     return ENCODERS[how.task](dataset, how, note)
@@ -73,6 +90,8 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
     Raises:
         UserError: if they could be several.
     """
+    if how.ordered:
+        return "ordinal", "--label_order says the order of the classes"
     if len(how.columns) > 1:
         return _of_columns(rows, how.columns)
     if how.separator:
@@ -91,12 +110,21 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
         return "single_label", "the labels are the classes of the recipe"
     if all(isinstance(each, str) and labels.is_list(each) for each in distinct.values()):
         return "multi_label", f"the labels are lists, such as {shown}"
-    if any(isinstance(each, (bool, list, dict)) for each in distinct.values()):
+    if any(isinstance(each, list) for each in distinct.values()):
+        return "multi_label", f"the labels are lists, such as {shown}"
+    if any(isinstance(each, (bool, dict)) for each in distinct.values()):
         return "single_label", "the labels are classes"
-    found = [labels.number(each) for each in distinct.values()]
-    if None in found:
-        return "single_label", "the labels are words"
-    return _of_numbers([each for each in found if each is not None])
+    parsed = {shown: labels.number(each) for shown, each in distinct.items()}
+    words = [shown for shown, each in parsed.items() if each is None]
+    found = [each for each in parsed.values() if each is not None]
+    if words and any(not each.is_integer() for each in found) and len(words) < len(found):
+        raise UserError(
+            f"--task: {len(found):,} of {len(parsed):,} different labels are numbers, such as "
+            f"{found[0]:g}, and {len(words):,} {'is' if len(words) == 1 else 'are'} not, such as "
+            f"{words[0]!r}: if they are quantities, --task regression says where the others are; "
+            "if they are classes, add --task single_label"
+        )
+    return ("single_label", "the labels are words") if words else _of_numbers(found)
 
 
 def _of_columns(rows: Dataset, columns: Sequence[str]) -> tuple[Name, str]:
@@ -134,16 +162,80 @@ def _classes(
     return labels.encode(renamed, how.names, note), lacking
 
 
+def _label_sets(
+    dataset: DatasetDict, how: Reading, note: Callable[[str], None]
+) -> tuple[DatasetDict, list[str]]:
+    return multi_labels.encode(
+        dataset,
+        how.columns,
+        names=how.names,
+        renamed=how.renamed,
+        separator=how.separator,
+        shown=how.shown,
+        places=how.places,
+    )
+
+
+def _ordered_classes(
+    dataset: DatasetDict, how: Reading, note: Callable[[str], None]
+) -> tuple[DatasetDict, list[str]]:
+    """Return the same, numbers in their order whatever that of the source is."""
+    found, lacking = _classes(dataset, how, note)
+    names = class_names(found["train"])
+    if labels.are_numbers(names) and not labels.in_order(names, how.names):
+        found = labels.encode(found, sorted(names, key=float))
+    return found, lacking
+
+
+def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse classes whose order is not known.
+
+    Args:
+        dataset: Its ``label`` is a ``ClassLabel``.
+        given: Classes of ``--label_order``; may be none.
+        known: Of the recipe, in their order; may be none.
+
+    Raises:
+        UserError: if there are others, or only two.
+    """
+    names = class_names(dataset["train"])
+    if len(names) < FEWEST_ORDERED:
+        raise UserError(
+            f"--task ordinal: the labels are {counted(len(names), 'class')}, and an order says "
+            f"something of {FEWEST_ORDERED} or more; use --task single_label"
+        )
+    if given:
+        if unknown := [each for each in names if each not in given]:
+            raise UserError(
+                f"--label_order {','.join(given)}: the labels are also {labels.listed(unknown)}"
+            )
+    elif not labels.in_order(names, known):
+        raise UserError(
+            f"--task ordinal: the order of the classes {labels.listed(names)} is not known; add "
+            f"--label_order {','.join(names[:5])}{',...' * (len(names) > 5)}, from the lowest to "
+            "the highest"
+        )
+
+
 def _numbers(
     dataset: DatasetDict, how: Reading, note: Callable[[str], None]
 ) -> tuple[DatasetDict, list[str]]:
     if how.renamed:
         raise UserError("--label_map: the labels are numbers, which have no other names")
-    return numbers.encode(dataset, list(how.columns)), []
+    called = dict(zip(how.columns, how.shown, strict=True)) if how.shown else {}
+    encoded = numbers.encoded(
+        dataset, how.columns, called, drop=how.drop, note=note, places=how.places
+    )
+    return encoded, []
 
 
 #: By the names of tasks.
 ENCODERS: dict[
     str,
     Callable[[DatasetDict, Reading, Callable[[str], None]], tuple[DatasetDict, list[str]]],
-] = {"single_label": _classes, "regression": _numbers}
+] = {
+    "single_label": _classes,
+    "ordinal": _ordered_classes,
+    "multi_label": _label_sets,
+    "regression": _numbers,
+}

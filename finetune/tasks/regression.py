@@ -1,93 +1,263 @@
-"""A number a row."""
+"""A number a row, or several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.statistics.resampling import Metrics
-from finetune.statistics.scored import LABEL, PREDICTION, ScoredNumbers
+from finetune.errors import UserError
+from finetune.runtime import namesakes
+from finetune.statistics import number_baseline, numbers, resampling
+from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics.scored import LABEL, PREDICTION, ScoredNumbers, of_target
+from finetune.tasks import number_losses
 from finetune.tasks.base import Task, Tell
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
+
+#: Targets that a sentence names.
+_MOST_NAMED = 5
 
 
-def _squared_error(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return (logits.squeeze(-1) - labels) ** 2
-
-
+@dataclass(frozen=True, kw_only=True)
 class Regression(Task[ScoredNumbers]):
-    """The squared error of one output, which is the prediction."""
+    """The outputs are the predicted numbers, in the units of the data; losses are in standard
+    deviations of the training rows.
+
+    Attributes:
+        mean: Of each target, over the training rows; empty if not known.
+        deviation: Standard deviation of each target, likewise; then losses are in the units of the
+            data.
+    """
 
     name = "regression"
-    sections = ("predictions", "training")
+    sections = ("predictions", "targets", "training")
     problem_type = "regression"
-    losses = {"mse": _squared_error}
+    metrics = {each: {} for each in ("r2", "mae", "rmse", "pearson", "spearman")}
+    losses = number_losses.LOSSES
+
+    mean: Sequence[float] = ()
+    deviation: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, rows: Dataset, names: Sequence[str], loss_function: str) -> Regression:
+        """Return the task of training rows.
+
+        Args:
+            rows: With numbers as ``label``.
+            names: Of the targets, where there are several.
+            loss_function: See :class:`Task`.
+        """
+        labels = np.asarray(rows[LABEL][:], dtype=np.float64)
+        several = labels.ndim == 2
+        named = [*names] or [f"target {each + 1}" for each in range(labels.shape[-1])]
+        targets = labels.reshape(len(labels), -1)
+        deviation = targets.std(axis=0) if len(targets) else np.zeros(targets.shape[1])
+        known = bool(len(targets)) and bool((deviation > 0).all())
+        return cls(
+            labels=named if several else [],
+            loss_function=loss_function,
+            mean=targets.mean(axis=0).tolist() if known else (),
+            deviation=deviation.tolist() if known else (),
+        )
+
+    @property
+    def pipeline_arguments(self) -> Mapping[str, Any]:
+        return {"top_k": None} if self.labels else {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"mean": [*self.mean], "deviation": [*self.deviation]} if self.deviation else {}
 
     @property
     def feature(self) -> Any:
-        from datasets import Value
+        from datasets import List, Value
 
-        return Value("float32")
+        number = Value("float32")
+        return List(number, length=len(self.labels)) if self.labels else number
+
+    def matched(self, rows: Dataset) -> Dataset:
+        from datasets import ClassLabel, List
+
+        feature, flag = rows.features[LABEL], f"--label_columns {','.join(self.labels)}"
+        wanted = f"{len(self.labels)} numbers a row ({flag})" if self.labels else "one number a row"
+        found = "classes" if isinstance(feature, ClassLabel) else "one number a row"
+        if isinstance(feature, List):
+            found = f"{feature.length} numbers a row"
+        if found == "classes" or not wanted.startswith(found):
+            raise UserError(f"the data has {found}, and the model predicts {wanted}")
+        return rows
 
     def targets(self, labels: Any) -> np.ndarray:
         return np.asarray(labels, dtype=np.float32)
 
-    def decided(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs.reshape(len(outputs))
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        outputs, targets = logits.reshape(len(labels), -1), labels.reshape(len(labels), -1)
+        if self.deviation:
+            unit = outputs.new_tensor(self.deviation)
+            outputs, targets = outputs / unit, targets / unit
+        return super().loss(outputs, targets)
+
+    def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
+        """Return a model whose outputs begin at the mean of the training rows, spread like them."""
+        from transformers import PreTrainedModel
+
+        from finetune.models import head, pretrained
+
+        if not self.deviation or not isinstance(model, PreTrainedModel):
+            return model
+        layer = head.last_linear(model, self.width)
+        if not pretrained.is_fresh(model, layer):
+            note(f"the last layer of {model.name_or_path} is trained further: it has one already")
+            return model
+        shift = np.array(self.mean)
+        if not head.has_bias(layer):
+            shift = np.zeros(self.width)
+            note(
+                f"the last layer of {type(model).__name__} has no bias: the mean of the labels has "
+                "to be learned by its weights"
+            )
+        head.fold(layer, self._scale(layer), shift)
+        return model
+
+    def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return a model that is trained in standard deviations and returns the units of the data:
+        see :class:`~finetune.models.head.ScaledOutputs`.
+        """
+        from transformers import PreTrainedModel
+
+        from finetune.models import head
+
+        if self.deviation and isinstance(model, PreTrainedModel):
+            head.scale_outputs(layer := head.last_linear(model, self.width), self._scale(layer))
+        return model
+
+    def _scale(self, layer: torch.nn.Linear) -> np.ndarray:
+        from finetune.models import head
+
+        mean = 0 if head.has_bias(layer) else np.array(self.mean)
+        return head.power_of_two(np.hypot(self.deviation, mean))
 
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
-        values = np.asarray(labels)
-        spread = f"mean {values.mean():.4g}, standard deviation {values.std():.4g}"
-        return "label", f"a number, {spread}"
+        values = np.asarray(labels, dtype=np.float64).reshape(len(labels), -1)
+        each = [
+            f"mean {column.mean():.4g}, standard deviation {column.std():.4g}"
+            for column in values.T[:_MOST_NAMED]
+        ]
+        if not self.labels:
+            return "label", f"a number, {each[0]}"
+        said = "; ".join(f"{name}: {text}" for name, text in zip(self.labels, each, strict=False))
+        more = len(self.labels) - _MOST_NAMED
+        return "labels", f"{len(self.labels)} numbers; {said}" + f" and {more} more" * (more > 0)
 
     def on_hub(self, *, is_text: bool) -> str:
-        return "tabular-regression"
+        return "text-classification" if is_text else "tabular-regression"
+
+    # ---- from outputs to predictions -------------------------------------------------------------
+
+    def decided(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs.reshape(len(outputs), -1) if self.labels else outputs.reshape(len(outputs))
 
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredNumbers:
-        return ScoredNumbers(labels, outputs.reshape(len(outputs)))
+        return ScoredNumbers(labels, self.decided(outputs))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredNumbers:
-        labels, values = (table[name].to_numpy(dtype=np.float64) for name in (LABEL, PREDICTION))
+        labels, values = (
+            self.decided(table[self._names(name)].to_numpy(dtype=np.float64))
+            for name in (LABEL, PREDICTION)
+        )
         return ScoredNumbers(labels, values)
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
-        return {LABEL: labels, PREDICTION: outputs.reshape(len(labels))}
+        rows = len(labels)
+        return {
+            **dict(zip(self._names(LABEL), labels.reshape(rows, -1).T, strict=True)),
+            **dict(zip(self._names(PREDICTION), outputs.reshape(rows, -1).T, strict=True)),
+        }
+
+    def _names(self, column: str) -> list[str]:
+        return [of_target(column, name) for name in self.labels] or [column]
 
     def predicted_names(self, *, every: bool) -> list[str]:
-        return [PREDICTION]
+        return self._names(PREDICTION)
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
-        return [outputs.reshape(len(outputs))]
+        return [*outputs.reshape(len(outputs), -1).T]
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        return f"{row[PREDICTION]:.6g}"
+        values = [f"{row[name]:.6g}" for name in self._names(PREDICTION)]
+        pairs = zip(self.labels, values, strict=True) if self.labels else ()
+        return ", ".join(f"{name} {value}" for name, value in pairs) or values[0]
 
     def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
-        return f"{row[PREDICTION]:.4g}", None, False
+        values = [f"{row[name]:.4g}" for name in self._names(PREDICTION)[:_MOST_NAMED]]
+        return ", ".join(values), None, False
+
+    # ---- what predictions are worth --------------------------------------------------------------
+
+    def refuse_metrics(self, scoring: Scoring) -> None:
+        """Refuse metrics of classes, which would round the numbers.
+
+        Raises:
+            UserError: for each of them.
+        """
+        known = [path.stem for path in namesakes.files("metrics")]
+        folders = {name: resampling.module_of(name, each)[0] for name, each in scoring.items()}
+        if mistakes := [
+            f"--metrics {name}: a metric of classes, and the labels are numbers (expected "
+            f"{', '.join(numbers.METRICS)})"
+            for name, folder in folders.items()
+            if folder in known and folder not in numbers.METRICS
+        ]:
+            raise UserError(*mistakes)
+
+    def counted(self, scoring: Scoring) -> Metrics:
+        found = {name: resampling.module_of(name, each) for name, each in scoring.items()}
+        return {
+            name: numbers.METRICS[module]
+            for name, (module, arguments) in found.items()
+            if module in numbers.METRICS and not arguments
+        }
 
     def scores(self, rows: ScoredNumbers, counted: Metrics) -> dict[str, Any]:
-        return {}
+        found = numbers.scores(counted, rows.targets, rows.outputs)
+        return {name: asdict(each) for name, each in found.items()}
 
     def statistics(
         self, rows: ScoredNumbers, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        return {"rows": len(rows), "metrics": {}}
+        found: dict[str, Any] = {"rows": len(rows), "metrics": self.scores(rows, counted)}
+        if self.labels:
+            each = numbers.of_targets(counted, rows.targets, rows.outputs)
+            found["targets"] = {
+                name: {metric: asdict(interval) for metric, interval in scores.items()}
+                for name, scores in zip(self.labels, each, strict=True)
+            }
+        return found
+
+    def beyond(
+        self, rows: ScoredNumbers, baseline: ScoredNumbers, counted: Metrics
+    ) -> dict[str, Any]:
+        return self.differences(baseline, rows, counted)
 
     def differences(
         self, first: ScoredNumbers, second: ScoredNumbers, counted: Metrics
     ) -> dict[str, Any]:
-        return {}
+        found = numbers.differences(counted, first.targets, first.outputs, second.outputs)
+        return {name: asdict(each) for name, each in found.items()}
 
     def apart(self, rows: Sequence[ScoredNumbers]) -> np.ndarray:
-        gaps = np.max([np.abs(each.values - rows[0].values) for each in rows[1:]], axis=0)
-        apart = np.flatnonzero(gaps > 0)
-        return apart[np.argsort(-gaps[apart], kind="stable")]
+        unit = np.array(self.deviation) if self.deviation else 1.0
+        gaps = [np.abs(each.outputs - rows[0].outputs) / unit for each in rows[1:]]
+        widest = np.max(gaps, axis=(0, 2))
+        apart = np.flatnonzero(widest > 0)
+        return apart[np.argsort(-widest[apart], kind="stable")]
 
     def baselines(
         self,
@@ -99,5 +269,13 @@ class Regression(Task[ScoredNumbers]):
         fit: bool,
         note: Tell,
     ) -> Iterator[tuple[str, np.ndarray]]:
-        mean = np.mean(splits["train"][LABEL][:])
-        yield "mean", np.full((len(splits["test"]), 1), mean, dtype=np.float32)
+        targets = self.targets(splits["train"][LABEL][:])
+        return number_baseline.of_numbers(
+            splits,
+            input_column,
+            seed,
+            fingerprint,
+            targets.reshape(len(targets), -1),
+            fit=fit,
+            note=note,
+        )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from finetune.data import labels as names_of_classes
 from finetune.statistics import (
     baseline,
     calibration,
@@ -29,31 +30,32 @@ from finetune.statistics.scored import (
     ScoredRows,
     probability_of,
 )
-from finetune.tasks.base import Task, Tell
+from finetune.tasks import losses, weights
+from finetune.tasks.base import RowLoss, Task, Tell
 
 if TYPE_CHECKING:
     import pandas as pd
-    import torch
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
+
+    from finetune.training.loss import GlobalLoss
 
 #: Classes that the start block names.
 _MOST_NAMED = 12
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    from torch.nn.functional import cross_entropy
-
-    return cross_entropy(logits, labels, reduction="none")
-
-
 class SingleLabel(Task[ScoredRows]):
-    """Cross-entropy over logits; the most probable class is predicted."""
+    """Cross-entropy over logits; the most probable class is predicted.
+
+    Attributes:
+        is_ordered: Whether the order of the classes means something.
+    """
 
     name = "single_label"
     sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
     problem_type = "single_label_classification"
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
-    losses = {"cross_entropy": _cross_entropy}
+    losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
+    is_ordered: ClassVar[bool] = False
     smooths_labels = has_probabilities = calibrates = bears_bf16 = True
 
     @property
@@ -62,8 +64,19 @@ class SingleLabel(Task[ScoredRows]):
 
         return ClassLabel(names=self.labels)
 
+    def matched(self, rows: Dataset) -> Dataset:
+        return names_of_classes.renumbered(rows, self.labels)
+
     def targets(self, labels: Any) -> np.ndarray:
         return np.asarray(labels, dtype=np.int64)
+
+    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
+        return weights.of_classes(text, self.labels, targets)
+
+    def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
+        from finetune.training.loss import GlobalLoss
+
+        return GlobalLoss(rows, class_weights=() if weights is None else tuple(weights.tolist()))
 
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         return np.asarray(np.argmax(outputs, axis=-1))
@@ -128,7 +141,7 @@ class SingleLabel(Task[ScoredRows]):
     def statistics(
         self, rows: ScoredRows, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        found = classification.of(rows, counted, ordered=self.ordered)
+        found = classification.of(rows, counted, ordered=self.is_ordered)
         if temperature is not None:
             found["calibration"]["temperature"] = temperature
         if temperature not in (None, 1.0):

@@ -53,6 +53,11 @@ class FinetuneArguments(TrainingArguments):
         "tokens per optimizer step, padding included, over all devices and micro-batches, "
         "instead of a number of rows",
     )
+    class_sampling: str = _option(
+        "none",
+        "rows of an epoch: none, each at most once; or balanced, as many of each class, where rows "
+        "of rare classes repeat",
+    )
     save_every: int = _option(
         1, "keep a checkpoint every N epochs; the last and the best are always kept"
     )

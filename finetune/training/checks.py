@@ -122,9 +122,20 @@ def refuse(values: Any) -> None:
             "--max_tokens_per_batch batches rows of similar length: it needs "
             "--train_sampling_strategy group_by_length, and rows with a length"
         )
+    if values.class_sampling == "balanced" and values.max_tokens_per_batch:
+        mistakes.append(
+            "--class_sampling balanced with --max_tokens_per_batch: other rows in each epoch would "
+            "make another number of steps; use --global_batch_size instead"
+        )
+    if values.class_sampling == "balanced" and values.train_sampling_strategy == "sequential":
+        mistakes.append(
+            "--class_sampling balanced: the rows are drawn, so they have no order to be kept by "
+            "--train_sampling_strategy sequential; expected random or group_by_length"
+        )
     for name, choices in (
         ("precision", precision.CHOICES),
         ("cpu_kernels", cpu.CHOICES),
+        ("class_sampling", ("none", "balanced")),
         ("on_nonfinite", ("stop", "skip")),
     ):
         if (value := getattr(values, name)) not in choices:

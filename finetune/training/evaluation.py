@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import EvalPrediction
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
-from finetune.data import batches
+from finetune.data import batches, windows
+from finetune.errors import UserError
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.loss import GlobalLoss
 
@@ -33,10 +34,25 @@ class ExactEvaluation(transformers.Trainer):
         super().__init__(**parts)
         self._keeps_outputs = False
         self._evaluated: dict[int | None, EvalLoopOutput] = {}  # by step: the best and the newest
+        arguments = self.args
+        in_batches = {
+            "--batch_eval_metrics true": arguments.batch_eval_metrics,
+            "--eval_do_concat_batches false": not arguments.eval_do_concat_batches,
+            "--prediction_loss_only true": arguments.prediction_loss_only,
+        }
+        if self.compute_loss_func.pooling and any(in_batches.values()):
+            raise UserError(
+                *(
+                    f"{flag}: --long_texts windows needs the outputs for all windows of a text "
+                    "together; leave it out"
+                    for flag, is_set in in_batches.items()
+                    if is_set
+                )
+            )
 
     def _get_dataloader(self, dataset: datasets.Dataset, *args: Any, **kwargs: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; `evaluation_loop` undoes it."""
-        order = None
+        order, documents = None, windows.documents_of(dataset)
         together = self.args.eval_do_concat_batches and not self.args.batch_eval_metrics
         if together and isinstance(dataset, datasets.Dataset):
             lengths = batches.lengths_of(dataset, self.args.length_column_name)
@@ -44,7 +60,7 @@ class ExactEvaluation(transformers.Trainer):
                 order = np.argsort(-lengths, kind="stable")
                 dataset = dataset.select(order)
         loader = super()._get_dataloader(dataset, *args, **kwargs)
-        loader.order = order
+        loader.order, loader.documents = order, documents
         return loader
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
@@ -61,21 +77,18 @@ class ExactEvaluation(transformers.Trainer):
     ) -> EvalLoopOutput:
         """Evaluate as the library does, with the loss of the gathered rows, in the data's order.
 
+        Where rows are windows, the outputs are pooled first: loss and metrics are of documents.
         The library averages the means of padded batches, of which the last may be repeated; the
         loss would depend on the batch size and on the number of processes.
         """
         order, compute = getattr(dataloader, "order", None), self.compute_metrics
-        places = None if order is None else np.argsort(order)
-
-        def restored(arrays: Any) -> Any:  # may be None, or a tuple of arrays
-            return tree_map(lambda each: None if each is None else each[places], arrays)
-
-        if places is not None and compute is not None:
+        rows = _Rows(order, getattr(dataloader, "documents", None), self.compute_loss_func.pooling)
+        if compute is not None and rows.change:
             self.compute_metrics = lambda found: compute(
                 EvalPrediction(
-                    restored(found.predictions),
-                    restored(found.label_ids),
-                    restored(found.inputs),
+                    rows.outputs(found.predictions),
+                    rows.others(found.label_ids),
+                    rows.others(found.inputs),
                     found.losses,
                 )
             )
@@ -86,10 +99,9 @@ class ExactEvaluation(transformers.Trainer):
                 )
         finally:
             self.compute_metrics = compute
-        if places is not None:
-            output = output._replace(
-                predictions=restored(output.predictions), label_ids=restored(output.label_ids)
-            )
+        output = output._replace(
+            predictions=rows.outputs(output.predictions), label_ids=rows.others(output.label_ids)
+        )
         if output.predictions is not None and output.label_ids is not None:
             loss = self.compute_loss_func.of_rows(
                 torch.as_tensor(output.predictions), torch.as_tensor(output.label_ids)
@@ -124,6 +136,58 @@ class ExactEvaluation(transformers.Trainer):
         if output is None or output.predictions is None:
             return self.predict(self.eval_dataset, metric_key_prefix="eval")
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+
+class _Rows:
+    """Brings what an evaluation gathered into the order of the data, one row a document.
+
+    Args:
+        order: The row of the data at each place of the evaluation; None if it is the same.
+        documents: The document of each row of the data, where rows are windows.
+        pooling: ``mean`` or ``max``; None where rows are documents.
+    """
+
+    def __init__(
+        self, order: np.ndarray | None, documents: np.ndarray | None, pooling: str | None
+    ) -> None:
+        self._places = None if order is None else np.argsort(order)
+        self._pooling = pooling if documents is not None else None
+        self._documents = documents
+
+    @property
+    def change(self) -> bool:
+        """Whether there is anything to do."""
+        return self._places is not None or self._pooling is not None
+
+    def outputs(self, arrays: Any) -> Any:
+        """Return the outputs of a model in order, pooled; an array, a tuple of them, or None."""
+
+        def pooled(ordered: np.ndarray) -> np.ndarray:
+            if self._documents is None or self._pooling is None:
+                return ordered
+            return windows.pooled(ordered, self._documents, self._pooling)
+
+        return self._mapped(pooled, arrays)
+
+    def others(self, arrays: Any) -> Any:
+        """Return labels or inputs in order, those of the first window of each document."""
+
+        def first(ordered: np.ndarray) -> np.ndarray:
+            if self._documents is None or self._pooling is None:
+                return ordered
+            return np.asarray(ordered[windows.firsts(self._documents)])
+
+        return self._mapped(first, arrays)
+
+    def _mapped(self, change: Callable[[np.ndarray], np.ndarray], arrays: Any) -> Any:
+        places = self._places
+
+        def changed(each: np.ndarray | None) -> np.ndarray | None:
+            return None if each is None else change(each if places is None else each[places])
+
+        if not self.change:
+            return arrays  # which may be anything, where batches are not concatenated
+        return tree_map(changed, arrays)
 
 
 @contextlib.contextmanager

@@ -118,7 +118,6 @@ class Manifest(File):
     embedded_overrides: dict[str, Any]  # what ``--embedded`` changed
     arguments: dict[str, Any]  # of the training
     labels: list[str]  # in the order of their numbers; none in a regression
-    ordered_labels: bool  # whether that order means something
     #: The local metrics and their arguments; none if the recipe computes its own.
     scoring: dict[str, Any]
     data: Data
@@ -127,6 +126,9 @@ class Manifest(File):
     git_revision: str | None  # of the toolkit's checkout, if it runs from one
     process: Process
     task: str | None = None  # see ``finetune.tasks``; None in runs of older releases
+    ordered_labels: bool = False  # in older releases, whether that order means something
+    #: What the task knows of the training rows: mean and deviation of numbers.
+    task_facts: dict[str, Any] = field(default_factory=dict)
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed
@@ -167,7 +169,10 @@ class Statistics(Record):
     calibration: dict[str, Any] | None = None  # error, bins; temperature, None if none mends them
     coverage: list[dict[str, Any]] | None = None  # accuracy on the most confident share of the rows
     ordered: dict[str, Any] | None = None  # metrics of classes that have an order
+    targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
     threshold: dict[str, Any] | None = None  # of two classes: see ``statistics.threshold.chosen``
+    thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
+    together: list[list[int]] | None = None  # rows that have both of two labels; up to 100 labels
     notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong
 
 

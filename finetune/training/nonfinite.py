@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from finetune.data import windows
 from finetune.errors import Diverged, counted
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json, write_whole
@@ -302,9 +303,12 @@ class FiniteSteps(transformers.Trainer):
         return parts[index * sampler.accumulation : (index + 1) * sampler.accumulation]
 
     def names(self, rows: Sequence[int]) -> list[Any]:
-        """Return the ids of rows; their numbers where they have none."""
-        raw = self.raw_rows
-        if raw is None or "id" not in raw.column_names or len(raw) != len(self.train_dataset):
+        """Return the ids of rows, of windows those of their documents; numbers without ids."""
+        raw, documents = self.raw_rows, windows.documents_of(self.train_dataset)
+        count = len(self.train_dataset)
+        if documents is not None:
+            rows, count = list(dict.fromkeys(documents[rows].tolist())), int(documents[-1]) + 1
+        if raw is None or "id" not in raw.column_names or len(raw) != count:
             return list(rows)
         return list(raw.select(rows)["id"][:])
 

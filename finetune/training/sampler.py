@@ -9,13 +9,17 @@ Of a number of rows, an incomplete last batch is left out, another handful of ro
 number of tokens, all rows take part, sorted by length, and shares may differ by a row, which the
 loss, a sum over the rows of the global step, allows.
 
+With balanced classes an epoch has as many steps, and as many rows of each class: the rows of a rare
+class come several times, those of a frequent class in turn, some in this epoch, others in the next.
+A row comes again only once every other row of its class has come.
+
 The random order is that of torch's ``DistributedSampler`` and accelerate's
 ``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import datasets
 import numpy as np
@@ -45,6 +49,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
             in random order but for the longest, which comes first: memory runs out at once or
             never.
         lengths: The length of each row, for ``group_by_length`` and for equal shares.
+        classes: The class of each row, if every epoch is to have as many of each.
+        on_epoch: Is called with each epoch and the seed; what draws random numbers for rows needs
+            them.
     """
 
     def __init__(
@@ -59,14 +66,20 @@ class GlobalBatchSampler(Sampler[list[int]]):
         seed: int = 42,
         strategy: str = "random",
         lengths: Sequence[int] | np.ndarray | None = None,
+        classes: Sequence[int] | np.ndarray | None = None,
+        on_epoch: Callable[[int, int], object] | None = None,
     ) -> None:
         assert (global_batch_size is None) != (max_tokens is None)
         assert lengths is not None or strategy != "group_by_length"
+        assert classes is None or (max_tokens is None and strategy != "sequential")
         self.rows, self.global_batch_size = rows, global_batch_size
         self.world_size, self.rank = world_size, rank
         self.accumulation = gradient_accumulation_steps
         self.seed, self.strategy, self.epoch = seed, strategy, 0
+        self.on_epoch = on_epoch
         self.lengths = None if lengths is None else np.asarray(lengths)
+        #: The rows of each class, if they are balanced.
+        self.classes = None if classes is None else _by_class(np.asarray(classes))
         if global_batch_size is not None:
             assert global_batch_size % (gradient_accumulation_steps * world_size) == 0
             self.sizes = [global_batch_size] * (rows // global_batch_size)
@@ -78,12 +91,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     @classmethod
     def of(
-        cls, arguments: FinetuneArguments | ArgumentValues, dataset: datasets.Dataset, rank: int = 0
+        cls,
+        arguments: FinetuneArguments | ArgumentValues,
+        dataset: datasets.Dataset,
+        rank: int = 0,
+        on_epoch: Callable[[int, int], object] | None = None,
     ) -> GlobalBatchSampler:
         """Return the steps that these arguments make of these rows.
 
         Raises:
-            UserError: if they make none, or smaller ones than there are devices.
+            UserError: if they make none, or smaller ones than there are devices; if classes are to
+                be balanced that the rows do not have.
         """
         rows, column = len(dataset), arguments.length_column_name
         refuse_too_few(arguments, rows)
@@ -104,6 +122,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
             strategy=arguments.train_sampling_strategy,
             lengths=lengths,
+            classes=classes_of(dataset) if arguments.class_sampling == "balanced" else None,
+            on_epoch=on_epoch,
         )
         devices = distributed.devices_in_training(arguments.use_cpu)
         shares = devices * arguments.gradient_accumulation_steps
@@ -121,6 +141,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch; ``Trainer`` calls it, also when it resumes."""
         self.epoch = epoch
+        if self.on_epoch is not None:
+            self.on_epoch(epoch, self.seed)
 
     def __len__(self) -> int:
         return len(self.sizes) * self.accumulation
@@ -143,8 +165,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """Return the rows of every step of this epoch."""
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order: np.ndarray = np.arange(self.rows)
+        if self.classes is not None:
+            order = self._balanced(self.classes)
         if self.strategy != "sequential":
-            order = torch.randperm(self.rows, generator=generator).numpy()
+            order = order[torch.randperm(len(order), generator=generator).numpy()]
         order = order[: sum(self.sizes)]
         if self.strategy == "group_by_length":
             order = self._by_length(order)
@@ -155,6 +179,25 @@ class GlobalBatchSampler(Sampler[list[int]]):
             longest = int(np.argmax([self.lengths[step].max() for step in steps]))
             steps[0], steps[longest] = steps[longest], steps[0]
         return steps
+
+    def _balanced(self, classes: list[np.ndarray]) -> np.ndarray:
+        """Return as many rows of each class as the steps have room for, shape ``(places,)``.
+
+        Each class has an endless sequence of its rows, shuffled again whenever all have come, and
+        an epoch takes what follows that of the epoch before. What does not divide goes to another
+        class each time: these parts of ``places`` add up to it (Hermite's identity).
+        """
+        places, drawn = sum(self.sizes), [np.empty(0, dtype=np.int64)]
+        for number, rows in enumerate(classes):
+            start, stop = (
+                (epoch * places + number) // len(classes) for epoch in (self.epoch, self.epoch + 1)
+            )
+            first, last = start // len(rows), -(-stop // len(rows))
+            for time in range(first, last):
+                mixed = np.random.default_rng([self.seed, number, time]).permutation(rows)
+                before = time * len(rows)
+                drawn.append(mixed[max(0, start - before) : stop - before])
+        return np.concatenate(drawn)
 
     def _by_length(self, order: np.ndarray) -> np.ndarray:
         """Sort within so many global batches, or all rows if a batch is a number of tokens."""
@@ -168,6 +211,43 @@ class GlobalBatchSampler(Sampler[list[int]]):
             together = _BATCHES_SORTED_TOGETHER * self.global_batch_size
         chunks = np.split(order, range(together, len(order), together))
         return np.concatenate([rows[np.argsort(-lengths[rows], kind="stable")] for rows in chunks])
+
+
+def classes_of(dataset: datasets.Dataset) -> np.ndarray:
+    """Return the class of each row, shape ``(rows,)``, from their column of labels.
+
+    Raises:
+        UserError: if a row has several labels, or numbers.
+    """
+    # where rows are collated without being prepared, it is still the raw one
+    column = "labels" if "labels" in dataset.column_names else "label"
+    labels = np.asarray(dataset[column][:])
+    refuse_no_classes(labels)
+    return labels
+
+
+def refuse_no_classes(labels: np.ndarray) -> None:
+    """Raise a ``UserError`` if rows with these targets do not have one class each."""
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(
+            "--class_sampling balanced draws as many rows of each class, and these rows do not "
+            "have one class each: leave it out (several labels a row: --class_weights balanced)"
+        )
+
+
+def refuse_weights(arguments: FinetuneArguments | ArgumentValues) -> None:
+    """Raise a ``UserError`` if classes that have weights are drawn alike as well."""
+    if arguments.class_sampling == "balanced":
+        raise UserError(
+            "--class_weights with --class_sampling balanced: each of them makes rare classes count "
+            "more; use one"
+        )
+
+
+def _by_class(classes: np.ndarray) -> list[np.ndarray]:
+    """Return the rows of each class that occurs, in the order of the classes."""
+    order = np.argsort(classes, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
 
 
 def refuse_too_few(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:

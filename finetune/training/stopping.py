@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from finetune.runtime import distributed, signals
 from finetune.runtime.signals import Stopped
 
-#: What a rank that is to stop adds to its count of rows.
+#: What a rank that is to stop adds to its counts of rows.
 _FLAG = 1 << 40
 _BATCHES_AHEAD = 2
 
@@ -29,17 +29,19 @@ class Stopping(TrainerCallback):
         self._known: torch.Event | None = None
 
     def flagged(self, count: torch.Tensor) -> torch.Tensor:
-        """Return the count of this rank with its wish, shape ``(1,)``, int64."""
-        return (count + _FLAG * bool(signals.requested())).reshape(1)
+        """Return the counts of this rank with its wish, shape ``(1, counts)``, int64."""
+        return (count + _FLAG * bool(signals.requested())).reshape(1, -1)
 
     def counted(self, counts: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all ranks, a scalar, from what :meth:`flagged` gave on each."""
+        """Return the counts of all ranks, shape ``(counts,)``, from what :meth:`flagged` gave on
+        each, shape ``(ranks, counts)``.
+        """
         self._told = (counts // _FLAG).sum()
         if self._told.device.type != "cpu":  # read at the next step, without waiting for this one
             self._told = self._told.to("cpu", non_blocking=True)
             self._known = torch.Event(counts.device.type)
             self._known.record()
-        return (counts % _FLAG).sum() / 1  # a float, like the library's
+        return (counts % _FLAG).sum(dim=0)
 
     def agreed(self) -> bool:
         """Return whether a rank asked to stop, the same on all of them at the same step."""

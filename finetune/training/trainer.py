@@ -36,7 +36,7 @@ from finetune.training.manifest import MANIFEST
 from finetune.training.memory import Memory
 from finetune.training.parallel import DataParallel
 from finetune.training.profile import Profile
-from finetune.training.sampler import GlobalBatchSampler
+from finetune.training.sampler import GlobalBatchSampler, refuse_weights
 from finetune.training.saving import Saving
 from finetune.training.speed import Meter, Progress
 
@@ -65,6 +65,8 @@ class Trainer(ExactEvaluation, Saving, Memory):
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
         smoothing = parts["args"].label_smoothing_factor
+        if compute_loss_func.class_weights:
+            refuse_weights(parts["args"])
         with parts["args"].nothing_written():
             super().__init__(
                 compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
@@ -166,28 +168,36 @@ class Trainer(ExactEvaluation, Saving, Memory):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step and its rows, timed and counted.
+        """Return the micro-batches of a step and the divisor of its loss, timed and counted.
 
         Raises:
             Stopped: on every rank, if a signal asked one to stop; what is trained is saved.
         """
         self.meter.step_begins()
         with self.meter.during("data"):
-            found, rows = super().get_batch_samples(epoch_iterator, num_batches, device)
+            found, divisor = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.stopping.agreed():
             self.stop()
         if found:
-            self.meter.fetched(found, torch.as_tensor(rows).reshape(-1)[0])
-        return found, rows
+            self.meter.fetched(found, self._rows_of_step)
+        return found, divisor
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Count the rows of the step; a rank that was asked to stop says so with its count."""
+        """Return what the loss of the step is divided by: its rows, or the sum of their weights.
+
+        A rank that was asked to stop says so with its counts.
+        """
         with self.meter.during("communication"):
-            if self.args.world_size == 1 or not batch_samples:
-                return super()._get_num_items_in_batch(batch_samples, device)
-            rows = torch.stack([batch["labels"].ne(-100).sum() for batch in batch_samples]).sum()
-            counts = self.accelerator.gather(self.stopping.flagged(rows.to(device)))
-            return self.stopping.counted(counts)
+            if not batch_samples:
+                return None
+            loss, labels = self.compute_loss_func, [batch["labels"] for batch in batch_samples]
+            counts = torch.stack([loss.counted(each) for each in labels]).sum(dim=0).to(device)
+            if self.args.world_size > 1:
+                shared = self.accelerator.gather(self.stopping.flagged(counts))
+                counts = self.stopping.counted(shared)
+            self._rows_of_step = counts.sum()
+            divisor = loss.divisor(counts) * labels[0].shape[1:].numel()
+            return divisor.expand(self.args.n_gpu, 1) if self.args.n_gpu > 1 else divisor
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Do both passes over a micro-batch, timed."""
@@ -216,7 +226,9 @@ class Trainer(ExactEvaluation, Saving, Memory):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         arguments = self.args
-        sampler = GlobalBatchSampler.of(arguments, self.train_dataset, arguments.process_index)
+        told = getattr(self.data_collator, "set_epoch", None)
+        rank = arguments.process_index
+        sampler = GlobalBatchSampler.of(arguments, self.train_dataset, rank, told)
         loader = DataLoader(
             self._remove_unused_columns(self.train_dataset, description="training"),
             batch_sampler=sampler,

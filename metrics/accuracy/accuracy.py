@@ -12,14 +12,17 @@ class Accuracy(evaluate.Metric):
     """Accuracy, the share of the examples whose predicted class is right."""
 
     def _info(self) -> evaluate.MetricInfo:
-        """Describe the inputs: two int64 class ids per example, shape `(n_examples,)` each."""
+        """Describe the inputs: two int64 class ids per example, shape `(n_examples,)` each;
+        as `multilabel` 0 and 1 for each label, shape `(n_examples, n_labels)`.
+        """
+        ids: datasets.Value | datasets.List = datasets.Value("int64")
+        if self.config_name == "multilabel":
+            ids = datasets.List(ids)
         return evaluate.MetricInfo(
             description="The share of the examples whose predicted class is right: 0 to 1.",
             citation="Pedregosa et al. (2011). Scikit-learn: Machine Learning in Python. JMLR 12.",
             inputs_description=inspect.getdoc(self._compute) or "",
-            features=datasets.Features(
-                {"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}
-            ),
+            features=datasets.Features({"predictions": ids, "references": ids}),
             reference_urls=[
                 "https://scikit-learn.org/stable/modules/generated/sklearn.metrics.accuracy_score.html"
             ],

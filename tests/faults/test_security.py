@@ -173,7 +173,7 @@ def test_a_run_imports_nothing_by_a_name(
     with pytest.raises(UserError, match=r"names the recipe '.*', which is not installed") as told:
         VERBS[verb](run.path)
     assert not canary.exists()
-    assert "available: mnist, sentiment, text, yelp" in str(told.value)
+    assert "available: image, mnist, sentiment, text, yelp" in str(told.value)
 
 
 @pytest.mark.parametrize("verb", ["report", "compare"])
@@ -660,7 +660,7 @@ SCORED = """
 import sys
 from pathlib import Path
 import evaluate
-from finetune.recipe.scoring import Scoring
+from finetune.recipe.scoring import load
 from finetune.runtime.namesakes import HOUSE
 
 evaluate.load(str(HOUSE / "metrics" / "accuracy"), keep_in_memory=True)  # leaves a copy
@@ -669,8 +669,7 @@ for copy in copies:
     copy.write_text(f"open({sys.argv[2]!r}, 'w')\\n" + copy.read_text())
 for name in [name for name in sys.modules if name.startswith("evaluate_modules")]:
     del sys.modules[name]
-(metric,) = Scoring(accuracy={}).modules.values()
-print(len(copies), metric.compute(predictions=[0, 1], references=[0, 0]))
+print(len(copies), load("accuracy").compute(predictions=[0, 1], references=[0, 0]))
 """
 
 

@@ -1,0 +1,85 @@
+"""Random crops and flips, drawn for each row and epoch from the seed alone.
+
+No generator is shared: a row is cropped the same in whatever process, worker and batch it is
+read, so that one process and three, accumulation and a resumed run see the same pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import TrainerCallback
+
+#: Width to height of a crop, relative to that of the image, as in Szegedy et al. (2015).
+_RATIOS = 3 / 4, 4 / 3
+_TRIES = 10
+
+
+def _shared(*values: int) -> torch.Tensor:
+    """Return numbers that other processes see change."""
+    shared: torch.Tensor = torch.tensor(values).share_memory_()  # type: ignore[no-untyped-call]
+    return shared
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to the images of training.
+
+    A training loop of one's own calls :meth:`set_epoch` when an epoch begins.
+
+    Attributes:
+        crop_scale: The least share of its area that a crop keeps of an image; 1 for no crops.
+        horizontal_flip: Whether every other image is mirrored, left to right.
+        state: Seed and epoch, shape ``(2,)``, int64, shared with the workers of a data loader, also
+            with those that live longer than an epoch.
+    """
+
+    crop_scale: float
+    horizontal_flip: bool
+    state: torch.Tensor = field(default_factory=lambda: _shared(0, 0))
+
+    def set_epoch(self, epoch: int, seed: int = 42) -> None:
+        """Draw other crops and flips from here on, the same ones for the same epoch and seed."""
+        self.state.copy_(torch.tensor([seed, epoch]))
+
+    def __call__(self, image: Image.Image, row: int) -> Image.Image:
+        """Return the image as it is seen in this epoch; ``row`` is its number in the data."""
+        seed, epoch = self.state.tolist()
+        generator = np.random.default_rng([seed, epoch, row])
+        flips = generator.random() < 0.5  # drawn first: whether images are cropped changes nothing
+        if self.crop_scale < 1:
+            image = image.crop(self._box(generator, *image.size))
+        if self.horizontal_flip and flips:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return image
+
+    def _box(
+        self, generator: np.random.Generator, width: int, height: int
+    ) -> tuple[int, int, int, int]:
+        """Return left, top, right and bottom of a crop, drawn until it lies in the image."""
+        for _ in range(_TRIES):
+            area = width * height * generator.uniform(self.crop_scale, 1)
+            ratio = width / height * math.exp(generator.uniform(*np.log(_RATIOS)))
+            wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < wide <= width and 0 < high <= height:
+                left = int(generator.integers(width - wide + 1))
+                top = int(generator.integers(height - high + 1))
+                return left, top, left + wide, top + high
+        return 0, 0, width, height
+
+
+class Epochs(TrainerCallback):
+    """Tells an :class:`Augmentation` the seed and the epoch, also in the library's ``Trainer``."""
+
+    def __init__(self, augmentation: Augmentation) -> None:
+        self.set_epoch = augmentation.set_epoch
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the seed of the arguments; an epoch that is resumed has begun before."""
+        seed = args.seed if args.data_seed is None else args.data_seed
+        self.set_epoch(math.floor(state.epoch or 0), seed)

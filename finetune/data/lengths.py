@@ -1,0 +1,112 @@
+"""What becomes of long texts, as the start of a run says it: how many are cut, how many windows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from datasets import DatasetDict
+
+from finetune.data.encoding import Encoder, Read
+from finetune.errors import UserError, counted
+
+#: Rows that are tokenized again, at most, to learn whether they are cut.
+_SAMPLE = 1000
+#: Of the windows of a training, the share of one document from which it is worth a word.
+_MUCH = 0.05
+
+
+def cut(rows: Sequence[Read], lengths: np.ndarray, encoder: Encoder) -> str:
+    """Return what share of the texts is cut; "about" if that is estimated from 1,000 of them.
+
+    Args:
+        rows: What the model reads of them.
+        lengths: Their tokens after truncation, shape ``(rows,)``.
+        encoder: Has truncated them.
+    """
+    max_length = encoder.max_length
+    full = np.flatnonzero(lengths >= max_length)  # some of them may be just as long
+    looked_at = full
+    if len(full) > _SAMPLE:  # drawn: evenly spaced rows may be of one kind
+        looked_at = np.sort(np.random.default_rng(0).choice(full, _SAMPLE, replace=False))
+    roomier, longer = dataclasses.replace(encoder, max_length=max_length + 1), 0
+    if some := [rows[int(number)] for number in looked_at]:
+        longer = sum(len(each) > max_length for each in roomier(some)["input_ids"])
+    if not longer:
+        return f"none of the training texts is longer than --max_length {max_length}"
+    share = longer / len(looked_at) * len(full) / len(lengths)
+    about = "about " if len(looked_at) < len(full) else ""
+    rows = "" if about else f" ({longer:,} of {len(lengths):,})"
+    return f"{about}{_percent(share)} of the training texts{rows} cut at --max_length {max_length}"
+
+
+def in_windows(documents: np.ndarray, max_length: int, shared: int, pooling: str) -> str:
+    """Return how many windows the documents have.
+
+    Args:
+        documents: The document of each window, shape ``(windows,)``.
+        max_length: Tokens of a window.
+        shared: Tokens that neighbouring windows share.
+        pooling: ``mean`` or ``max``.
+    """
+    windows = np.unique(documents, return_counts=True)[1]
+    return (
+        f"{len(documents):,} training windows of up to {max_length} tokens, {shared} shared with "
+        f"the next: {windows.mean():.1f} a document on average, at most {windows.max():,}; logits "
+        f"pooled by {pooling}"
+    )
+
+
+def dominating(documents: np.ndarray, ids: Sequence[object]) -> str | None:
+    """Return a sentence if one document has a large share of the windows that are trained on.
+
+    Args:
+        documents: The document of each window, shape ``(windows,)``.
+        ids: Of the documents.
+    """
+    numbers, windows = np.unique(documents, return_counts=True)
+    most = int(windows.argmax())
+    if len(numbers) < 2 or windows[most] <= _MUCH * len(documents) or windows[most] < 10:
+        return None
+    return (
+        f"--long_texts windows: {windows[most]:,} of {counted(len(documents), 'training window')} "
+        f"({_percent(windows[most] / len(documents))}) are of the document with id "
+        f"{ids[int(numbers[most])]}, and each counts as a row in training; shorten it if it should "
+        "not weigh so much"
+    )
+
+
+def refuse_longer(
+    prepared: DatasetDict, ids: Mapping[str, Sequence[object]], most: int, model: str
+) -> None:
+    """Refuse rows that nothing has truncated to what the model has positions for.
+
+    Args:
+        prepared: Splits as a recipe has prepared them.
+        ids: Of the rows of each split before that, where they are known.
+        most: Positions of the model.
+        model: Its name.
+
+    Raises:
+        UserError: with the first such row of a split.
+    """
+    for split, rows in prepared.items():
+        if "input_ids" not in rows.column_names:
+            continue
+        batches = rows.select_columns("input_ids").iter(batch_size=1000)
+        tokens = [len(each) for batch in batches for each in batch["input_ids"]]
+        if wrong := [number for number, count in enumerate(tokens) if count > most]:
+            known = ids.get(split, ())
+            of_row = f"row {wrong[0]} of {split}"
+            if len(known) == len(tokens):
+                of_row = f"the row with id {known[wrong[0]]} of {split}"
+            raise UserError(
+                f"{of_row} has {tokens[wrong[0]]:,} tokens, --model {model} has {most:,} positions "
+                f"({counted(len(wrong), 'such row')}): truncate in prepare() of the recipe, with "
+                "tokenizer(..., truncation=True, max_length=self.max_length)"
+            )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "less than 0.1%"

@@ -1,0 +1,97 @@
+"""Rows of several columns of text: a pair of sentences, or a title, a body and a comment.
+
+Raw rows then have ``texts``, the parts that the model reads, beside ``text``, in which people and
+the bag of words read them joined by line breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, DatasetDict, Features, List, Value
+from datasets.fingerprint import Hasher
+
+from finetune.data import seals
+from finetune.data.encoding import Read
+from finetune.data.splits import TEXTS
+from finetune.errors import UserError
+
+
+def combined(
+    dataset: DatasetDict, columns: Sequence[str], note: Callable[[str], object]
+) -> DatasetDict:
+    """Return ``dataset`` with ``text`` and ``texts`` instead of ``columns``.
+
+    Args:
+        dataset: Splits whose ``columns`` are texts, none missing.
+        columns: In the order in which the model reads them.
+        note: Is given a sentence about a cache that was damaged.
+    """
+    return DatasetDict({name: _combined(rows, columns, note) for name, rows in dataset.items()})
+
+
+def _combined(rows: Dataset, columns: Sequence[str], note: Callable[[str], object]) -> Dataset:
+    others = {name: each for name, each in rows.features.items() if name not in columns}
+    features = Features({**others, "text": Value("string"), TEXTS: List(Value("string"))})
+    key, cached, known = Hasher.hash([rows._fingerprint, list(columns), "parts"]), None, False
+    if rows.cache_files:
+        cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{key}.arrow")
+        known = seals.intact(cached, note)
+    result = rows.map(
+        _parts,
+        batched=True,
+        remove_columns=list(columns),
+        fn_kwargs={"columns": list(columns)},
+        features=features,
+        new_fingerprint=key,
+        cache_file_name=cached and str(cached),
+        load_from_cache_file=known,
+        desc="combining columns",
+    )
+    if cached is not None and not known and cached.exists():
+        seals.seal(cached)
+    return result
+
+
+def _parts(batch: dict[str, list[Any]], columns: list[str]) -> dict[str, list[Any]]:
+    parts = list(zip(*(batch[name] for name in columns), strict=True))
+    return {"text": ["\n".join(row) for row in parts], TEXTS: [list(row) for row in parts]}
+
+
+def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
+    """Refuse rows that are not read as the options of the recipe say.
+
+    Raises:
+        UserError: if rows have several columns of text and ``text_columns`` is not set, or if they
+            have one and it is.
+    """
+    for rows in dataset.values():
+        if (TEXTS in rows.column_names) != several:
+            raise UserError(
+                f"the recipe loads rows with{'out' if several else ''} the column '{TEXTS}' of "
+                "several texts: it needs --text_columns, and a load() that calls labelled()"
+            )
+
+
+def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> list[Read]:
+    """Return what the model reads of raw rows: their ``text``, or their ``texts``.
+
+    Args:
+        rows: Raw rows.
+        several: Whether several columns of text are read.
+
+    Raises:
+        UserError: if ``text`` and ``texts`` differ: a recipe has changed one of them.
+    """
+    if not several:
+        return list(rows["text"][:])
+    parts = list(rows[TEXTS][:])
+    for text, row in zip(rows["text"][:], parts, strict=True):
+        if text != "\n".join(row):
+            raise UserError(
+                f"the recipe changes 'text' to {text[:40]!r}, but several columns are tokenized "
+                f"from '{TEXTS}', {row[0][:40]!r} and so on: change both, or use one column"
+            )
+    return parts

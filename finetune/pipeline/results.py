@@ -1,0 +1,74 @@
+"""The results of a run: predictions, what they are worth, card and report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from finetune.errors import RunError, UserError
+from finetune.pipeline.events import Finished, Interrupted, Progress
+from finetune.recipe import Recipe
+from finetune.runs.run import Run
+from finetune.runtime import files
+
+if TYPE_CHECKING:
+    from transformers.trainer_utils import PredictionOutput
+
+    from finetune.tasks.base import Affine
+
+
+def write(
+    run: Run,
+    recipe: Recipe,
+    validated: PredictionOutput,
+    tested: PredictionOutput,
+    after: Affine | None,
+    outcome: dict[str, Any],
+    *,
+    baseline: bool,
+    progress: Progress,
+) -> None:
+    """Write the predictions and what they are worth; what is known is written as soon as it is."""
+    from finetune.pipeline import provenance
+    from finetune.pipeline.assess import assess, refuse_other_labels
+    from finetune.runs import predictions
+    from finetune.training.manifest import Metrics
+
+    rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
+    for split, output in (("test", tested), ("validation", validated)):
+        refuse_other_labels(recipe.targets(split), output.label_ids)
+    predictions.write(run.path, recipe.kind, rows, tested.predictions, tokens)
+    Metrics(
+        validation=provenance.validation_metrics(outcome["history"], outcome["best_step"]),
+        test=provenance.scores_only(tested.metrics or {}, "test_"),
+    ).write(run.path)
+    run.update(**outcome)
+    assess(run, recipe, validated, tested, after, baseline=baseline, progress=progress)
+    run.update(status="finished")
+    files.release(run.path)
+
+
+def tell(run: Run, progress: Progress, *, profiled: bool) -> None:
+    """Write the report, then tell of the run; it is finished whatever becomes of its report."""
+    from finetune.reporting import card, page
+
+    written, later = None, f"python -m finetune report {run.path}"
+    try:
+        card.write(run)
+        written = page.write(run)
+    except KeyboardInterrupt as wish:
+        wish.args = (f"the run is finished, but not its report; to write it: {later}",)
+        progress(Interrupted(*wish.args))
+        raise
+    except UserError as error:
+        raise RunError(
+            f"the run is finished and saved, but not its report: {error}; then: {later}"
+        ) from error
+    except OSError as error:
+        if not files.is_full(error):
+            raise
+        raise RunError(
+            f"the disk of {run.path} is full: the run is finished and saved, but not its report. "
+            f"Free some space, then: {later}"
+        ) from error
+    finally:
+        progress(Finished(run, profiled, written))

@@ -1,0 +1,210 @@
+"""Recipes of images: one image and one label a row, on an image classifier of ``transformers``.
+
+An image recipe is mostly fields::
+
+    class Beans(ImageClassification):
+        dataset: str = "AI-Lab-Makerere/beans"
+        model: str = "google/vit-base-patch16-224-in21k"
+        training = dict(global_batch_size=32, learning_rate=5e-5, num_train_epochs=3)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from finetune.errors import UserError
+from finetune.recipe.base import Recipe
+from finetune.recipe.options import option
+
+if TYPE_CHECKING:
+    import torch
+    from datasets import DatasetDict
+    from transformers import BaseImageProcessor
+
+    from finetune.data.augmentation import Augmentation
+
+
+class ImageClassification(Recipe):
+    """Images with one label each, on an image classifier from ``transformers``."""
+
+    input_column = "image"
+    training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
+
+    dataset: str = option(
+        "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
+    )
+    model: str = option("", "name of a model on the Hub, a local directory, or embedded:vit")
+    model_revision: str | None = option(
+        None, "commit, tag or branch of the model on the Hub (unset: the newest)"
+    )
+    image_column: str = option(
+        "", "column that holds the image or its path (unset: the one that obviously does)"
+    )
+    label_column: str = option(
+        "", "column that holds the label (unset: the one that obviously does)"
+    )
+    label_map: str | None = option(
+        None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
+    )
+    csv_quoting: Literal["auto", "minimal", "none"] = option(
+        "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
+    )
+    drop_invalid: bool = option(
+        False, "drop rows without a label or a readable image (unset: refuse them)"
+    )
+    crop_scale: float = option(
+        0.5, "least share of the area that random crops of training keep (1: no crops)"
+    )
+    horizontal_flip: bool = option(
+        True, "mirror every other image of training; false where left and right mean something"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._unmapped: Sequence[str] = ()
+        if not 0 < self.crop_scale <= 1:
+            raise UserError(
+                f"--crop_scale {self.crop_scale}: expected a share of the area, above 0, at most 1"
+            )
+
+    def load(self) -> DatasetDict:
+        return self.labelled(self.read())
+
+    def read(self) -> DatasetDict:
+        """Return the source as it is, with an ``id`` added: the number of the row in its split."""
+        from finetune.data import image_files, sources
+
+        if image_files.are_folders(self.dataset):
+            for name in ("image_column", "label_column", "csv_quoting", "dataset_revision"):
+                if (given := getattr(self, name)) not in ("", "auto", None):
+                    raise UserError(f"--{name} {given}: {self.dataset} is a folder of images")
+            return image_files.read_folders(self.dataset, self.note)
+        return sources.read(
+            self.dataset, self.dataset_revision, csv_quoting=self.csv_quoting, note=self.note
+        )
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``id``, ``image``, ``file`` where there are paths, and ``label``.
+
+        Missing labels and images that cannot be decoded are refused. Other columns stay, for the
+        slices of the report.
+        """
+        from datasets import DatasetDict
+
+        from finetune.data import findings, image_columns, image_files, labels, sources, splits
+        from finetune.tasks import reading
+
+        def places(split: str, rows: Sequence[int]) -> str:
+            if image_files.are_folders(self.dataset):
+                return ""
+            return sources.places(self.dataset, split, rows, self.csv_quoting)
+
+        image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
+        if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
+            self.note(f"columns: '{image}' is the image, '{label}' the label")
+            self.image_column, self.label_column = image, label
+        dataset = findings.without_clashes(dataset, [image, label], note=self.note)
+        dataset = DatasetDict(
+            {
+                name: image_columns.with_images(rows, image, self.dataset)
+                for name, rows in dataset.items()
+            }
+        )
+        if label != "label":
+            dataset = dataset.rename_column(label, "label")
+        dataset, hashes = image_columns.inspected(
+            dataset, drop=self.drop_invalid, note=self.note, places=places
+        )
+        dataset = findings.only_valid(
+            dataset, drop=self.drop_invalid, note=self.note, places=places, texts=()
+        )
+        how = reading.Reading(
+            task="single_label",
+            names=self.label_names,
+            renamed=labels.mapping(self.label_map or ""),
+        )
+        dataset, self._unmapped = reading.encoded(dataset, how, self.note)
+        for name, rows in dataset.items():
+            splits.remember(rows, "image", hashes[name][rows["id"][:]])
+        return dataset
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.data import labels
+
+        labels.refuse_unmapped(self._unmapped, dataset)
+        return super().split(dataset)
+
+    def check(self) -> None:
+        if type(self).build_model is ImageClassification.build_model:
+            from finetune.models import vision
+
+            vision.load_config(self.model, revision=self.model_revision)
+            self.processing_class()
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        """Return the images as they are stored; they are decoded as they are collated."""
+        from datasets import DatasetDict, Image
+
+        from finetune.data.image_batches import DRAWN_FROM
+
+        undecoded = dataset.cast_column("image", Image(decode=False))
+        return DatasetDict(
+            {
+                name: rows.rename_column("id", DRAWN_FROM) if name == "train" else rows
+                for name, rows in undecoded.items()
+            }
+        )
+
+    def processing_class(self) -> BaseImageProcessor:
+        return self._processor
+
+    @functools.cached_property
+    def _processor(self) -> BaseImageProcessor:
+        from finetune.models.vision import load_processor
+
+        return load_processor(self.model, self.model_revision)
+
+    @functools.cached_property
+    def augmentation(self) -> Augmentation:
+        """The random crops and flips of training."""
+        from finetune.data.augmentation import Augmentation
+
+        return Augmentation(self.crop_scale, self.horizontal_flip)
+
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.vision import batch_norms, load_classifier
+
+        model = load_classifier(
+            self.model, labels, self.model_revision, self.presumed_kind.problem_type
+        )
+        told = (
+            "layers of BatchNorm normalise by the rows that a device computes at once: this model "
+            "is not launch-invariant, its result depends on the number of processes and on "
+            "accumulation; ViT, Swin and ConvNeXT have no BatchNorm"
+        )
+        if (count := batch_norms(model)) and not any(told in note for note in self.notes):
+            self.note(f"{count} {told}")
+        return model
+
+    def base_revision(self) -> str | None:
+        from finetune.models.pretrained import commit
+
+        return commit(self.model, self.model_revision)
+
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.vision import load_classifier
+
+        return load_classifier(str(directory), labels)
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from finetune.data.image_batches import Collator
+
+        return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
+
+    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        from finetune.data.augmentation import Epochs
+
+        return {**super().parts(model), "callbacks": [Epochs(self.augmentation)]}

@@ -1,0 +1,142 @@
+"""Recipes with labels: which columns hold them, how they are written, and what task they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from finetune.errors import UserError
+from finetune.recipe.base import Recipe
+from finetune.recipe.options import option
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+    from finetune.tasks.reading import Reading
+
+
+class Labelled(Recipe):
+    """Rows with a label of any kind, in one column or in several."""
+
+    label_column: str = option("label", "column that holds the label")
+    label_columns: str | None = option(
+        None, "several columns instead: of 0 and 1, or of numbers: funny,sad,angry"
+    )
+    label_separator: str | None = option(
+        None, "what stands between the labels in a cell of --label_column"
+    )
+    thresholds: Literal["one", "label", "none"] = option(
+        "one", "of several labels a row, fitted on validation: one of all labels, one a label, none"
+    )
+    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = option(
+        "auto", "what kind of labels these are (auto: what the training rows say)"
+    )
+    label_map: str | None = option(
+        None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
+    )
+    label_order: str | None = option(
+        None, "classes from the lowest to the highest, for --task ordinal: low,middle,high"
+    )
+    csv_quoting: Literal["auto", "minimal", "none"] = option(
+        "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
+    )
+    drop_invalid: bool = option(False, "drop rows without a text or a label (unset: refuse them)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._unmapped: Sequence[str] = ()
+        mistakes = self._mistakes_of_order()
+        if self.label_separator == "":
+            mistakes.append("--label_separator: expected a character such as ';', found nothing")
+        if mistakes:
+            raise UserError(*mistakes)
+
+    def _mistakes_of_order(self) -> list[str]:
+        """Return a line for each thing that is wrong with ``label_order``."""
+        names, shown = self._ordered_names, f"--label_order {self.label_order}"
+        if self.label_order is None:
+            return []
+        if self.task not in ("auto", "ordinal"):
+            return [f"{shown}: the classes of --task {self.task} have no order; use --task ordinal"]
+        if len(names) < 3:
+            return [f"{shown}: expected three classes or more, separated by commas"]
+        if twice := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
+            return [f"{shown}: '{twice[0]}' stands there twice"]
+        return []
+
+    def read(self) -> DatasetDict:
+        """Return the source as it is, with an ``id`` added: the number of the row in its split."""
+        from finetune.data import sources
+
+        return sources.read(
+            self.dataset,
+            self.dataset_revision,
+            csv_quoting=self.csv_quoting,
+            note=self.note,
+        )
+
+    def places(self, split: str, rows: Sequence[int]) -> str:
+        """Return where rows of a split are in the source, by their ``id``, for messages."""
+        from finetune.data import sources
+
+        return sources.places(self.dataset, split, rows, self.csv_quoting)
+
+    def label_sources(self) -> dict[str, list[str]]:
+        """Return the option that names the columns of labels, and their names."""
+        from finetune.data.findings import names_in
+
+        if several := names_in("--label_columns", self.label_columns):
+            return {"--label_columns": several}
+        return {"--label_column": [self.label_column]}
+
+    def reading(self) -> Reading:
+        """Return how labels are read, those of one column from the column ``label``."""
+        from finetune.data import labels
+        from finetune.tasks.reading import Reading
+
+        ((_, columns),) = self.label_sources().items()
+        return Reading(
+            task=self.task,
+            columns=columns if self.label_columns else ["label"],
+            names=self._ordered_names or self.label_names,
+            ordered=bool(self.label_order),
+            renamed=labels.mapping(self.label_map or ""),
+            separator=self.label_separator,
+            shown=columns,
+            drop=self.drop_invalid,
+            places=self.places,
+        )
+
+    def with_targets(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``label`` as the task has it; the data decides an open task."""
+        from finetune.tasks import reading
+
+        how = self.reading()
+        if is_auto := self.task == reading.AUTO:
+            self.task, self.task_reason = reading.decided(dataset["train"], how)
+            how = dataclasses.replace(how, task=self.task)
+        self.target_names = how.columns if self.label_columns and self.task == "regression" else []
+        dataset, self._unmapped = reading.encoded(dataset, how, self.note)
+        in_order = self.task == "single_label" and super().is_ordinal(dataset["train"])
+        if is_auto and in_order:
+            self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
+        return dataset
+
+    @property
+    def _ordered_names(self) -> list[str]:
+        """The classes of ``label_order``."""
+        return [each.strip() for each in (self.label_order or "").split(",") if each.strip()]
+
+    def is_ordinal(self, rows: Dataset) -> bool:
+        return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.data import labels
+
+        labels.refuse_unmapped(self._unmapped, dataset)
+        if self.task == "ordinal":
+            from finetune.tasks import reading
+
+            reading.refuse_unordered(dataset, self._ordered_names, self.label_names)
+        return super().split(dataset)

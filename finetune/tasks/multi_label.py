@@ -1,0 +1,228 @@
+"""Any number of labels a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import expit, logit
+
+from finetune.data import multi_labels, targets
+from finetune.statistics import label_baseline, multi_label
+from finetune.statistics.pairs import McNemar
+from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics.scored import LABEL, PREDICTION, ScoredLabels, probability_of
+from finetune.tasks import losses, weights
+from finetune.tasks.base import Affine, RowLoss, Task, Tell
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from datasets import Dataset, DatasetDict
+
+    from finetune.training.loss import GlobalLoss
+
+#: Labels that the start block names.
+_MOST_NAMED = 12
+#: Validation rows that have a label, below which it has the threshold of all labels together.
+_FEWEST_POSITIVES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabel(Task[ScoredLabels]):
+    """Binary cross-entropy over a sigmoid for each label; those above one half are predicted.
+
+    Attributes:
+        thresholds: What is fitted on the validation rows, for the best F1: ``one`` threshold of all
+            labels, one for each ``label``, or ``none``.
+    """
+
+    name = "multi_label"
+    sections = ("training", "labels", "together", "length")
+    problem_type = "multi_label_classification"
+    metric_config = "multilabel"
+    metrics = {
+        "f1_micro": {"module": "f1", "average": "micro"},
+        "f1_macro": {"module": "f1", "average": "macro"},
+        "subset_accuracy": {"module": "accuracy"},
+        "average_precision": {"average": "macro"},
+    }
+    losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
+    has_probabilities = bears_bf16 = True
+
+    thresholds: str = "one"
+
+    @property
+    def feature(self) -> Any:
+        from datasets import ClassLabel, List
+
+        return List(ClassLabel(names=self.labels))
+
+    @property
+    def pipeline_arguments(self) -> Mapping[str, Any]:
+        return {"top_k": None}
+
+    def matched(self, rows: Dataset) -> Dataset:
+        return multi_labels.renumbered(rows, self.labels)
+
+    def targets(self, labels: Any) -> np.ndarray:
+        return targets.indicators(labels, len(self.labels)).astype(np.float32)
+
+    def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
+        has = targets.indicators(labels, len(self.labels))
+        shares = [
+            f"{name} {share:.0%}" for name, share in zip(self.labels, has.mean(axis=0), strict=True)
+        ]
+        more = f" and {len(shares) - _MOST_NAMED} more" if len(shares) > _MOST_NAMED else ""
+        each, none = has.sum(axis=1).mean(), (~has.any(axis=1)).mean()
+        rows = f"; {each:.2g} a row on average, {none:.0%} of the rows have none"
+        return "labels", f"{len(shares)}: {', '.join(shares[:_MOST_NAMED])}{more}{rows}"
+
+    def on_hub(self, *, is_text: bool) -> str:
+        return "text-classification" if is_text else "image-classification"
+
+    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
+        return weights.of_positives(text, self.labels, targets)
+
+    def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
+        from torch import float32, tensor
+
+        from finetune.training.loss import GlobalLoss
+
+        if weights is None:
+            return GlobalLoss(rows)
+        chosen: Any = self.losses[self.loss_function or next(iter(self.losses))]
+        positive = tensor(weights, dtype=float32)
+
+        def weighted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = chosen(logits, targets, positive.to(logits.device))
+            return loss
+
+        return GlobalLoss(rows, training_rows=weighted)
+
+    # ---- from outputs to predictions -------------------------------------------------------------
+
+    def fitted(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
+        """Return the shifts after which one half is the threshold that was best."""
+        if self.thresholds == "none":
+            return None
+        probabilities, has = expit(outputs.astype(np.float64)), np.asarray(targets, dtype=bool)
+        found = np.full(len(self.labels), multi_label.threshold(probabilities, has))
+        if self.thresholds == "label":
+            for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
+                found[index] = multi_label.threshold(probabilities[:, index], has[:, index])
+        return Affine(np.ones(len(found)), -logit(np.clip(found, 1e-6, 1 - 1e-6)))
+
+    def thresholds_of(self, after: Affine) -> dict[str, float]:
+        """Return the thresholds of which ``after`` makes one half."""
+        return dict(zip(self.labels, expit(-after.shift).tolist(), strict=True))
+
+    def decided(self, outputs: np.ndarray) -> np.ndarray:
+        return (np.asarray(outputs) > 0).astype(np.int64)
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        return np.asarray(expit(np.asarray(outputs, dtype=np.float64)))
+
+    def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredLabels:
+        has = np.asarray(labels).astype(bool)
+        return ScoredLabels(self.labels, has, self.probabilities(outputs))
+
+    def scored_in(self, table: pd.DataFrame) -> ScoredLabels:
+        number = {name: index for index, name in enumerate(self.labels)}
+        has = targets.indicators(
+            [[number[name] for name in names] for names in table[LABEL]], len(self.labels)
+        )
+        columns = [probability_of(name) for name in self.labels]
+        return ScoredLabels(self.labels, has, table[columns].to_numpy(dtype=np.float64))
+
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+        rows = self.scored(labels, outputs)
+        return {
+            LABEL: self._named(rows.labels),
+            PREDICTION: self._named(rows.decided),
+            **{
+                probability_of(name): rows.probabilities[:, index]
+                for index, name in enumerate(self.labels)
+            },
+        }
+
+    def predicted_names(self, *, every: bool) -> list[str]:
+        return [LABEL, *(map(probability_of, self.labels) if every else ())]
+
+    def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
+        probabilities = self.probabilities(outputs)
+        return [self._named(probabilities > 0.5), *(probabilities.T if every else ())]
+
+    def sentence(self, row: pd.Series[Any], most: int | None) -> str:
+        each = {label: row[probability_of(label)] for label in self.labels}
+        given = [f"{label} {each[label]:.4f}" for label in row[LABEL]]
+        rest = sorted((label for label in each if label not in row[LABEL]), key=lambda n: -each[n])
+        others = ", ".join(f"{label} {each[label]:.4f}" for label in rest[:most])
+        return (", ".join(given) or "none") + (f"  ({others})" if others else "")
+
+    def label_shown(self, label: Any) -> str:
+        return ", ".join(label) or "none"
+
+    def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
+        return self.label_shown(row[PREDICTION]), None, set(row[PREDICTION]) == set(row[LABEL])
+
+    def _named(self, has: np.ndarray) -> list[list[str]]:
+        """Return the names of the labels of each row."""
+        return [[self.labels[index] for index in np.flatnonzero(row)] for row in has]
+
+    # ---- what predictions are worth --------------------------------------------------------------
+
+    def counted(self, scoring: Scoring) -> Metrics:
+        """Return those of which the intervals are known: their names, nothing else."""
+        return {name: np.asarray for name in scoring if name in self.metrics}
+
+    def scores(self, rows: ScoredLabels, counted: Metrics) -> dict[str, Any]:
+        return multi_label.scores(rows)
+
+    def statistics(
+        self, rows: ScoredLabels, counted: Metrics, temperature: float | None
+    ) -> dict[str, Any]:
+        return multi_label.of(rows)
+
+    def beyond(
+        self, rows: ScoredLabels, baseline: ScoredLabels, counted: Metrics
+    ) -> dict[str, Any]:
+        return multi_label.differences(baseline, rows)
+
+    def differences(
+        self, first: ScoredLabels, second: ScoredLabels, counted: Metrics
+    ) -> dict[str, Any]:
+        return multi_label.differences(first, second)
+
+    def tests(self, rows: Sequence[ScoredLabels]) -> list[McNemar]:
+        return [multi_label.test(rows[0], other) for other in rows[1:]]
+
+    def apart(self, rows: Sequence[ScoredLabels]) -> np.ndarray:
+        said = [each.decided for each in rows]
+        differ = np.any([(other != said[0]).any(axis=1) for other in said[1:]], axis=0)
+        gaps = [np.abs(each.probabilities - rows[0].probabilities).max(axis=1) for each in rows[1:]]
+        apart = np.flatnonzero(differ)
+        return apart[np.argsort(-np.max(gaps, axis=0)[apart], kind="stable")]
+
+    def baselines(
+        self,
+        splits: DatasetDict,
+        input_column: str,
+        seed: int,
+        fingerprint: str,
+        *,
+        fit: bool,
+        note: Tell,
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        found = label_baseline.of_labels(
+            splits, input_column, seed, fingerprint, fit=fit, note=note
+        )
+        held = self.targets(splits["validation"][LABEL][:])
+        for name, *both in found:
+            validated, tested = (
+                logit(np.clip(each, 1e-7, 1 - 1e-7)).astype(np.float32) for each in both
+            )
+            after = self.fitted(validated, held)  # as the model has it
+            yield name, tested if after is None else after(tested)

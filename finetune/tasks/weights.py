@@ -1,0 +1,125 @@
+"""``--class_weights``: how much the rows of each class count in the loss of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from finetune.data.labels import listed
+from finetune.errors import UserError, suggestion
+
+#: Beside ``NAME=WEIGHT,NAME=WEIGHT``.
+BALANCED, NONE = "balanced", "none"
+#: Classes that a note names.
+_MOST_NAMED = 12
+
+
+def of_classes(text: str, names: Sequence[str], labels: np.ndarray) -> np.ndarray | None:
+    """Return the weight of each class, on average 1 over the training rows.
+
+    Balanced weights are those of scikit-learn's ``compute_class_weight``, the rows divided by the
+    rows of a class and the number of classes that occur. A class that does not occur, or is not
+    named, has the weight 1 before the mean is made 1; that mean changes no loss that is divided by
+    the sum of the weights.
+
+    Args:
+        text: Of the option.
+        names: Of the classes.
+        labels: The class of each training row, shape ``(rows,)``.
+
+    Returns:
+        Shape ``(classes,)``, float64; None if there are no weights.
+
+    Raises:
+        UserError: one line for each mistake in ``text``.
+    """
+    rows = np.bincount(labels, minlength=len(names))
+    if text == NONE:
+        return None
+    if text == BALANCED:
+        return np.where(rows, len(labels) / (np.count_nonzero(rows) * np.maximum(rows, 1)), 1.0)
+    weights = _named(text, names, rows)
+    return weights * len(labels) / float(weights @ rows)
+
+
+def of_positives(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray | None:
+    """Return how much the rows that have a label count in its loss; those without count 1.
+
+    Balanced weights are the rows without a label divided by those with it, as in torch's
+    ``BCEWithLogitsLoss``; 1 for a label that no row has, or that every row has.
+
+    Args:
+        text: Of the option.
+        names: Of the labels.
+        targets: Which labels each training row has, 0 or 1, shape ``(rows, labels)``.
+
+    Returns:
+        Shape ``(labels,)``, float64; None if there are no weights.
+
+    Raises:
+        UserError: one line for each mistake in ``text``.
+    """
+    rows = np.count_nonzero(targets, axis=0)
+    if text == NONE:
+        return None
+    if text == BALANCED:
+        without = len(targets) - rows
+        return np.where(rows * without, without / np.maximum(rows, 1), 1.0)
+    return _named(text, names, rows)
+
+
+def note(text: str, names: Sequence[str], weights: np.ndarray) -> str:
+    """Return what the user is told of the weights."""
+    each = [f"{name} {weight:.4g}" for name, weight in zip(names, weights, strict=True)]
+    more = f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
+    how = " (balanced)" if text == BALANCED else ""
+    return (
+        f"class weights{how}: {', '.join(each[:_MOST_NAMED])}{more}; the evaluation loss is not "
+        "weighted"
+    )
+
+
+def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
+    """Return the weights that ``text`` names, 1 for the others, shape ``(classes,)``."""
+    weights, mistakes, seen = np.ones(len(names)), list[str](), set[str]()
+    numbers = {name: index for index, name in enumerate(names)}
+    for part in text.split(","):
+        name, equals, written = (each.strip() for each in part.rpartition("="))
+        if not (name and equals and written):
+            found = part.strip()
+            hint = "" if found in names else suggestion(found, (BALANCED, NONE))
+            mistakes.append(
+                f"--class_weights {text}: expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, "
+                f"found '{found}'{hint}"
+            )
+            continue
+        if name not in numbers:
+            mistakes.append(
+                f"--class_weights: there is no class '{name}'{suggestion(name, names)} "
+                f"(classes: {listed(names)})"
+            )
+        elif name in seen:
+            mistakes.append(f"--class_weights: '{name}' is given two weights")
+        elif not rows[numbers[name]]:
+            mistakes.append(f"--class_weights: no training row is of the class '{name}'")
+        elif (weight := _number(written)) is None:
+            mistakes.append(
+                f"--class_weights {part.strip()}: expected a weight above 0, found '{written}'"
+            )
+        else:
+            weights[numbers[name]] = weight
+        seen.add(name)
+    if mistakes:
+        raise UserError(*mistakes)
+    return weights
+
+
+def _number(written: str) -> float | None:
+    """Return a weight; None if it is not a finite number above 0."""
+    try:
+        weight = float(written)
+    except ValueError:
+        return None
+    return weight if 0 < weight < math.inf else None

@@ -1,0 +1,52 @@
+"""RMSE as a local `evaluate` metric: `sklearn.metrics.root_mean_squared_error`; see the README."""
+
+import inspect
+from collections.abc import Sequence
+
+import datasets
+import evaluate
+from sklearn.metrics import root_mean_squared_error
+
+
+class RMSE(evaluate.Metric):
+    """Root mean squared error of predicted and true numbers."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        """Describe the inputs: a float per example, or a list of as many for each."""
+        number = datasets.Value("float64")
+        return evaluate.MetricInfo(
+            description="Root of the mean of the squared errors: 0 is best.",
+            citation="Pedregosa et al. (2011). Scikit-learn: Machine Learning in Python. JMLR 12.",
+            inputs_description=inspect.getdoc(self._compute) or "",
+            features=[
+                datasets.Features({"predictions": each, "references": each})
+                for each in (number, datasets.List(number))
+            ],
+            reference_urls=[
+                "https://scikit-learn.org/stable/modules/generated/sklearn.metrics.root_mean_squared_error.html"
+            ],
+        )
+
+    def _compute(
+        self,
+        predictions: Sequence[float] | Sequence[Sequence[float]],
+        references: Sequence[float] | Sequence[Sequence[float]],
+    ) -> dict[str, float]:
+        """Compute it; of several targets the mean over them.
+
+        Args:
+            predictions: Predicted numbers, shape `(n_examples,)` or `(n_examples, n_targets)`.
+            references: True numbers, of the same shape.
+
+        Returns:
+            `{"rmse": score}` with a float.
+
+        Raises:
+            ValueError: If the lengths differ.
+
+        Examples:
+            >>> metric = RMSE(keep_in_memory=True)  # or evaluate.load(path)
+            >>> metric.compute(predictions=[2.5, 0.0, 2.0, 8.0], references=[3.0, -0.5, 2.0, 7.0])
+            {'rmse': 0.6123724356957945}
+        """
+        return {"rmse": float(root_mean_squared_error(references, predictions))}

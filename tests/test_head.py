@@ -1,0 +1,184 @@
+"""The last layer of every family is found, and what is folded into it is what a model returns."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from finetune.errors import UserError
+from finetune.models import head
+from tests.conftest import ROOT
+
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(
+        ("hidden_size", "dim", "d_model", "n_embd", "embedding_size", "pooler_hidden_size"), 32
+    ),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff", "d_inner", "n_inner"), 40),
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers", "n_layer"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_heads", "num_heads", "n_head"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 40),
+    **{"num_key_value_heads": 2, "d_head": 8, "d_kv": 8, "head_dim": 8},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+#: With and without a bias in the last layer.
+WITH = ["bert", "roberta", "distilbert", "xlnet", "t5", "bart", "electra", "albert", "deberta-v2"]
+WITHOUT = ["gpt2", "llama"]
+INPUT_IDS = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 11, 12, 2], [13, 5, 14, 6, 2]])
+
+
+def tiny(family: str, width: int) -> Any:
+    config = AutoConfig.for_model(family, vocab_size=50, pad_token_id=0)
+    config.id2label = {each: f"target {each}" for each in range(width)}
+    for name, value in SIZES.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    config.decoder_start_token_id = 0
+    torch.manual_seed(0)
+    model: Any = AutoModelForSequenceClassification
+    return model.from_config(config).eval()
+
+
+def outputs(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=INPUT_IDS)["logits"]
+    return logits
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("family", WITH + WITHOUT)
+def test_what_is_folded_is_what_the_model_returns(family: str, width: int, tmp_path: Path) -> None:
+    model = tiny(family, width)
+    before, layer = outputs(model), head.last_linear(model, width)
+    assert head.has_bias(layer) == (family in WITH)
+    scale, shift = np.array([3.0, 0.01][:width]), np.array([100.0, -2.0][:width])
+    if family in WITHOUT:
+        with pytest.raises(UserError, match="no bias"):
+            head.fold(layer, scale, shift)
+        shift *= 0
+    head.fold(layer, scale, shift)
+    expected = before.double() * torch.tensor(scale) + torch.tensor(shift)
+    torch.testing.assert_close(outputs(model).double(), expected, rtol=1e-5, atol=1e-6)
+    model.save_pretrained(tmp_path)
+    reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(outputs(reloaded), outputs(model))
+
+
+def test_a_model_without_such_a_layer_is_refused() -> None:
+    for model in (torch.nn.Sequential(torch.nn.Conv2d(1, 3, 2)), torch.nn.Linear(4, 2)):
+        with pytest.raises(UserError, match=f"{type(model).__name__} has no linear layer of 3"):
+            head.last_linear(model, 3)
+
+
+def test_the_nearest_power_of_two() -> None:
+    found = head.power_of_two(np.array([1.0, 1.4, 1.5, 3.1, 1e-3, 1000.0, 1e-300]))
+    assert found.tolist() == [1, 1, 2, 4, 2**-10, 1024, 2**-100]
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -> None:
+    model = tiny(family, 2)
+    layer = head.last_linear(model, 2)
+    if head.has_bias(layer):
+        layer.bias.data += torch.tensor([70.0, 0.3])
+    before, plain = outputs(model), copy.deepcopy(model.state_dict())
+    scaling = head.ScaledOutputs(layer, np.array([64.0, 0.125]))
+    assert head.scaled(layer) is scaling
+    assert torch.equal(outputs(model), before)
+    name = next(name for name in plain if name.endswith(("classifier.weight", "score.weight")))
+    assert torch.equal(layer.weight * scaling.scale[:, None], plain[name])
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, plain[key])
+    model.save_pretrained(tmp_path)
+    reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(outputs(reloaded), before)
+    inside = layer.weight.detach().clone()
+    model.load_state_dict({key: value.clone() for key, value in plain.items()})
+    assert torch.equal(layer.weight, inside)
+    scaling.remove(layer)
+    assert head.scaled(layer) is None
+    assert torch.equal(outputs(model), before)
+    assert torch.equal(layer.weight, plain[name])
+
+
+def test_scaled_outputs_are_computed_in_float32_under_autocast() -> None:
+    layer = torch.nn.Linear(8, 1)
+    torch.nn.init.constant_(layer.bias, 2000.0)
+    states = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    exact = layer(states).detach()
+    head.ScaledOutputs(layer, np.array([4.0]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(states)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.detach(), exact)  # bf16 has 2000, 2008, ...
+
+
+def test_a_step_moves_scaled_outputs_by_their_scale() -> None:
+    moved = []
+    for scale in (None, 1024.0):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(4, 1)
+        if scale:
+            head.fold(layer, np.array([scale]), np.zeros(1))
+            head.ScaledOutputs(layer, np.array([scale]))
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.1)
+        before = layer(torch.ones(1, 4))
+        (before / (scale or 1)).square().sum().backward()
+        optimizer.step()
+        moved.append((layer(torch.ones(1, 4)) - before).item() / (scale or 1))
+    assert moved[0] == pytest.approx(moved[1], rel=1e-6)
+
+
+SHARDED = """
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions, get_model_state_dict, set_model_state_dict
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from finetune.models import head
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2,))
+for width in (1, 3):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, width))
+    rows = torch.randn(4, 8)
+    before = model(rows).detach()
+    plain = {name: value.clone() for name, value in model.state_dict().items()}
+    head.scale_outputs(model[1], np.array([64.0, 0.25, 2.0][:width]))
+    fully_shard(model, mesh=mesh)
+    assert torch.equal(model(rows), before)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    assert all(torch.equal(whole[name], plain[name]) for name in plain)
+    set_model_state_dict(model, get_model_state_dict(model))
+    assert torch.equal(model(rows), before)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_scaled_outputs_of_a_sharded_model_are_the_same(tmp_path: Path) -> None:
+    (script := tmp_path / "sharded.py").write_text(SHARDED, encoding="utf-8")
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*start, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

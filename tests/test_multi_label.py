@@ -1,0 +1,399 @@
+"""Any number of labels a row: cells and columns that hold them, statistics, thresholds, and the
+whole path on a tiny model.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.metrics
+import torch
+from datasets import ClassLabel, Dataset, Features, List, Value
+from scipy.special import expit
+from transformers import pipeline
+
+import finetune
+from finetune import Run, TextClassification, UserError
+from finetune.data import multi_labels, stratification
+from finetune.pipeline.compare import compare
+from finetune.pipeline.evaluate import evaluate
+from finetune.statistics import multi_label
+from finetune.statistics.scored import ScoredLabels
+from finetune.tasks.multi_label import MultiLabel
+
+WORDS = {"service": "waiter", "food": "soup", "price": "bill"}
+
+
+class Texts(TextClassification):
+    """Of a file."""
+
+    dataset: str = ""
+
+
+def table(rows: int = 240) -> pd.DataFrame:
+    """Texts that say which labels they have: none, one, two or three."""
+    found = []
+    for number in range(rows):
+        names = [name for place, name in enumerate(WORDS) if number >> place & 1]
+        said = " and ".join(WORDS[name] for name in names) or "weather"
+        found.append({"text": f"the {said} of visit {number}", "label": names})
+    return pd.DataFrame(found)
+
+
+def written(path: Path, labels: list[Any]) -> str:
+    frame = pd.DataFrame({"text": [f"text {n}" for n in range(len(labels))], "label": labels})
+    frame.to_json(path, orient="records", lines=True)
+    return str(path)
+
+
+def loaded(path: str, **options: Any) -> tuple[list[str], list[list[int]]]:
+    recipe = Texts(dataset=path, **options)
+    rows = recipe.load()["train"]
+    assert recipe.task == "multi_label"
+    return list(rows.features["label"].feature.names), rows["label"][:]
+
+
+# ---- how labels are read -------------------------------------------------------------------------
+
+CELLS: list[Any] = [["b", "a"], [], ["c", "c "], ["a"]]
+
+
+def test_a_column_of_lists(tmp_path: Path) -> None:
+    assert loaded(written(tmp_path / "rows.jsonl", CELLS)) == (
+        ["a", "b", "c"],
+        [[0, 1], [], [2], [0]],
+    )
+
+
+def test_lists_in_json_and_in_python_syntax(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    cells = ['["b", "a"]', "[]", "['c', 'c ']", '["a"]']
+    pd.DataFrame({"text": ["one", "two", "three", "four"], "label": cells}).to_csv(path)
+    assert loaded(str(path)) == (["a", "b", "c"], [[0, 1], [], [2], [0]])
+
+
+def test_an_empty_list_has_no_labels_beside_a_separator(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", ["b; a", "[]", "c"])
+    assert loaded(path, label_separator=";") == (["a", "b", "c"], [[0, 1], [], [2]])
+
+
+def test_labels_with_a_separator(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", ["b; a", "c", "c;;c", "a"])
+    names, rows = loaded(path, label_separator=";")
+    assert (names, rows) == (["a", "b", "c"], [[0, 1], [2], [2], [0]])
+
+
+@pytest.mark.parametrize(
+    ("true", "false"), [(1, 0), (True, False), ("1", "0"), (1.0, 0.0), ("yes", "no")]
+)
+def test_a_column_for_each_label(tmp_path: Path, true: Any, false: Any) -> None:
+    frame = pd.DataFrame(
+        {"text": list("abcd"), "sad": [true, false, false, true], "fun": [true, false, true, false]}
+    )
+    frame.to_parquet(path := tmp_path / "rows.parquet")
+    options = {"task": "multi_label"} if true == "yes" else {}
+    names, rows = loaded(str(path), label_columns="sad,fun", **options)
+    assert (names, rows) == (["sad", "fun"], [[0, 1], [], [1], [0]])
+
+
+def test_labels_are_renamed_and_merged(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", CELLS)
+    assert loaded(path, label_map="a=x,b=x") == (["c", "x"], [[1], [], [0], [1]])
+
+
+def test_whole_numbers_are_labels(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", [[10, 2], [], [2], [1]])
+    assert loaded(path) == (["1", "2", "10"], [[1, 2], [], [1], [0]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (
+            [["a"], ["a", "b"], "b"],
+            {"task": "multi_label"},
+            "--label_column: 'label' holds 'b' (train data, line 3): expected a list of labels; "
+            "labels separated by commas are --label_separator ','",
+        ),
+        ([["a"], ["a", None]], {}, "1 of 2 train rows without a label"),
+        ([["1"], [], [1]], {}, "holds both '1' and 1 (train data, line 3): expected one type"),
+        (
+            [["a"], [1.5]],
+            {"task": "multi_label"},
+            "holds 1.5 (train data, line 2), a number with a fraction: expected labels",
+        ),
+        ([[], []], {"task": "multi_label"}, "no row has a label in 'label', all lists are empty"),
+        (["a", "b"], {"label_separator": ";", "task": "single_label"}, "a row has one label, with"),
+        (["a;b"], {"label_separator": ""}, "--label_separator: expected a character such as ';'"),
+        ([["a"], None], {}, "1 of 2 train rows without a label"),
+        ([["a"], [["b"]]], {}, "--label_column: 'label' holds [['b']] (train data, line 2)"),
+    ],
+)
+def test_cells_that_cannot_be_read(
+    tmp_path: Path, labels: list[Any], options: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"text": f"text {n}", "label": each}) for n, each in enumerate(labels)]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError) as refusal:
+        Texts(dataset=str(path), **options).load()
+    assert message in str(refusal.value)
+
+
+def test_a_column_of_other_values_is_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"text": list("abc"), "sad": [0, 1, 2], "fun": [0, 1, 1]})
+    frame.to_parquet(path := tmp_path / "rows.parquet")
+    with pytest.raises(UserError, match=r"'sad' holds '2' \(train data, row 3\): expected 0"):
+        Texts(dataset=str(path), label_columns="sad,fun", task="multi_label").load()
+
+
+def test_a_single_column_of_several_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", CELLS)
+    with pytest.raises(UserError, match="--label_columns sad: expected two columns or more"):
+        Texts(dataset=path, label_columns="sad").load()
+
+
+def test_labels_that_training_does_not_have_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    table(40).to_json(tmp_path / "data" / "train.jsonl", orient="records", lines=True)
+    other = table(10)
+    other["label"] = [["food"], ["fod"]] * 5
+    other["text"] += " again"
+    other.to_json(tmp_path / "data" / "test.jsonl", orient="records", lines=True)
+    with pytest.raises(UserError, match="test data has labels that the training data does not"):
+        _ = Texts(dataset=str(tmp_path / "data")).splits
+
+
+def test_classes_are_numbered_as_a_model_does() -> None:
+    features = Features({"id": Value("int64"), "label": List(ClassLabel(names=["b", "a"]))})
+    labels: dict[str, Any] = {"id": [0, 1, 2], "label": [[0], [0, 1], []]}
+    rows = Dataset.from_dict(labels, features=features)
+    found = multi_labels.renumbered(rows, ["a", "x", "b"])
+    assert found["label"][:] == [[2], [0, 2], []]
+    with pytest.raises(UserError, match=r"does not know: 'a', first in row 2 \(it knows: 'b'\)"):
+        multi_labels.renumbered(rows, ["b"])
+
+
+# ---- splits --------------------------------------------------------------------------------------
+
+
+def test_each_label_keeps_its_share() -> None:
+    generator = np.random.default_rng(0)
+    has = generator.random((2000, 6)) < [0.5, 0.2, 0.05, 0.02, 0.01, 0.3]
+    drawn = stratification.iterative(has, 400, seed=1)
+    assert len(drawn) == len(set(drawn)) == 400
+    gaps = np.abs(has[drawn].sum(axis=0) - 0.2 * has.sum(axis=0))
+    by_lot = np.abs(has[generator.permutation(2000)[:400]].sum(axis=0) - 0.2 * has.sum(axis=0))
+    assert gaps.max() <= 1 < by_lot.max()
+    assert np.array_equal(drawn, stratification.iterative(has, 400, seed=1))
+    assert not np.array_equal(drawn, stratification.iterative(has, 400, seed=2))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 30])
+def test_any_size_can_be_drawn(size: int) -> None:
+    has = np.random.default_rng(0).random((30, 4)) < 0.3
+    has[:5] = False
+    assert len(stratification.iterative(has, size, seed=0)) == size
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def scored(rows: int = 300, seed: int = 0, sharp: float = 1.5) -> ScoredLabels:
+    generator = np.random.default_rng(seed)
+    has = generator.random((rows, 4)) < [0.5, 0.3, 0.1, 0.05]
+    logits = sharp * (2 * has - 1) + generator.normal(size=has.shape) - 0.5
+    return ScoredLabels(list("abcd"), has, expit(logits))
+
+
+def test_values_are_those_of_scikit_learn() -> None:
+    rows = scored()
+    found = multi_label.scores(rows)
+    has, given = rows.labels.astype(int), rows.decided.astype(int)
+    for average in ("micro", "macro", "samples"):
+        expected = sklearn.metrics.f1_score(has, given, average=average, zero_division=0)
+        assert found[f"f1_{average}"]["value"] == pytest.approx(expected)
+    assert found["subset_accuracy"]["value"] == sklearn.metrics.accuracy_score(has, given)
+    assert found["hamming_loss"]["value"] == pytest.approx(sklearn.metrics.hamming_loss(has, given))
+    average = sklearn.metrics.average_precision_score(has, rows.probabilities)
+    assert found["average_precision"]["value"] == pytest.approx(average)
+    for each in found.values():
+        assert each["low"] < each["value"] < each["high"]
+
+
+def test_equal_probabilities_are_one_threshold() -> None:
+    rows = scored()
+    rounded = ScoredLabels(rows.names, rows.labels, rows.probabilities.round(1))
+    found = multi_label.scores(rounded)["average_precision"]["value"]
+    expected = sklearn.metrics.average_precision_score(rows.labels, rounded.probabilities)
+    assert found == pytest.approx(expected)
+
+
+def test_differences_are_those_of_the_values() -> None:
+    first, second = scored(seed=0), scored(seed=0, sharp=2.5)
+    one, other = multi_label.scores(first), multi_label.scores(second)
+    for name, gap in multi_label.differences(first, second).items():
+        assert gap["value"] == pytest.approx(other[name]["value"] - one[name]["value"])
+        assert gap["low"] <= gap["value"] <= gap["high"]
+
+
+def test_a_label_of_few_rows_has_no_interval_of_its_average_precision() -> None:
+    found = multi_label.of_labels(scored(rows=150))
+    for name in "abcd":
+        assert ("pr_area" in found[name]) == (
+            found[name]["support"] >= multi_label.FEWEST_POSITIVES
+        )
+    assert found["d"]["support"] < multi_label.FEWEST_POSITIVES < found["a"]["support"]
+
+
+def coverage(rows: int, repeats: int) -> dict[str, float]:
+    """How often the intervals hold the truth, which is that of very many rows."""
+    whole = multi_label.scores(scored(200_000, seed=10**6))
+    inside: dict[str, int] = dict.fromkeys(whole, 0)
+    for repeat in range(repeats):
+        for name, each in multi_label.scores(scored(rows, seed=repeat)).items():
+            inside[name] += each["low"] <= whole[name]["value"] <= each["high"]
+    return {name: count / repeats for name, count in inside.items()}
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 400 rows with labels of 50, 30, 10 and 5%: 20 rows have the rarest on average."""
+    found = coverage(400, 2000)
+    with capsys.disabled():
+        print(found)
+    assert all(0.93 <= share <= 0.97 for share in found.values()), found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_threshold_is_the_best_one(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    has = generator.random(60) < 0.3
+    sure = np.round(expit(2 * has + generator.normal(size=60) - 2), 2)
+    found = multi_label.threshold(sure, has)
+    every = [sklearn.metrics.f1_score(has, sure > each) for each in np.linspace(0, 1, 501)]
+    assert sklearn.metrics.f1_score(has, sure > found) == pytest.approx(max(every))
+
+
+def test_after_the_shift_one_half_decides() -> None:
+    rows = scored(sharp=0.7)
+    for kind in ("one", "label"):
+        task = MultiLabel(labels=rows.names, thresholds=kind)
+        after = task.fitted(rows.outputs, rows.labels)
+        assert after is not None
+        moved = task.scored(rows.labels, after(rows.outputs))
+        found = [multi_label.scores(each)["f1_micro"]["value"] for each in (rows, moved)]
+        assert found[1] > found[0] + 0.02
+    assert (
+        MultiLabel(labels=rows.names, thresholds="none").fitted(rows.outputs, rows.labels) is None
+    )
+
+
+# ---- the whole path ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("labels") / "rows.jsonl"
+    table().to_json(path, orient="records", lines=True)
+    return path
+
+
+def trained(data: Path, model: str, directory: Path, **options: Any) -> Run:
+    return finetune.train(
+        "text",
+        dataset=str(data),
+        model=model,
+        learning_rate=5e-3,
+        num_train_epochs=6,
+        global_batch_size=16,
+        output_dir=str(directory),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(data, tiny_model, tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.mark.trains
+def test_a_model_is_trained_and_judged(run: Run) -> None:
+    statistics, manifest = run.statistics, run.manifest
+    assert manifest.task == "multi_label"
+    assert run.headline[0] == manifest.arguments["metric_for_best_model"] == "f1_micro"
+    assert statistics.metrics["f1_micro"]["value"] > 0.8
+    assert set(run.metrics.baseline) == {"prevalence", "TF-IDF + logistic regression"}
+    assert statistics.beyond["prevalence"]["f1_micro"]["low"] > 0
+    page = (run.path / "report.html").read_text()
+    assert "Each label by itself" in page
+    assert "Labels of the same rows" in page
+
+
+@pytest.mark.trains
+def test_the_saved_model_decides_at_one_half(run: Run) -> None:
+    found = run.predictions
+    classify = pipeline("text-classification", model=str(run.path), top_k=None)
+    texts = found["text"].tolist()[:20]
+    for row, scores in zip(found.itertuples(), classify(texts), strict=False):
+        probabilities = {each["label"]: each["score"] for each in scores}
+        assert {name for name, each in probabilities.items() if each > 0.5} == set(row.prediction)
+        for name, each in probabilities.items():
+            at = found.columns.get_loc(f"probability of {name}")
+            assert found.iloc[row.Index, at] == pytest.approx(each, abs=1e-4)
+    own = finetune.predict(run, texts, all_probabilities=True)
+    assert [list(each) for each in own["label"]] == [
+        list(each) for each in found["prediction"][:20]
+    ]
+
+
+@pytest.mark.trains
+def test_predictions_are_written_and_evaluated(run: Run, data: Path, tmp_path: Path) -> None:
+    again = evaluate(run, str(data))
+    assert again.statistics is not None
+    assert again.metrics["f1_micro"] == pytest.approx(again.statistics.metrics["f1_micro"]["value"])
+    assert evaluate(run).metrics == pytest.approx(run.metrics.test, abs=1e-6)
+
+
+@pytest.mark.trains
+def test_two_runs_are_compared(run: Run, data: Path, tiny_model: str, tmp_path: Path) -> None:
+    other = trained(data, tiny_model, tmp_path / "other", thresholds="label", seed=1)
+    found = compare([run, other], page=tmp_path / "page.html")
+    assert set(found.metrics[0]) >= {"f1_micro", "subset_accuracy", "average_precision"}
+    assert found.tests[0].p_value <= 1
+
+
+@pytest.mark.trains
+def test_two_processes_are_one(data: Path, tiny_model: str, tmp_path: Path) -> None:
+    runs = []
+    for processes in (1, 2):
+        directory = tmp_path / f"run{processes}"
+        finetune.launch(
+            "text",
+            num_processes=processes,
+            dataset=str(data),
+            model=tiny_model,
+            max_steps=6,
+            global_batch_size=8,
+            hidden_dropout=0.0,
+            precision="fp32",
+            output_dir=str(directory),
+            save_strategy="no",
+            eval_strategy="no",
+            thresholds="label",
+        )
+        runs.append(Run(directory))
+    one, two = (run.predictions.filter(like="probability of").to_numpy() for run in runs)
+    assert np.abs(one - two).max() < 1e-5
+    losses = [[each["loss"] for each in run.manifest.history if "loss" in each] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_the_loss_of_a_row_is_the_mean_over_its_labels() -> None:
+    task = MultiLabel(labels=["a", "b", "c"])
+    logits, has = torch.randn(5, 3), torch.randint(0, 2, (5, 3)).float()
+    expected = torch.nn.BCEWithLogitsLoss(reduction="none")(logits, has).mean(dim=1)
+    assert torch.allclose(task.loss(logits, has), expected)
