@@ -148,30 +148,38 @@ def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> 
         )
 
 
-def set_padding(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str) -> None:
-    """Let a tokenizer pad as the head of the family expects; saved with the tokenizer.
+def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the keyword arguments of a tokenizer that the head of the family needs.
+
+    Passed to ``from_pretrained`` they are saved with the tokenizer; set later they are not.
+    """
+    side = "left" if config.model_type == "xlnet" else "right"
+    # a text that spells the token out would end there
+    return {"padding_side": side, "split_special_tokens": config.model_type in _FIND_END}
+
+
+def set_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str) -> None:
+    """Give a tokenizer without a padding token that of the configuration, or the one that ends a
+    text.
 
     Args:
-        tokenizer: Changed in place; one without a padding token gets that of the configuration, or
-            the token that ends a text.
+        tokenizer: Changed in place.
         config: Of its model.
         model: Named in the error.
 
     Raises:
         UserError: if there is no token to pad with.
     """
+    if tokenizer.pad_token is not None:
+        return
     text: Any = config.get_text_config()
-    if tokenizer.pad_token is None:
-        known = text.pad_token_id
-        if known is not None and 0 <= known < len(tokenizer):
-            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(known)
-        elif tokenizer.eos_token is not None:
-            tokenizer.pad_token = tokenizer.eos_token
-        else:
-            raise UserError(
-                f"--model {model}: its tokenizer has no padding token, and none that ends a text; "
-                "add pad_token to its tokenizer_config.json"
-            )
-    tokenizer.padding_side = "left" if config.model_type == "xlnet" else "right"
-    if config.model_type in _FIND_END:  # a text that spells it out would end there
-        tokenizer.split_special_tokens = True
+    known = text.pad_token_id
+    if known is not None and 0 <= known < len(tokenizer):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(known)
+    elif tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+    else:
+        raise UserError(
+            f"--model {model}: its tokenizer has no padding token, and none that ends a text; "
+            "add pad_token to its tokenizer_config.json"
+        )

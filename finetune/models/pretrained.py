@@ -53,12 +53,14 @@ def load_tokenizer(
     Raises:
         UserError: if it cannot be loaded.
     """
-    most = {} if max_length is None else {"model_max_length": max_length}
+    most: dict[str, Any] = {} if max_length is None else {"model_max_length": max_length}
     with loading(model, revision) as source:
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
+        settings = most | families.tokenizer_settings(config)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source, truncation_side=truncation_side, **most
+            **source, truncation_side=truncation_side, **settings
         )
-        families.set_padding(tokenizer, AutoConfig.from_pretrained(**source), model)
+        families.set_pad_token(tokenizer, config, model)
     return tokenizer
 
 
