@@ -153,9 +153,12 @@ def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
 
     Passed to ``from_pretrained`` they are saved with the tokenizer; set later they are not.
     """
-    side = "left" if config.model_type == "xlnet" else "right"
     # a text that spells the token out would end there
-    return {"padding_side": side, "split_special_tokens": config.model_type in _FIND_END}
+    settings: dict[str, Any] = {"split_special_tokens": config.model_type in _FIND_END}
+    if config.model_type == "xlnet":  # whose tokenizer leaves the segments out
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        return {**settings, "padding_side": "left", "model_input_names": names}
+    return {**settings, "padding_side": "right"}
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str) -> None:
