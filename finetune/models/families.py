@@ -48,6 +48,8 @@ _FIND_END = (
     *("bart", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "llama", "mbart"),
     *("mistral", "mt5", "opt", "phi3", "qwen2", "qwen3", "t5", "umt5"),
 )
+#: Those among them that fail where rows of a batch have that token more or less often.
+_COUNT_ENDS = ("bart", "bigbird_pegasus", "mbart", "mt5", "mvp", "plbart", "t5", "umt5")
 #: Weights of a family that its head leaves out; DDP would wait for their gradients.
 _UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
 #: Those that have a table only if their configuration says so.
@@ -97,7 +99,11 @@ def set_dropout(config: PretrainedConfig, option: str, probability: float | None
     config = config.get_text_config()
     names = [name for name in DROPOUTS[option] if hasattr(config, name)]
     if probability and not names:
-        raise UserError(f"--{option}: a model of type '{config.model_type}' has no such dropout")
+        known = [name for name in config.to_dict() if "dropout" in name or name.endswith("pdrop")]
+        raise UserError(
+            f"--{option} {probability}: a model of type '{config.model_type}' has no such dropout, "
+            f"only {', '.join(sorted(known)) or 'none at all'}"
+        )
     if option == "hidden_dropout":  # of a head it may be None: then it is that of hidden states
         names += [name for name in _HEAD_DROPOUTS if getattr(config, name, None)]
     for name in names:
@@ -134,18 +140,47 @@ def freeze_unused(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
+def overflows(config: PretrainedConfig) -> bool:
+    """Return whether a family cannot be trained in bf16 or fp16.
+
+    DeBERTa of the first version masks with the lowest number of fp32; v2 and v3 do not.
+    """
+    return bool(config.model_type == "deberta")
+
+
 def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> None:
-    """Refuse what a family overflows in: DeBERTa masks with the lowest number of fp32.
+    """Refuse what a family overflows in.
 
     Raises:
-        UserError: for DeBERTa of the first version, v2 and v3 have no such limit.
+        UserError: with the precision to use.
     """
-    kind = getattr(getattr(model, "config", None), "model_type", None)
-    if kind == "deberta" and (bf16 or fp16):
+    config = getattr(model, "config", None)
+    if (bf16 or fp16) and isinstance(config, PretrainedConfig) and overflows(config):
         raise UserError(
-            f"--precision {'bf16' if bf16 else 'fp16'}: a model of type 'deberta' overflows in it; "
-            "expected --precision fp32"
+            f"--precision {'bf16' if bf16 else 'fp16'}: a model of type '{config.model_type}' "
+            "overflows in it; expected --precision fp32"
         )
+
+
+def remarks(config: PretrainedConfig) -> list[str]:
+    """Return what is done differently for a family, for the start of a run."""
+    kind, found = config.model_type, []
+    if kind == "big_bird":
+        found.append(
+            "a model of type 'big_bird' attends to all tokens, not to blocks of them: with block-"
+            "sparse attention results depend on the order of batches"
+        )
+    if overflows(config):
+        found.append(f"precision fp32: a model of type '{kind}' overflows in bf16 and fp16")
+    return found
+
+
+def end_token(config: PretrainedConfig) -> int | None:
+    """Return the number of the token that every row must have equally often; None if there is none
+    of that kind.
+    """
+    text: Any = config.get_text_config()
+    return text.eos_token_id if config.model_type in _COUNT_ENDS else None
 
 
 def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:

@@ -140,6 +140,17 @@ def is_fresh(model: torch.nn.Module, layer: torch.nn.Linear) -> bool:
     return fresh is None or next(names) in fresh
 
 
+def load_config(model: str, revision: str | None = None) -> PretrainedConfig:
+    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`.
+
+    Raises:
+        UserError: if it cannot be loaded.
+    """
+    with loading(model, revision) as source:
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
+    return config
+
+
 def positions(model: str, revision: str | None = None) -> int | None:
     """Return the most tokens that ``model`` has learned positions for; None where it has none.
 
@@ -148,16 +159,12 @@ def positions(model: str, revision: str | None = None) -> int | None:
     Raises:
         UserError: if its configuration cannot be loaded.
     """
-    with loading(model, revision) as source:
-        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
-    return families.positions(config)
+    return families.positions(load_config(model, revision))
 
 
 def identity(model: str) -> str:
     """Return a hash of the configuration in a model directory."""
-    with loading(model, None) as source:
-        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
-    facts = {**config.to_dict(), "transformers_version": None, "_name_or_path": None}
+    facts = {**load_config(model).to_dict(), "transformers_version": None, "_name_or_path": None}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,6 +68,7 @@ class TextClassification(Labelled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.reduced_to: int | None = None  # max_length, where a model has no more positions
         mistakes = [
             f"--{name} {value}: expected a probability, 0 or more and below 1"
             for name in ("hidden_dropout", "attention_dropout")
@@ -170,25 +172,51 @@ class TextClassification(Labelled):
             raise UserError(f"--text_columns {text_columns}: {several}, found {len(names)}")
 
     def check(self) -> None:
+        if self._builds_pretrained:  # else its positions are not known
+            self._fit_positions()
         _ = self.windows
         if self.text_columns:
             self.encoder().refuse_too_short(len(self.columns_read()))
-        if type(self).build_model is not TextClassification.build_model:
-            return  # whose positions are not known
-        from finetune.models.pretrained import positions
+
+    @property
+    def _builds_pretrained(self) -> bool:
+        return type(self).build_model is TextClassification.build_model
+
+    def _fit_positions(self) -> None:
+        """Reduce the default ``max_length`` to the positions of the model; refuse one that is set.
+
+        Before the tokenizer is loaded, which is saved with it.
+        """
+        from finetune.models import families
+        from finetune.models.pretrained import load_config, positions
 
         most = positions(self.model, self.model_revision)
-        if most is None or self.max_length <= most:
-            return
         usual = type(self).__dataclass_fields__["max_length"].default
-        if self.max_length == usual:
-            self.note(f"--max_length {most}: {self.model} has no more positions")
-            self.max_length = most
-        else:
-            raise UserError(
-                f"--max_length {self.max_length}: {self.model} has {most} positions; expected "
-                f"{most} or fewer tokens"
-            )
+        if most is not None and self.max_length > most:
+            if self.max_length != usual:
+                raise UserError(
+                    f"--max_length {self.max_length}: {self.model} has {most} positions; expected "
+                    f"{most} or fewer tokens"
+                )
+            self.max_length = self.reduced_to = most
+        remarks = families.remarks(load_config(self.model, self.model_revision))
+        if self.reduced_to is not None:
+            remarks.append(f"--max_length {most}: {self.model} has no more positions")
+        for remark in remarks:
+            if remark not in self.notes:  # it is checked before the data is read, and after
+                self.note(remark)
+
+    def training_defaults(self) -> dict[str, Any]:
+        from finetune.models import families
+        from finetune.models.pretrained import load_config
+
+        usual = super().training_defaults()
+        if not self._builds_pretrained or "splits" not in vars(self):  # it may be out of reach
+            return usual
+        is_open = usual.get("precision", "auto") == "auto"
+        if is_open and families.overflows(load_config(self.model, self.model_revision)):
+            return {**usual, "precision": "fp32"}
+        return usual
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data import parts
@@ -206,17 +234,21 @@ class TextClassification(Labelled):
         return Encoder(self.processing_class(), self.max_length, self.truncation)
 
     def check_prepared(self, prepared: DatasetDict) -> None:
-        own = type(self)
-        if own.prepare is TextClassification.prepare:  # which truncates
-            return
-        if own.build_model is not TextClassification.build_model:
+        if not self._builds_pretrained:
             return
         from finetune.data import lengths
-        from finetune.models.pretrained import positions
+        from finetune.models import families
+        from finetune.models.pretrained import load_config, positions
 
+        raw = vars(self).get("splits", {})
+        ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
+        end = families.end_token(load_config(self.model, self.model_revision))
+        if end is not None:
+            token = self.processing_class().convert_ids_to_tokens(end)
+            lengths.refuse_ends_inside(prepared, ids, end, token)
+        if type(self).prepare is TextClassification.prepare:  # which truncates
+            return
         if (most := positions(self.model, self.model_revision)) is not None:
-            raw = vars(self).get("splits", {})
-            ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
             lengths.refuse_longer(prepared, ids, most, self.model)
 
     @property
@@ -320,4 +352,6 @@ class TextClassification(Labelled):
 
         from finetune.data.batches import PADDED_TO
 
-        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=PADDED_TO)
+        # of 8 tokens, where that cannot be more than the model has positions
+        multiple = math.gcd(PADDED_TO, self.max_length)
+        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=multiple)
