@@ -5,6 +5,7 @@ what was seen to `OUT/NAME.json` after each family. A rank that fails ends with 
 the launcher ends the others: a rank that went on to the next family would wait for them for ever.
 """
 
+import gc
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from finetune import TextClassification
+from finetune.models.pretrained import positions
 from finetune.runtime import distributed
 
 OPTIONS: dict[str, Any] = dict(
@@ -46,31 +48,39 @@ class Reviews(TextClassification):
 
 def observe(model: Path, data: str, out: Path) -> dict[str, Any]:
     """Train a model twice, and return its losses and its logits of the test set."""
+    start = time.perf_counter()
+    gc.freeze()  # the library collects after each training, through all that was imported
     recipe = Reviews(dataset=data, model=str(model))
     trainer = recipe.trainer(output_dir=str(out), **OPTIONS)
     trainer.train()
     trainer.save_model()
-    test = recipe.prepared["test"]
-    logits = torch.as_tensor(trainer.predict(test).predictions)
+    test, tokenizer = recipe.prepared["test"], recipe.processing_class()
+    logits = trainer.predict(test).predictions
     again = recipe.trainer(output_dir=str(out), **OPTIONS)
+    with torch.no_grad():  # what is not in the checkpoint would be seen
+        for parameter in again.model.parameters():
+            parameter.zero_()
     again.train(resume_from_checkpoint=str(out / MIDDLE))
     return dict(
         losses=[each["loss"] for each in trainer.state.log_history if "loss" in each],
         logits=logits.tolist(),
-        resumed=torch.as_tensor(again.predict(test).predictions).tolist(),
+        resumed=again.predict(test).predictions.tolist(),
         texts=recipe.splits["test"]["text"][:],
         max_length=recipe.max_length,
-        notes=recipe.notes,
+        type=trainer.model.config.model_type,
+        problem_type=trainer.model.config.problem_type,
+        side=tokenizer.padding_side,
+        pad=tokenizer.pad_token,
+        positions=positions(str(model)),
+        seconds=time.perf_counter() - start,
     )
 
 
 def main(models: Path, data: str, out: Path, families: list[str]) -> None:
     torch.set_num_threads(1)
     for family in families or sorted(path.name for path in models.iterdir()):
-        start = time.perf_counter()
         found = observe(models / family, data, out / family)
         if distributed.ranks().rank == 0:
-            found["seconds"] = time.perf_counter() - start
             (out / f"{family}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

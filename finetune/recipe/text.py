@@ -244,7 +244,7 @@ class TextClassification(Labelled):
         ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
         end = families.end_token(load_config(self.model, self.model_revision))
         if end is not None:
-            token = self.processing_class().convert_ids_to_tokens(end)
+            token = str(self.processing_class().convert_ids_to_tokens(end))
             lengths.refuse_ends_inside(prepared, ids, end, token)
         if type(self).prepare is TextClassification.prepare:  # which truncates
             return
