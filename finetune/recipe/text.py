@@ -187,8 +187,7 @@ class TextClassification(Labelled):
 
         Before the tokenizer is loaded, which is saved with it.
         """
-        from finetune.models import families
-        from finetune.models.pretrained import load_config, positions
+        from finetune.models.pretrained import positions
 
         most = positions(self.model, self.model_revision)
         usual = type(self).__dataclass_fields__["max_length"].default
@@ -199,12 +198,6 @@ class TextClassification(Labelled):
                     f"{most} or fewer tokens"
                 )
             self.max_length = self.reduced_to = most
-        remarks = families.remarks(load_config(self.model, self.model_revision))
-        if self.reduced_to is not None:
-            remarks.append(f"--max_length {most}: {self.model} has no more positions")
-        for remark in remarks:
-            if remark not in self.notes:  # it is checked before the data is read, and after
-                self.note(remark)
 
     def training_defaults(self) -> dict[str, Any]:
         from finetune.models import families
@@ -242,8 +235,13 @@ class TextClassification(Labelled):
 
         raw = vars(self).get("splits", {})
         ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
-        end = families.end_token(load_config(self.model, self.model_revision))
-        if end is not None:
+        config = load_config(self.model, self.model_revision)
+        remarks = families.remarks(config)
+        if self.reduced_to is not None:
+            remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
+        for remark in remarks:
+            self.note(remark)
+        if (end := families.end_token(config)) is not None:
             token = str(self.processing_class().convert_ids_to_tokens(end))
             lengths.refuse_ends_inside(prepared, ids, end, token)
         if type(self).prepare is TextClassification.prepare:  # which truncates
