@@ -161,7 +161,8 @@ def cells(family: str, seen: dict[str, Any]) -> list[str]:
     name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[seen["type"]]
     particular = PARTICULAR.get(family, "")
     limit = "no limit" if seen["positions"] is None else "learned"
-    return [family, name, seen["side"], f"`{seen['pad']}`", limit, particular]
+    token = seen["pad"].replace("|", "\\|")  # which would end the cell
+    return [family, name, seen["side"], f"`{token}`", limit, particular]
 
 
 @launches

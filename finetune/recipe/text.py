@@ -183,10 +183,7 @@ class TextClassification(Labelled):
         return type(self).build_model is TextClassification.build_model
 
     def _fit_positions(self) -> None:
-        """Reduce the default ``max_length`` to the positions of the model; refuse one that is set.
-
-        Before the tokenizer is loaded, which is saved with it.
-        """
+        """Reduce the default ``max_length`` to the positions of the model; refuse another."""
         from finetune.models.pretrained import positions
 
         most = positions(self.model, self.model_revision)
@@ -311,6 +308,8 @@ class TextClassification(Labelled):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from finetune.models.pretrained import load_tokenizer
 
+        if self._builds_pretrained:  # before max_length is saved with the tokenizer
+            self._fit_positions()
         side = "left" if self.truncation == "tail" else "right"
         return load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
