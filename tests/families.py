@@ -36,6 +36,19 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "DebertaTokenizer",
         dict(relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"]),
     ),
+    "deberta-v2": (  # the larger ones have a convolution
+        "deberta-v2",
+        "DebertaV2Tokenizer",
+        dict(
+            relative_attention=True,
+            position_biased_input=False,
+            pos_att_type=["p2c", "c2p"],
+            position_buckets=16,
+            norm_rel_ebd="layer_norm",
+            conv_kernel_size=3,
+            conv_act="gelu",
+        ),
+    ),
     "deberta-v3": (
         "deberta-v2",
         "DebertaV2Tokenizer",
