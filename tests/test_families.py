@@ -48,8 +48,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return directory
 
 
-def launched(models: Models, data: Path, out: Path, *only: str) -> "subprocess.CompletedProcess":
-    torchrun = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc_per_node=2", str(JOB)]
+def launched(
+    models: Models, data: Path, out: Path, *only: str, job: Path = JOB
+) -> "subprocess.CompletedProcess[str]":
+    torchrun = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc_per_node=2", str(job)]
     words = [*torchrun, str(models), str(data), str(out), *only]
     return subprocess.run(
         words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANGS
@@ -336,14 +338,9 @@ def broken(tmp_path: Path) -> Path:
 @launches
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_launch(
-    broken: Path,
-    models: Models,
-    uneven_reviews: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    broken: Path, models: Models, uneven_reviews: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tests.test_families.JOB", broken)
-    done = launched(models, uneven_reviews, tmp_path, "albert", "bert", "bart")
+    done = launched(models, uneven_reviews, tmp_path, "albert", "bert", "bart", job=broken)
     assert done.returncode == 1
     assert "ValueError: rank 1 is broken" in done.stderr
     assert sorted(path.stem for path in tmp_path.glob("*.json")) == ["albert"]
