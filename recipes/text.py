@@ -1,4 +1,4 @@
-"""Any texts with one label each, without code: name the file, the columns and a model.
+"""Texts with labels of any kind, without code: name the file, the columns and a model.
 
 python -m finetune text --dataset tickets.csv --text_column body --label_column queue --model NAME
 python -m finetune text --embedded                                  # no Hub: Rotten Tomatoes
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Text(TextClassification):
-    """Texts of your own, with one label each."""
+    """Texts of your own, with labels of any kind."""
 
     training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=3)
     embedded = dict(

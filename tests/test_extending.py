@@ -11,10 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 import evaluate
+import numpy as np
 import pytest
+from transformers import EvalPrediction
 
 import finetune
 from finetune import Run, cli
+from finetune.recipe.scoring import Scoring
+from finetune.tasks.single_label import SingleLabel
 from tests.conftest import ROOT, Command
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -62,8 +66,8 @@ def test_the_page_has_its_files() -> None:
     kinds = [name for name in RECIPES if not name.startswith(OF_CHECKOUT)]
     assert len(kinds) >= 7
     assert (
-        len(FILES) == PAGE.count("```python") == len(kinds) + 4
-    )  # data, metric, verb of two files
+        len(FILES) == PAGE.count("```python") == len(kinds) + 5
+    )  # data, two metrics, verb of two files
     assert len(COMMANDS) >= 4
 
 
@@ -101,6 +105,16 @@ def test_the_commands_of_the_page(place: Path, tiny_model: str, command: Command
         done = command(*words[3:], *more, cwd=place)
         assert done.returncode == 0, done.stderr
     assert len((place / "predicted.csv").read_text().splitlines()) == 181
+
+
+def test_the_metric_by_path_of_the_page(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    (named,) = re.findall(r"`Scoring\((minutes_lost=.*?), f1=.*?\)`", PAGE)
+    scoring = eval(f"Scoring({named})", {"Scoring": Scoring})
+    outputs = EvalPrediction(np.eye(3)[[0, 0, 0, 2]], np.array([0, 1, 2, 2]))
+    assert scoring(outputs) == {"minutes_lost": 2.0 * (30 + 10) / 4}
+    task = SingleLabel(labels=["account", "billing", "delivery"])
+    assert Scoring.of_names("f1,./minutes_lost.py").names(task) == ["f1", "minutes_lost"]
 
 
 def test_the_metric_of_the_page(place: Path) -> None:

@@ -120,12 +120,11 @@ def test_every_launch_sees_the_same_pixels(photos: Path, vit: str, tmp_path: Pat
     accumulated = {"gradient_accumulation_steps": 2}
     workers = {"dataloader_num_workers": 2}
     living = {**workers, "dataloader_persistent_workers": True}
-    tried = [{}, accumulated, workers, living, {"crop_scale": 1.0}, {"seed": 7}]
+    tried = [{}, workers, living, {"crop_scale": 1.0}, {"seed": 7}]
     one, *same, uncropped, other = observe(*words, tried)
     # fresh processes would start their workers afresh too, which takes seconds
-    forked = {**living, "dataloader_multiprocessing_context": "fork"}
-    same += in_fresh_processes(2, observe, *words, [{}, accumulated, forked])[1]
-    same += in_fresh_processes(3, observe, *words, [{}])[2]
+    forked = {**accumulated, **living, "dataloader_multiprocessing_context": "fork"}
+    same += in_fresh_processes(2, observe, *words, [forked])[1]
     for losses, logits in same:
         assert np.abs(np.subtract(losses, one[0])).max() < 1e-5
         assert np.abs(logits - one[1]).max() < 1e-5

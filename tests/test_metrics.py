@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import evaluate
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ FOLDERS = sorted(p.name for p in METRICS_DIR.iterdir() if p.is_dir() and p.name[
 #: Metrics of predicted numbers: see test_number_metrics.py.
 NUMBERS = ("mae", "mse", "pearson", "r2", "rmse", "spearman")
 METRICS = [name for name in FOLDERS if name not in NUMBERS]
+#: Those that take scores of each class; the others take classes.
+RANKED = ("average_precision", "roc_auc")
+DECIDED = [name for name in METRICS if name not in RANKED]
 
 
 def cohen_kappa_score(references: Any, predictions: Any, **options: Any) -> float:
@@ -39,12 +43,14 @@ def cohen_kappa_score(references: Any, predictions: Any, **options: Any) -> floa
 
 SKLEARN_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "accuracy": sklearn.metrics.accuracy_score,
+    "average_precision": sklearn.metrics.average_precision_score,
     "f1": sklearn.metrics.f1_score,
     "matthews_correlation": sklearn.metrics.matthews_corrcoef,
     "mean_absolute_error": sklearn.metrics.mean_absolute_error,
     "precision": sklearn.metrics.precision_score,
     "quadratic_kappa": cohen_kappa_score,
     "recall": sklearn.metrics.recall_score,
+    "roc_auc": sklearn.metrics.roc_auc_score,
 }
 AVERAGED = ("f1", "precision", "recall")
 
@@ -107,7 +113,9 @@ def load(name: str, keep_in_memory: bool = True) -> evaluate.Metric:
 def expected_score(
     name: str, predictions: list[int], references: list[int], options: dict[str, Any]
 ) -> Any:
-    """Call the scikit-learn function of a metric, with the metric's own `zero_division`."""
+    """Call the scikit-learn function of a metric, with the metric's own `zero_division`; rankings
+    of two classes take the second, of which a prediction is the score.
+    """
     if name in AVERAGED:
         options = {"zero_division": 0, **options}
     with warnings.catch_warnings():
@@ -146,7 +154,8 @@ def run_doctest(test: doctest.DocTest) -> int:
 
 
 def test_metrics_are_discovered() -> None:
-    assert len(METRICS) >= 7
+    assert len(METRICS) >= 9
+    assert set(RANKED) < set(METRICS)
     assert set(METRICS) == set(SKLEARN_FUNCTIONS), "give a new metric its scikit-learn function"
 
 
@@ -155,7 +164,7 @@ def test_metrics_folder_is_a_documented_package() -> None:
 
 
 @pytest.mark.parametrize("case", DATA)
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", DECIDED)
 def test_agrees_with_scikit_learn(name: str, case: str) -> None:
     predictions, references = DATA[case]
     metric = load(name)
@@ -173,6 +182,46 @@ def test_agrees_with_scikit_learn(name: str, case: str) -> None:
             assert {type(value) for value in score} == {float}
         else:
             assert type(score) is float
+
+
+def ranked(references: list[int], classes: int) -> np.ndarray:
+    """Scores of each class, in quarters, so that there are ties; right ones are a bit higher."""
+    drawn = np.random.default_rng(len(references)).random((len(references), classes))
+    return np.round(4 * (drawn + 0.4 * np.eye(classes)[references])) / 4
+
+
+@pytest.mark.parametrize("case", DATA)
+@pytest.mark.parametrize("name", RANKED)
+def test_rankings_agree_with_scikit_learn(name: str, case: str) -> None:
+    """Each class against the others; those that no example, or every example, has are left out."""
+    references, classes = DATA[case][1], max(map(max, DATA[case])) + 1
+    scores = ranked(references, classes)
+    expected = [
+        SKLEARN_FUNCTIONS[name](has, scores[:, index])
+        if 0 < (has := np.array(references) == index).sum() < len(has)
+        else np.nan
+        for index in range(classes)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        each = load(name).compute(prediction_scores=scores, references=references, average=None)
+        mean = load(name).compute(prediction_scores=scores, references=references)
+    assert list(each) == list(mean) == [name]
+    np.testing.assert_array_equal(each[name], expected)
+    assert {type(value) for value in each[name]} == {type(mean[name])} == {float}
+    defined = [value for value in expected[classes == 2 :] if not np.isnan(value)]
+    assert mean[name] == pytest.approx(np.mean(defined) if defined else np.nan, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_rankings_of_labels_agree_with_scikit_learn(name: str) -> None:
+    generator = np.random.default_rng(3)
+    scores, has = generator.random((50, 4)).round(1), generator.integers(2, size=(50, 4))
+    metric = evaluate.load(str(METRICS_DIR / name), "multilabel", keep_in_memory=True)
+    for average in ("macro", None):
+        found = metric.compute(prediction_scores=scores, references=has, average=average)
+        expected = SKLEARN_FUNCTIONS[name](has, scores, average=average)
+        np.testing.assert_allclose(found[name], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +271,25 @@ def test_binary_average_rejects_other_classes(name: str) -> None:
         metric.compute(predictions=[0, 2], references=[2, 2])
 
 
-@pytest.mark.parametrize("name", METRICS)
+def inputs_of(name: str, predictions: list[int], references: list[int]) -> dict[str, Any]:
+    """What `compute` of a metric takes; a prediction has the score 1, all others 0."""
+    if name not in RANKED:
+        return {"predictions": predictions, "references": references}
+    return {"prediction_scores": np.eye(2)[predictions], "references": references}
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_rankings_reject_bad_input(name: str) -> None:
+    metric, inputs = load(name), inputs_of(name, [0, 1], [0, 1])
+    with pytest.raises(ValueError, match=r"average='micro': expected 'macro' or None"):
+        metric.compute(**inputs, average="micro")
+    with pytest.raises(ValueError, match=r"don't match|Mismatch"):
+        metric.compute(**{**inputs, "references": [0, 1, 1]})
+    with pytest.raises(ValueError, match="NaN"):
+        metric.compute(**{**inputs, "prediction_scores": [[np.nan, 1.0], [0.5, 0.5]]})
+
+
+@pytest.mark.parametrize("name", DECIDED)
 def test_rejects_bad_input(name: str) -> None:
     metric = load(name)
     with pytest.raises(ValueError, match="empty"):
@@ -248,7 +315,8 @@ def test_loads_from_another_directory_with_decoys(
     predictions, references = DATA["binary"]
 
     metric = load(name, keep_in_memory)
-    result = metric.compute(predictions=predictions, references=references)
+    inputs = inputs_of(name, predictions, references)
+    result = metric.compute(**inputs)
 
     assert metric.name == name
     assert result == {name: expected_score(name, predictions, references, {})}
@@ -281,10 +349,12 @@ def test_metrics_loaded_together_do_not_mix(keep_in_memory: bool) -> None:
 def test_describes_itself(name: str) -> None:
     metric = load(name)
     assert metric.name == name
-    assert {key: value.dtype for key, value in metric.features.items()} == {
-        "predictions": "int64",
-        "references": "int64",
-    }
+    classes, scores = datasets.Value("int64"), datasets.List(datasets.Value("float64"))
+    assert metric.features == (
+        {"prediction_scores": scores, "references": classes}
+        if name in RANKED
+        else {"predictions": classes, "references": classes}
+    )
     assert metric.description
     assert metric.citation
     assert "Args:" in metric.inputs_description

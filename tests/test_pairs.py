@@ -134,27 +134,9 @@ def test_the_command_line_reads_pairs(
     assert "name as many by --text_columns" in capfd.readouterr().err
     assert cli.main(evaluate) == 2
     assert "--text_columns" in capfd.readouterr().err
-
-
-@pytest.mark.processes
-def test_two_processes_are_one(table: Path, tiny_model: str, tmp_path: Path) -> None:
-    one, two = (
-        finetune.launch(
-            pairs(table, tiny_model, "premise,guess,title", max_length=20),
-            num_processes=processes,
-            output_dir=str(tmp_path / str(processes)),
-            gradient_accumulation_steps=3 - processes,
-            per_device_eval_batch_size=5 * processes,
-            baseline=False,
-        )
-        for processes in (1, 2)
-    )
-    assert two.manifest.launch.world_size == 2
-    assert two.metrics.test == pytest.approx(one.metrics.test, abs=1e-4)
-    numbers = [name for name, kind in one.predictions.dtypes.items() if kind.kind == "f"]
-    found, expected = (each.predictions[numbers].to_numpy() for each in (two, one))
-    assert found.size
-    assert found == pytest.approx(expected, abs=1e-4)
+    dry = ["text", "--dataset", str(table), "--text_columns", "premise,guess", "--dry_run"]
+    assert cli.main([*dry, "--label_column", "verdict", "--model", str(run.path)]) == 0
+    assert "premise, guess, a pair of the tokenizer" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

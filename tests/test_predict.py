@@ -328,7 +328,7 @@ def test_one_text_is_answered_in_a_line(run: Run, capsys: Any) -> None:
 
 def test_a_recipe_with_a_preparation_of_its_own_is_asked(run: Run) -> None:
     class Loud(Run):
-        def recipe(self) -> Shouting:
+        def recipe(self, *, scores: bool = True) -> Shouting:
             return Shouting(model=str(self.path), max_length=64)
 
     texts = ["the food was awful", "it was awful awful", "great"]

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,6 @@ from finetune import Run, UserError
 from finetune.models import head
 from finetune.training.checkpoint import committed
 from tests import number_runs
-from tests.conftest import ROOT
 from tests.number_runs import options, table, trained
 
 pytestmark = pytest.mark.trains
@@ -209,42 +206,3 @@ def test_bad_targets_are_named_by_their_lines(bad: str, message: str, tmp_path: 
             "text", **options(dataset=str(path), label_column="score", task="regression")
         )
     assert f"2 of 240 train rows {'with ' * bool(bad)}{message}" in str(caught.value)
-
-
-def launched(processes: int, directory: Path, *words: str) -> Run:
-    """A training of two targets in so many processes, on the same global batches."""
-    keep = ("dataset", "model", "text_column", "max_length", "learning_rate", "precision")
-    flags = [each for name in keep for each in (f"--{name}", str(options()[name]))]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
-    command += ["--master_port=0", "--standalone"] if processes > 1 else []
-    start = command if processes > 1 else [sys.executable]
-    subprocess.run(
-        [
-            *(*start, "-m", "finetune", "text", *flags, "--label_columns", "score,weight"),
-            *("--global_batch_size", "16", "--max_steps", "8", "--hidden_dropout", "0"),
-            *("--logging_steps", "1", "--baseline", "false", "--output_dir", str(directory)),
-            *words,
-        ],
-        check=True,
-        cwd=ROOT,
-        capture_output=True,
-    )
-    return Run.load(directory)
-
-
-@pytest.mark.processes
-def test_processes_and_accumulation_change_nothing(tmp_path: Path) -> None:
-    one = launched(1, tmp_path / "one")
-    others = [
-        launched(1, tmp_path / "accumulated", "--gradient_accumulation_steps", "4"),
-        launched(2, tmp_path / "two"),
-    ]
-    losses = [entry["loss"] for entry in one.manifest.history if "loss" in entry]
-    assert len(losses) == 8
-    for run in others:
-        theirs = [entry["loss"] for entry in run.manifest.history if "loss" in entry]
-        np.testing.assert_allclose(theirs, losses, rtol=1e-5)
-        unit = np.array(one.manifest.task_facts["deviation"])
-        gap = np.abs(run.predictions[names(run)] - one.predictions[names(one)]) / unit
-        assert gap.to_numpy().max() < 1e-4
-        assert run.metrics.test["loss"] == pytest.approx(one.metrics.test["loss"], rel=1e-5)

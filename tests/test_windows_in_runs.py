@@ -110,30 +110,6 @@ def test_a_pipeline_cuts_where_the_training_did(windowed: Run) -> None:
         classify([text])
 
 
-@pytest.mark.processes
-def test_two_processes_are_one(documents: Path, short_model: str, tmp_path: Path) -> None:
-    options = {"hidden_dropout": 0.0}
-    one, two = (
-        finetune.launch(
-            reviews(documents, short_model, **options),
-            num_processes=processes,
-            output_dir=str(tmp_path / str(processes)),
-            gradient_accumulation_steps=3 - processes,
-            per_device_eval_batch_size=5 * processes,
-            baseline=False,
-        )
-        for processes in (1, 2)
-    )
-    assert two.manifest.launch.world_size == 2
-    assert two.metrics.test == pytest.approx(one.metrics.test, abs=1e-4)
-    numbers = [name for name, kind in one.predictions.dtypes.items() if kind.kind == "f"]
-    assert numbers
-    assert two.predictions[numbers].to_numpy() == pytest.approx(
-        one.predictions[numbers].to_numpy(), abs=1e-4
-    )
-    assert two.predictions["text"].tolist() == one.predictions["text"].tolist()
-
-
 @pytest.mark.parametrize(
     "options",
     [

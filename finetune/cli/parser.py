@@ -8,15 +8,14 @@ from typing import NoReturn
 
 from finetune.cli import console
 from finetune.errors import UserError, option_suggestion
-from finetune.recipe import catalog
 from finetune.runs.run import Run
 
 
 def load_run(path: str, trust_recipe: bool) -> Run:
-    """Return the run in a directory; its recipe file is imported if the user trusts it."""
+    """Return the run in a directory; the files that it names are imported if the user trusts it."""
     run = Run.load(path)
     if trust_recipe:
-        catalog.trust(run.manifest.recipe, console.tell)
+        run.trust(console.tell)
     return run
 
 
@@ -38,8 +37,8 @@ class Parser(argparse.ArgumentParser):
             "--trust_recipe",
             "--trust-recipe",
             action="store_true",
-            help="import the recipe file that the run names, which runs its code; its path and "
-            "sha256 are shown (default: only installed recipes are imported)",
+            help="import the recipe file and the metric files that the run names, which runs their "
+            "code; path and sha256 are shown (default: only installed recipes are imported)",
         )
 
     def error(self, message: str) -> NoReturn:

@@ -128,7 +128,7 @@ def _say_of_one_text(run: Run, texts: list[str], options: dict[str, Any]) -> Non
 
     for text in texts:
         refuse_half_characters(text, "--text")
-    if not isinstance(recipe := run.recipe(), TextClassification):
+    if not isinstance(recipe := run.recipe(scores=False), TextClassification):
         raise UserError(f"--text: the model of {run.path} does not read text")
     if len(texts) != len(read := recipe.columns_read()):
         expected = f"{counted(len(read), 'text')} ({', '.join(read)})"

@@ -77,8 +77,12 @@ def _start(event: Started) -> None:
     why = f" ({recipe.task_reason})" if recipe.task_reason else ""
     facts["task"] = recipe.kind.name.replace("_", " ") + why
     facts[name] = balance
-    if isinstance(recipe, TextClassification) and (long_texts := recipe.of_long_texts()):
-        facts["long texts"] = long_texts
+    if isinstance(recipe, TextClassification):
+        if recipe.text_columns:
+            read = recipe.columns_read()
+            facts["texts"] = f"{', '.join(read)}, {recipe.encoder().kept_apart(len(read))}"
+        if long_texts := recipe.of_long_texts():
+            facts["long texts"] = long_texts
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)
     facts["batch"] = _batch_sizes(arguments, in_windows=_in_windows(recipe))

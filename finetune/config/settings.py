@@ -71,7 +71,7 @@ class Settings:
         """
         from finetune.training.defaults import argument_values
 
-        return argument_values(self.recipe.training_defaults(), self.training)
+        return argument_values(self.recipe.training_defaults(self.training), self.training)
 
     @property
     def without_effect(self) -> list[str]:

@@ -77,6 +77,12 @@ class Encoder:
         parts = [list(column) for column in zip(*rows, strict=True)]
         return self._pairs(parts) if self._is_pair(len(parts)) else self._joined(parts)
 
+    def kept_apart(self, parts: int) -> str:
+        """Return how several parts are told apart, in words."""
+        if self._is_pair(parts):
+            return "a pair of the tokenizer"
+        return f"joined by {separator(self.tokenizer)!r}"
+
     def refuse_too_short(self, parts: int) -> None:
         """Refuse a ``max_length`` that has no room for a token of each of several parts.
 

@@ -16,6 +16,8 @@ from finetune.data.labels import listed, refusal_of_lists
 from finetune.errors import UserError, suggestion
 
 _AT_ONCE = 1000  # rows in memory
+#: From a split and the ``id`` of rows to where they are, for messages.
+Places = Callable[[str, Sequence[int]], str]
 
 
 def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -> None:
@@ -149,7 +151,7 @@ def only_valid(
     *,
     drop: bool,
     note: Callable[[str], None],
-    places: Callable[[str, Sequence[int]], str],
+    places: Places,
     texts: Sequence[str] = ("text",),
     labels: Sequence[str] = ("label",),
 ) -> DatasetDict:
@@ -230,12 +232,15 @@ def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
         raise UserError(*mistakes)
 
 
-def refuse_untrainable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
+def refuse_untrainable(
+    dataset: DatasetDict, notes: Sequence[str] = (), places: Places = lambda split, rows: ""
+) -> None:
     """Refuse splits without rows, and those with classes that training does not have.
 
     Args:
         dataset: The three splits.
         notes: What the user was to be told so far: it says which rows were left out.
+        places: Returns the positions of rows of a split, by their ``id``.
 
     Raises:
         UserError: one line for each mistake.
@@ -249,11 +254,21 @@ def refuse_untrainable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
         if unknown:
             mistakes.append(
                 f"the {split} data has labels that the training data does not have: "
-                f"{listed([names[label] for label in unknown])} "
+                f"{listed([names[label] for label in unknown])}"
+                f"{_first(split, dataset[split], unknown, places)} "
                 "(add training rows for them, or leave them out)"
             )
     if mistakes:
         raise UserError(*mistakes)
+
+
+def _first(split: str, rows: Dataset, unknown: Sequence[int], places: Places) -> str:
+    """Return where the first row is that has one of these labels."""
+    if "id" not in rows.column_names:
+        return ""
+    cells = (each if isinstance(each, list) else [each] for each in rows["label"])
+    row = next(row for row, cell in enumerate(cells) if not set(unknown).isdisjoint(cell))
+    return f", first in {place}" if (place := places(split, [rows[row]["id"]])) else ""
 
 
 def _because(notes: Sequence[str]) -> str:

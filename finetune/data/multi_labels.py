@@ -144,7 +144,7 @@ def _of_cells(
     rows: Dataset, separator: str | None, called: str, where: Callable[[int], str]
 ) -> Iterator[list[str]]:
     """Yield the names in each cell."""
-    theirs, types = _names(rows), dict[str, Any]()
+    theirs, types, first = _names(rows), dict[str, Any](), None
     for row, cell in enumerate(rows["label"]):
         found = _listed(cell, separator)
         if found is None or any(isinstance(each, (list, dict)) or each is None for each in found):
@@ -157,16 +157,19 @@ def _of_cells(
             yield [theirs[each] for each in found]
             continue
         for each in found:
-            other = types.setdefault(labels.name_of(each), each)
-            if type(other) is not type(each):
-                raise UserError(
-                    f"--label_column: '{called}' holds both {other!r} and {each!r} "
-                    f"({where(row)}): expected one type; write one label in one way"
-                )
             if isinstance(each, float) and not each.is_integer():
                 raise UserError(
                     f"--label_column: '{called}' holds {each!r} ({where(row)}), a number with a "
                     "fraction: expected labels; numbers to be predicted are --task regression"
+                )
+            first = each if first is None else first
+            other = types.setdefault(labels.name_of(each), each)
+            if isinstance(first, str) != isinstance(each, str):
+                other = first
+            if type(other) is not type(each):
+                raise UserError(
+                    f"--label_column: '{called}' holds both {other!r} and {each!r} "
+                    f"({where(row)}): expected one type; write one label in one way"
                 )
         yield [name for each in found if (name := labels.name_of(each).strip())]
 

@@ -17,6 +17,7 @@ from transformers.trainer_utils import PredictionOutput
 from finetune.errors import UserError
 from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
+from finetune.recipe.scoring import without_counted
 from finetune.runs.run import Run
 from finetune.statistics import baseline as baseline_models
 from finetune.statistics.resampling import Budget
@@ -79,12 +80,13 @@ def assessment_of(
     recipe: Recipe, output: PredictionOutput, progress: Progress = ignore
 ) -> Assessment:
     """Return what computes the statistics of the outputs of a model, not computed yet."""
+    scoring = recipe.known_scoring
     return Assessment(
         task=recipe.kind,
         outputs=np.asarray(output.predictions),
         labels=np.asarray(output.label_ids),
-        scoring=recipe.known_scoring,
-        compute=recipe.compute_metrics,
+        scoring=scoring,
+        compute=without_counted(recipe.compute_metrics, scoring, recipe.kind),
         budget=Budget(tell=lambda sentence: progress(Noted(sentence))),
     )
 
@@ -119,7 +121,7 @@ def assess_again(run: Run) -> None:
         outputs=rows.outputs,
         labels=rows.labels,
         scoring=manifest.scoring,
-        compute=run.compute_metrics,
+        compute=without_counted(run.compute_metrics, manifest.scoring, task),
     )
     statistics = _statistics(assessment.statistics(manifest.temperature), assessment)
     lacking = " and no temperature" if task.calibrates and not manifest.temperature else ""

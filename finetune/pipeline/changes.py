@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.splits import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageClassification, TextClassification, catalog
+from finetune.recipe import ImageClassification, TextClassification, catalog, metric_files
 from finetune.runtime.files import to_json
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ _LENGTH = ("num_train_epochs", "max_steps")
 _OF = {
     "data": "data of fingerprint",
     "recipe_file": "a recipe file of sha256",
+    "metric_files": "metric files of sha256",
     "tokenizer": "a tokenizer of fingerprint",
     "image_processor": "an image processor of fingerprint",
     "model_config": "a model configuration of fingerprint",
@@ -65,10 +66,14 @@ def configuration(chosen: Settings, values: ArgumentValues) -> dict[str, Any]:
     model = options.get("model")
     if model and Path(str(model)).expanduser().exists():
         options["model"] = str(Path(str(model)).expanduser().resolve())
+    if recipe.metrics:
+        options["metrics"] = metric_files.without_places(recipe.metrics)
+    scoring = recipe.known_scoring
     facts = {
         "recipe": chosen.name,
         "recipe_file": catalog.file_hash(type(recipe)),
         **_files_of(recipe),
+        **({"metric_files": hashes} if (hashes := metric_files.hashes(scoring)) else {}),
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,

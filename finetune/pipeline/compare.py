@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError
+from finetune.recipe.scoring import without_counted
 from finetune.reporting import curves, html, wording
 from finetune.runs.run import Run
 from finetune.statistics.pairs import McNemar
@@ -117,7 +118,9 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         _refuse_other_rows(runs[0], tables[0], run, table)
     task, scoring = runs[0].kind, runs[0].manifest.scoring
     each = [task.scored_in(table) for table in tables]
-    own = functools.cache(lambda: runs[0].compute_metrics)  # its recipe may not be importable
+    own = functools.cache(
+        lambda: without_counted(runs[0].compute_metrics, scoring, task)
+    )  # its recipe may not be importable
     judged = [
         compared(task, each[0], other, scoring, lambda some: own()(some)) for other in each[1:]
     ]

@@ -88,7 +88,7 @@ def predict(
         frame = data.copy()
     else:
         columns = columns_read(loaded, options)
-        single = [loaded.recipe().input_column]
+        single = [loaded.recipe(scores=False).input_column]
         frame = _framed(data, columns if len(columns) > 1 else single)
     request = Request(loaded, Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]

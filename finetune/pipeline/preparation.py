@@ -13,7 +13,7 @@ from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import Recipe, TextClassification
+from finetune.recipe import Recipe, TextClassification, metric_files
 from finetune.runtime import distributed, hub, lock
 from finetune.training.effects import NO_WARMUP
 
@@ -221,9 +221,13 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> N
     Before the data is loaded, which may decide the task, the metrics of the task are not known.
     """
     name = (values.metric_for_best_model or "loss").removeprefix("eval_")
-    if not (recipe.own_metrics or recipe.metrics or "splits" in vars(recipe)):
+    is_loaded = "splits" in vars(recipe)
+    if not (recipe.own_metrics or recipe.metrics or is_loaded):
         return
-    known = ["loss", *(recipe.own_metrics or recipe.known_scoring)]
+    if not is_loaded and metric_files.named_in(recipe.known_scoring):
+        return  # what these compute is not known before the task is
+    names = recipe.metric_names if is_loaded else recipe.own_metrics or recipe.known_scoring
+    known = ["loss", *names]
     if values.load_best_model_at_end and name not in known:
         mistakes.add(
             f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "
@@ -247,10 +251,13 @@ def refuse_different_machines(prepared: Prepared) -> None:
     for place in ("dataset", "model"):  # a path may be another on each machine
         if Path(str(given.get(place) or "-")).expanduser().exists():
             given[place] = "a local path"
+    if chosen.recipe.metrics:
+        given["metrics"] = metric_files.without_places(chosen.recipe.metrics)
     agree(
         {
             "the recipe": type(chosen.recipe).__name__,
             **{f"--{name}": value for name, value in given.items()},
+            "the metric files (sha256)": metric_files.hashes(chosen.recipe.known_scoring),
             "the data (fingerprint)": fingerprint(chosen.recipe.splits, chosen.recipe.input_column),
             "the checkpoint to resume": Path(checkpoint).name if checkpoint else None,
             "versions": versions(),

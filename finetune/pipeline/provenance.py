@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import sources
 from finetune.data.splits import fingerprint
+from finetune.recipe import metric_files
 from finetune.runtime import distributed, hub, namesakes
 from finetune.runtime.version import __version__
 from finetune.training import checks
@@ -90,6 +91,8 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     options = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
     path = Path(recipe.dataset).expanduser()
     named = recipe.dataset and path.exists()
+    if recipe.metrics:
+        options["metrics"] = metric_files.absolute(recipe.metrics)
     return options | ({"dataset": str(path.resolve())} if named else {})
 
 

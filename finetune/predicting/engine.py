@@ -81,7 +81,7 @@ class Predictor:
         batch_tokens: int | None = None,
         cpu_kernels: str | None = None,
     ) -> None:
-        self.recipe, self._task = run.recipe(), run.kind
+        self.recipe, self._task = run.recipe(scores=False), run.kind
         self.reads_text = isinstance(self.recipe, TextClassification)
         self._device, self._bf16 = _device(), (precision or default_precision(run)) == "bf16"
         self._on_cpu = self._device.type == "cpu"
@@ -254,7 +254,7 @@ def default_precision(run: Run) -> str:
 
     bf16 changes probabilities by less than 0.02, but leaves a regression with three digits.
     """
-    if not run.kind.bears_bf16 or not isinstance(run.recipe(), TextClassification):
+    if not run.kind.bears_bf16 or not isinstance(run.recipe(scores=False), TextClassification):
         return "fp32"
     return "bf16" if precision.prefers_bf16(_device().type) else "fp32"
 

@@ -265,7 +265,7 @@ def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
     """Return the names of the texts of a row, for an input that has none itself: those of the run
     where it reads several, or as asked for.
     """
-    recipe = run.recipe()
+    recipe = run.recipe(scores=False)
     if not isinstance(recipe, TextClassification) or recipe.text_columns is None:
         return ["text"]
     return names_in("--text_columns", options.get("text_columns")) or recipe.columns_read()
@@ -273,7 +273,7 @@ def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
 
 def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[str]]:
     """Return the option that names the columns that are read, and these columns."""
-    recipe, wanted = run.recipe(), options.text_column
+    recipe, wanted = run.recipe(scores=False), options.text_column
     if options.image_column is not None and not isinstance(recipe, ImageClassification):
         raise UserError(f"--image_column: the model of {run.path} does not read images of a column")
     asked = wanted or options.text_columns
@@ -301,7 +301,7 @@ def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[s
 
 
 def _refuse_lacking(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
-    is_named = isinstance(run.recipe(), (ImageClassification, TextClassification))
+    is_named = isinstance(run.recipe(scores=False), (ImageClassification, TextClassification))
     of = flag if is_named else f"the model of {run.path} does not read text"
     separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
     mistakes = [

@@ -82,7 +82,7 @@ class Recipe(Declared):
         "NAME=WEIGHT,NAME=WEIGHT",
     )
     metrics: str | None = option(
-        None, "accuracy,f1_macro,f1_micro,roc_auc,... (unset: those of the task)"
+        None, "accuracy,f1_macro,f1_micro,roc_auc,./MINE.py,... (unset: those of the task)"
     )
     split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 
@@ -154,16 +154,9 @@ class Recipe(Declared):
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         """Return the model saved in ``directory`` by a run."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_model
+        from finetune.models import weights
 
-        model, weights = self.build_model(labels), Path(directory) / "model.safetensors"
-        try:
-            load_model(model, weights)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            first = str(error).partition("\n")[0]
-            raise UserError(f"{weights} cannot be loaded: {first}") from error
-        return model
+        return weights.loaded(self.build_model(labels), Path(directory) / "model.safetensors")
 
     def base_revision(self) -> str | None:
         """Return the commit on the Hub of the model that is trained further, if there is one."""
@@ -205,16 +198,17 @@ class Recipe(Declared):
         """Return the training arguments of the recipe, and where runs go: no clock in a path."""
         return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
 
-    def training_defaults(self) -> dict[str, Any]:
-        """Return :meth:`defaults`; the best model is chosen by the first of the metrics, if they
-        lack that of the recipe. Those of the task are known once the data is loaded.
+    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return :meth:`defaults`, which ``given`` is set over; the best model is chosen by one of
+        the metrics, the first if they lack that of the recipe. The data may decide which they are.
         """
-        usual = self.defaults()
-        if self.metrics or "splits" in vars(self):
-            names = list(self.known_scoring)
-            if names and str(usual.get("metric_for_best_model")) not in (*names, "loss"):
-                usual["metric_for_best_model"] = names[0]
-        return usual
+        usual, is_loaded = self.defaults(), "splits" in vars(self)
+        if not ((self.metrics or is_loaded) and self.known_scoring):
+            return usual
+        from finetune.recipe import scoring
+
+        names = self.metric_names if is_loaded else self.known_scoring
+        return scoring.with_best(usual, [*names], given or {}, are_known=is_loaded)
 
     # ---- put together ----------------------------------------------------------------------------
 
@@ -230,7 +224,7 @@ class Recipe(Declared):
         findings.refuse_unusable(dataset, self.notes)
         loaded, remarks = len(self.notes), labels.remarks(dataset)
         dataset = self.split(dataset)
-        findings.refuse_untrainable(dataset, self.notes)
+        findings.refuse_untrainable(dataset, self.notes, self.places)
         remarks += numbers.remarks(dataset["train"], self.target_names)
         self.notes[loaded:loaded] = remarks
         return dataset
@@ -262,9 +256,7 @@ class Recipe(Declared):
 
     @property
     def labels(self) -> list[str]:
-        """The names of the classes, in the order of their numbers; of the numbers, where a row has
-        several; none in a regression of one.
-        """
+        """The names of the classes in their order, or of the numbers of a row that has several."""
         return self.kind.labels
 
     @functools.cached_property
@@ -309,9 +301,7 @@ class Recipe(Declared):
 
     @property
     def scoring(self) -> Scoring:
-        """The local metric modules that :meth:`compute_metrics` calls, unless ``metrics`` names
-        others: those of the task.
-        """
+        """The metric modules that :meth:`compute_metrics` calls, unless ``metrics`` names some."""
         from finetune.recipe.scoring import Scoring
 
         return Scoring(**self.presumed_kind.metrics)
@@ -327,6 +317,14 @@ class Recipe(Declared):
         """The local metrics and their arguments; none if :meth:`compute_metrics` was replaced."""
         common = type(self).compute_metrics is Recipe.compute_metrics
         return dict(self._scoring.arguments) if common else {}
+
+    @functools.cached_property
+    def metric_names(self) -> list[str]:
+        """The names of what :meth:`compute_metrics` returns; its data are loaded for it."""
+        if not self.known_scoring:
+            return list(self.own_metrics)
+        self.kind.refuse_metrics(self.known_scoring)
+        return self._scoring.names(self.kind)
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
@@ -394,7 +392,8 @@ class Recipe(Declared):
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded))
         _ = self.splits  # which may decide the task, and so what the best model is chosen by
-        arguments = argument_values(self.training_defaults(), training_arguments).build()
+        usual = self.training_defaults(training_arguments)
+        arguments = argument_values(usual, training_arguments).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

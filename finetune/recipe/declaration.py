@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from finetune.errors import UserError
@@ -73,3 +73,9 @@ class Declared:
     def note(self, sentence: str) -> None:
         """Remember what the user must be told, in the start block and the manifest."""
         self.notes.append(sentence)
+
+    def places(self, split: str, rows: Sequence[int]) -> str:
+        """Return where rows of a split are in the source, by their ``id``, for messages; empty if
+        the recipe does not know.
+        """
+        return ""

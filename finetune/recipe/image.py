@@ -86,6 +86,13 @@ class ImageClassification(Recipe):
             self.dataset, self.dataset_revision, csv_quoting=self.csv_quoting, note=self.note
         )
 
+    def places(self, split: str, rows: Sequence[int]) -> str:
+        from finetune.data import image_files, sources
+
+        if image_files.are_folders(self.dataset):
+            return ""
+        return sources.places(self.dataset, split, rows, self.csv_quoting)
+
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``id``, ``image``, ``file`` where there are paths, and ``label``.
 
@@ -94,13 +101,8 @@ class ImageClassification(Recipe):
         """
         from datasets import DatasetDict
 
-        from finetune.data import findings, image_columns, image_files, labels, sources, splits
+        from finetune.data import findings, image_columns, labels, splits
         from finetune.tasks import reading
-
-        def places(split: str, rows: Sequence[int]) -> str:
-            if image_files.are_folders(self.dataset):
-                return ""
-            return sources.places(self.dataset, split, rows, self.csv_quoting)
 
         image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
@@ -116,10 +118,10 @@ class ImageClassification(Recipe):
         if label != "label":
             dataset = dataset.rename_column(label, "label")
         dataset, hashes = image_columns.inspected(
-            dataset, drop=self.drop_invalid, note=self.note, places=places
+            dataset, drop=self.drop_invalid, note=self.note, places=self.places
         )
         dataset = findings.only_valid(
-            dataset, drop=self.drop_invalid, note=self.note, places=places, texts=()
+            dataset, drop=self.drop_invalid, note=self.note, places=self.places, texts=()
         )
         how = reading.Reading(
             task="single_label",

@@ -77,7 +77,6 @@ class Labelled(Recipe):
         )
 
     def places(self, split: str, rows: Sequence[int]) -> str:
-        """Return where rows of a split are in the source, by their ``id``, for messages."""
         from finetune.data import sources
 
         return sources.places(self.dataset, split, rows, self.csv_quoting)

@@ -51,17 +51,14 @@ class Run:
 
         Args:
             path: The directory.
-            trust_recipe: Whether to import the recipe file that the manifest names, if it names
-                one; a warning gives its path and its hash.
+            trust_recipe: Whether to import the recipe file and the metric files that the manifest
+                names, if it names any; a warning gives path and hash of each.
 
         Raises:
             UserError: if there is none.
         """
         if trust_recipe:
-            from finetune.recipe import catalog
-
-            warn = functools.partial(warnings.warn, stacklevel=5)
-            catalog.trust(cls.load(path).manifest.recipe, warn)
+            cls.load(path).trust(functools.partial(warnings.warn, stacklevel=5))
         if isinstance(path, Run):
             return path
         directory = Path(path).expanduser()
@@ -71,6 +68,23 @@ class Run:
                 found = f"no such directory{_nearest(directory)}"
             raise UserError(f"{path} is not the directory of a run: {found}")
         return cls(directory)
+
+    def trust(self, tell: Callable[[str], object]) -> None:
+        """Import the recipe file and the metric files that the manifest names; the user trusts them.
+
+        Args:
+            tell: Is given a sentence with file and hash, before it is imported.
+
+        Raises:
+            UserError: if there is no such recipe, or a file cannot be imported.
+        """
+        from finetune.recipe import catalog, metric_files
+
+        manifest = self.manifest
+        catalog.trust(manifest.recipe, tell)
+        option = metric_files.in_option(manifest.options.get("metrics"))
+        recorded = manifest.configuration.get("metric_files", {})
+        metric_files.trust([*metric_files.named_in(manifest.scoring), *option], recorded, tell)
 
     def require_model(self) -> None:
         """Refuse a run whose training has left no model.
@@ -215,17 +229,26 @@ class Run:
         path = self.path / PROFILE
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
-    def recipe(self) -> Recipe:
+    def recipe(self, *, scores: bool = True) -> Recipe:
         """Return the recipe with the options it had; model and tokenizer are those of the run.
 
+        Args:
+            scores: Whether its metrics are needed; without, those of the task stand for those that
+                the run names by path.
+
         Raises:
-            UserError: if it is neither installed nor imported: a manifest is data, which may come
-                from elsewhere.
+            UserError: if the recipe, or a metric that the run names by path, is neither installed
+                nor imported: a manifest is data, which may come from elsewhere.
         """
-        from finetune.recipe import catalog
+        from finetune.recipe import catalog, metric_files
 
         manifest = self.manifest
         options = dict(manifest.options)
+        if scores:
+            files = metric_files.in_option(options.get("metrics"))
+            metric_files.refuse_unknown(files, self.path / MANIFEST)
+        elif options.get("metrics"):
+            options["metrics"] = None
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
         found = catalog.of_run(manifest.recipe, self.path / MANIFEST)
@@ -240,16 +263,18 @@ class Run:
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         """The metrics of the recipe, which is not imported if they are those of the toolkit."""
+        from finetune.recipe import metric_files
         from finetune.recipe.scoring import Scoring
 
         scoring = self.manifest.scoring
         if not scoring:
             return self.recipe().compute_metrics
+        metric_files.refuse_unknown(metric_files.named_in(scoring), self.path / MANIFEST)
         return functools.partial(Scoring(**scoring), task=self.kind)
 
     def model(self) -> torch.nn.Module:
         """Return the model of the run, in evaluation mode."""
-        return self.recipe().load_model(self.path, self.labels).eval()
+        return self.recipe(scores=False).load_model(self.path, self.labels).eval()
 
     def update(self, **changes: Any) -> None:
         """Change fields of ``run.json``.

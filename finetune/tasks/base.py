@@ -15,7 +15,7 @@ import numpy as np
 
 from finetune.errors import UserError, suggestion
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics.resampling import Metrics, Scoring, module_of
 from finetune.statistics.scored import LABEL, Scored
 from finetune.tasks import weights
 
@@ -205,6 +205,12 @@ class Task(ABC, Generic[S]):
         raise UserError(f"--metrics: a task of {self.name} has no probabilities")
 
     @abstractmethod
+    def made_up(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return outputs and targets of a few made-up rows, some of which are right: every label
+        is there, and predicted, in some row and not in another.
+        """
+
+    @abstractmethod
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> S:
         """Return rows with what a model put out for them, as statistics take them."""
 
@@ -250,11 +256,20 @@ class Task(ABC, Generic[S]):
     # ---- what predictions are worth --------------------------------------------------------------
 
     def refuse_metrics(self, scoring: Scoring) -> None:
-        """Refuse local metrics that are not of labels of this kind.
+        """Refuse metrics of the toolkit that are not of labels of this kind: here, those of
+        numbers, which would take those of the classes.
 
         Raises:
             UserError: for each of them.
         """
+        from finetune.statistics.numbers import METRICS
+
+        if mistakes := [
+            f"--metrics {name}: a metric of numbers, and the labels are classes"
+            for name, each in scoring.items()
+            if module_of(name, each)[0] in METRICS
+        ]:
+            raise UserError(*mistakes)
 
     def counted(self, scoring: Scoring) -> Metrics:
         """Return those of the local metrics that are known, and need no evaluation of resamples."""

@@ -93,7 +93,7 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
     if how.ordered:
         return "ordinal", "--label_order says the order of the classes"
     if len(how.columns) > 1:
-        return _of_columns(rows, how.columns)
+        return _of_columns(rows, how)
     if how.separator:
         return "multi_label", f"the labels are separated by {how.separator!r}"
     feature, values = rows.features[how.columns[0]], rows[how.columns[0]][:]
@@ -108,10 +108,14 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
     distinct = {str(each): each for each in values}
     if set(distinct) <= set(how.names):
         return "single_label", "the labels are the classes of the recipe"
-    if all(isinstance(each, str) and labels.is_list(each) for each in distinct.values()):
-        return "multi_label", f"the labels are lists, such as {shown}"
-    if any(isinstance(each, list) for each in distinct.values()):
-        return "multi_label", f"the labels are lists, such as {shown}"
+    lists = [
+        each
+        for each in distinct.values()
+        if isinstance(each, list) or (isinstance(each, str) and labels.is_list(each))
+    ]
+    # where most are lists, or one surely is, it is said where the others are
+    if 2 * len(lists) > len(distinct) or any(isinstance(each, list) for each in lists):
+        return "multi_label", f"the labels are lists, such as {lists[0]!r}"
     if any(isinstance(each, (bool, dict)) for each in distinct.values()):
         return "single_label", "the labels are classes"
     parsed = {shown: labels.number(each) for shown, each in distinct.items()}
@@ -127,16 +131,21 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
     return ("single_label", "the labels are words") if words else _of_numbers(found)
 
 
-def _of_columns(rows: Dataset, columns: Sequence[str]) -> tuple[Name, str]:
-    several = f"the columns {', '.join(columns)}"
-    values = [labels.number(each) for name in columns for each in set(rows[name][:])]
-    if set(values) <= {0.0, 1.0}:
-        return "multi_label", f"{several} hold 0 and 1"
-    if None not in values:
+def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
+    several = f"the columns {', '.join(how.columns)}"
+    values = {
+        name: [labels.number(each) for each in rows[name][:]] for name in how.columns
+    }  # None: no number
+    other = next((name for name, each in values.items() if None in each), None)
+    if other is None:
+        if set().union(*values.values()) <= {0.0, 1.0}:
+            return "multi_label", f"{several} hold 0 and 1"
         return "regression", f"{several} hold numbers"
+    row = values[other].index(None)
+    place = how.places("train", [rows[row]["id"] if "id" in rows.column_names else row])
     raise UserError(
-        f"--label_columns: {several} hold neither 0 and 1 nor numbers; one column of classes is "
-        "given by --label_column"
+        f"--label_columns: '{other}' holds {rows[row][other]!r} (train data, {place}): expected 0 "
+        "and 1, or numbers; one column of classes is given by --label_column"
     )
 
 
@@ -147,7 +156,10 @@ def _of_numbers(values: list[float]) -> tuple[Name, str]:
     ordered = np.unique(values)
     gapless = ordered[0] in (0, 1) and ordered[-1] - ordered[0] == len(ordered) - 1
     if len(ordered) <= _SURELY_CLASSES or gapless:
-        return "single_label", f"the labels are {len(ordered)} different whole numbers"
+        why = f"the labels are {len(ordered)} different whole numbers"
+        if FEWEST_ORDERED <= len(ordered) <= _SURELY_CLASSES:
+            why += "; --task ordinal if their order counts"
+        return "single_label", why
     raise UserError(
         f"--task: the labels are {len(ordered):,} different whole numbers, {ordered[0]:g} to "
         f"{ordered[-1]:g}: if they are classes, add --task single_label; if they are quantities, "

@@ -164,6 +164,16 @@ class Regression(Task[ScoredNumbers]):
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.reshape(len(outputs), -1) if self.labels else outputs.reshape(len(outputs))
 
+    def made_up(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return numbers near the mean of the training rows, none of which is a whole number."""
+        mean, deviation = np.array(self.mean or 1.0), np.array(self.deviation or 1.0)
+        steps = np.array([[-0.531], [0.273], [0.497], [0.719]])
+        targets, outputs = (
+            np.broadcast_to(mean + deviation * each, (len(steps), self.width)).astype(np.float32)
+            for each in (steps, steps[[0, 2, 1, 3]] + 0.113)
+        )
+        return outputs, self.decided(targets)
+
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredNumbers:
         return ScoredNumbers(labels, self.decided(outputs))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from finetune.statistics.directions import DIRECTIONS
+
 _ONLY_HUB = ("hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision")
 _ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 #: Optimizers that read the three of Adam have one of these in their name.
@@ -26,6 +28,7 @@ def without_effect(given: Mapping[str, Any], values: Any) -> list[str]:
     evaluates, saves, logs = (said[f"{name}_strategy"] for name in ("eval", "save", "logging"))
     scheduler, optimizer = str(said["lr_scheduler_type"]), str(said["optim"])
     best = said["load_best_model_at_end"] or saves == "best" or scheduler in NO_WARMUP[1:]
+    chosen, known = str(said["metric_for_best_model"]).removeprefix("eval_"), {"loss", *DIRECTIONS}
     ends_at = said["num_train_epochs"]
     trackers = said["report_to"] not in (None, [], "none", ["none"])
     rules = {
@@ -37,7 +40,10 @@ def without_effect(given: Mapping[str, Any], values: Any) -> list[str]:
         "logging_steps": (logs != "steps", "needs --logging_strategy steps"),
         "logging_first_step": (logs == "no", "--logging_strategy is no"),
         "num_train_epochs": (said["max_steps"] > 0, "--max_steps decides"),
-        "greater_is_better": (not best, "needs --load_best_model_at_end true"),
+        "greater_is_better": (
+            not best and chosen in known,  # else the verdict of the report goes by it
+            "needs --load_best_model_at_end true",
+        ),
         "warmup_steps": (
             scheduler in NO_WARMUP,
             f"--lr_scheduler_type {scheduler} has no warm-up"
