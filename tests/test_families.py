@@ -378,6 +378,5 @@ def test_a_whole_run_of_the_family(
     together = finetune.predict(run, texts, precision="fp32")
     alone = [finetune.predict(run, [text], precision="fp32") for text in texts]
     column = "prediction" if label == "number" else "probability"
-    column = column if column in together else together.columns[-1]
     apart = [float(each[column].iloc[0]) for each in alone]
     assert gap(together[column].astype(float), apart) < TOLERANCE

@@ -196,11 +196,11 @@ class TextClassification(Labelled):
                 )
             self.max_length = self.reduced_to = most
 
-    def training_defaults(self) -> dict[str, Any]:
+    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         from finetune.models import families
         from finetune.models.pretrained import load_config
 
-        usual = super().training_defaults()
+        usual = super().training_defaults(given)
         if not self._builds_pretrained or "splits" not in vars(self):  # it may be out of reach
             return usual
         is_open = usual.get("precision", "auto") == "auto"
