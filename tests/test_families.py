@@ -279,6 +279,24 @@ def test_a_text_with_the_end_that_a_tokenizer_finds_in_it_is_refused(
     assert len(Reviews(model=str(models / "bart"), **options).prepared["train"])
 
 
+@pytest.mark.trains
+@pytest.mark.usefixtures("without_report", "one_thread")
+@pytest.mark.parametrize("long_texts", ["cut", "windows"])
+def test_a_prediction_refuses_such_a_text_too(
+    long_texts: str, models: Models, uneven_reviews: Path, tmp_path: Path
+) -> None:
+    options = dict(dataset=str(uneven_reviews), model=str(models / "t5"), long_texts=long_texts)
+    small = dict(train_samples=40, eval_samples=10, max_length=32, max_steps=1, baseline=False)
+    run = finetune.train("text", output_dir=str(tmp_path / "run"), **options, **small)
+    assert len(finetune.predict(run, ["the food was fine " * 20, "fine"])) == 2
+    words = (
+        "the text 'the </s> food was fine' spells out '</s>', the token that ends a text for this "
+        "model: take it out of the texts"
+    )
+    with pytest.raises(UserError, match=re.escape(words)):
+        finetune.predict(run, ["fine", "the </s> food was fine"])
+
+
 def test_the_first_deberta_trains_in_fp32(
     models: Models, uneven_reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
 
 import numpy as np
 from datasets import DatasetDict
@@ -132,6 +133,32 @@ def refuse_ends_inside(
             raise UserError(
                 f"the rows of {split} do not end in '{token}', where this model reads a text: "
                 "expected a tokenizer that adds it"
+            )
+
+
+def refuse_end_in_texts(
+    tokens: Sequence[Sequence[int]], texts: Sequence[Read], end: tuple[int, str], encoder: Encoder
+) -> None:
+    """Refuse texts as :func:`refuse_ends_inside` does, where they have no number.
+
+    Args:
+        tokens: Of each text, or of windows of them.
+        texts: As many.
+        end: The number of the token and how it is spelt.
+        encoder: What made the tokens.
+
+    Raises:
+        UserError: with the beginning of the first such text.
+    """
+    number, token = end
+    usual: Read = "a" if isinstance(texts[0], str) else ["a"] * len(texts[0])
+    most = encoder([usual])["input_ids"][0].count(number)
+    for row, text in zip(tokens, texts, strict=True):
+        if row.count(number) > most:
+            beginning = shorten(text if isinstance(text, str) else " ".join(text), 60)
+            raise UserError(
+                f"the text '{beginning}' spells out '{token}', the token that ends a text for this "
+                "model: take it out of the texts"
             )
 
 

@@ -238,13 +238,26 @@ class TextClassification(Labelled):
             remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
         for remark in remarks:
             self.note(remark)
-        if (end := families.end_token(config)) is not None:
-            token = str(self.processing_class().convert_ids_to_tokens(end))
-            lengths.refuse_ends_inside(prepared, ids, end, token)
+        if (end := self.end_token()) is not None:
+            lengths.refuse_ends_inside(prepared, ids, *end)
         if type(self).prepare is TextClassification.prepare:  # which truncates
             return
         if (most := positions(self.model, self.model_revision)) is not None:
             lengths.refuse_longer(prepared, ids, most, self.model)
+
+    def end_token(self) -> tuple[int, str] | None:
+        """Return the token that every row must have equally often, its number and how it is spelt;
+        None if there is none of that kind.
+        """
+        from finetune.models import families
+        from finetune.models.pretrained import load_config
+
+        if not self._builds_pretrained:
+            return None
+        end = families.end_token(load_config(self.model, self.model_revision))
+        if end is None:
+            return None
+        return end, str(self.processing_class().convert_ids_to_tokens(end))
 
     @property
     def windows(self) -> Windows | None:
