@@ -55,7 +55,7 @@ def test_weights_keep_the_names_that_the_model_has(bert: BertForSequenceClassifi
 
     bert._weight_conversions = get_model_conversion_mapping(bert, add_legacy=True)
     assert "bert.embeddings.LayerNorm.gamma" in saved()
-    bert._weight_conversions = None
+    bert._weight_conversions = []
     assert saved() == set(bert.state_dict())
 
 

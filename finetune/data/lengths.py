@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
 
 import numpy as np
 from datasets import DatasetDict
@@ -91,21 +92,90 @@ def refuse_longer(
     Raises:
         UserError: with the first such row of a split.
     """
-    for split, rows in prepared.items():
-        if "input_ids" not in rows.column_names:
-            continue
-        batches = rows.select_columns("input_ids").iter(batch_size=1000)
-        tokens = [len(each) for batch in batches for each in batch["input_ids"]]
-        if wrong := [number for number, count in enumerate(tokens) if count > most]:
-            known = ids.get(split, ())
-            of_row = f"row {wrong[0]} of {split}"
-            if len(known) == len(tokens):
-                of_row = f"the row with id {known[wrong[0]]} of {split}"
+    for split, tokens in _tokens(prepared):
+        counts = [len(each) for each in tokens]
+        if wrong := [number for number, count in enumerate(counts) if count > most]:
             raise UserError(
-                f"{of_row} has {tokens[wrong[0]]:,} tokens, --model {model} has {most:,} positions "
+                f"{_named(split, wrong[0], len(counts), ids)} has {counts[wrong[0]]:,} tokens, "
+                f"--model {model} has {most:,} positions "
                 f"({counted(len(wrong), 'such row')}): truncate in prepare() of the recipe, with "
                 "tokenizer(..., truncation=True, max_length=self.max_length)"
             )
+
+
+def refuse_ends_inside(
+    prepared: DatasetDict, ids: Mapping[str, Sequence[object]], end: int, token: str
+) -> None:
+    """Refuse rows that have the token that ends a text more often than others.
+
+    The heads of encoder-decoders read a text at that token, and fail where rows of a batch have it
+    more or less often. Tokenizers of SentencePiece find it in a text that spells it out.
+
+    Args:
+        prepared: Splits as a recipe has prepared them.
+        ids: Of the rows of each split before that, where they are known.
+        end: The number of the token.
+        token: How it is spelt.
+
+    Raises:
+        UserError: with the first such row of a split.
+    """
+    for split, tokens in _tokens(prepared):
+        counts = [each.count(end) for each in tokens]
+        fewest = min(counts, default=0)
+        if wrong := [number for number, count in enumerate(counts) if count > fewest]:
+            raise UserError(
+                f"{_named(split, wrong[0], len(counts), ids)} spells out '{token}', the token that "
+                f"ends a text for this model ({counted(len(wrong), 'such row')}): take it out of "
+                "the texts"
+            )
+        if counts and not fewest:
+            raise UserError(
+                f"the rows of {split} do not end in '{token}', where this model reads a text: "
+                "expected a tokenizer that adds it"
+            )
+
+
+def refuse_end_in_texts(
+    tokens: Sequence[Sequence[int]], texts: Sequence[Read], end: tuple[int, str], encoder: Encoder
+) -> None:
+    """Refuse texts as :func:`refuse_ends_inside` does, where they have no number.
+
+    Args:
+        tokens: Of each text, or of windows of them.
+        texts: As many.
+        end: The number of the token and how it is spelt.
+        encoder: What made the tokens.
+
+    Raises:
+        UserError: with the beginning of the first such text.
+    """
+    number, token = end
+    usual: Read = "a" if isinstance(texts[0], str) else ["a"] * len(texts[0])
+    most = encoder([usual])["input_ids"][0].count(number)
+    for row, text in zip(tokens, texts, strict=True):
+        if row.count(number) > most:
+            beginning = shorten(text if isinstance(text, str) else " ".join(text), 60)
+            raise UserError(
+                f"the text '{beginning}' spells out '{token}', the token that ends a text for this "
+                "model: take it out of the texts"
+            )
+
+
+def _tokens(prepared: DatasetDict) -> Iterator[tuple[str, list[list[int]]]]:
+    """Yield the name and the tokens of each split that has some."""
+    for split, rows in prepared.items():
+        if "input_ids" in rows.column_names:
+            batches = rows.select_columns("input_ids").iter(batch_size=1000)
+            yield split, [each for batch in batches for each in batch["input_ids"]]
+
+
+def _named(split: str, number: int, rows: int, ids: Mapping[str, Sequence[object]]) -> str:
+    """Return how a message names a row: by its id, if those of all rows are known."""
+    known = ids.get(split, ())
+    if len(known) == rows:
+        return f"the row with id {known[number]} of {split}"
+    return f"row {number} of {split}"
 
 
 def _percent(share: float) -> str:

@@ -98,6 +98,8 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
         known = tokenizer.init_kwargs.items()
         kwargs = {name: each for name, each in known if not name.endswith(_FOUND)}
         parts += [tokenizer.get_vocab(), kwargs]
+    if tokenizer.split_special_tokens:
+        parts.append("split_special_tokens")
     return str(Hasher.hash(json.dumps(parts, sort_keys=True, default=str)))
 
 

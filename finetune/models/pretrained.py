@@ -26,29 +26,13 @@ from transformers import (
 
 from finetune.data import embedded
 from finetune.errors import UserError
+from finetune.models import families
 from finetune.runtime import hub
 
 #: What ``transformers`` calls kinds of labels.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 #: The attribute of a model that names the weights that no checkpoint had.
 _FRESH = "_weights_without_checkpoint"
-#: What the model families call the two dropouts in their configurations.
-DROPOUTS = {
-    "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "dropout"),
-    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
-}
-
-
-#: Families whose encoders look positions up in a table: beyond its end there is an error.
-_LEARNED_POSITIONS = (
-    *("albert", "bert", "big_bird", "convbert", "distilbert", "electra", "ernie", "fnet"),
-    *("gpt2", "megatron-bert", "mobilebert", "nystromformer", "opt", "rembert", "squeezebert"),
-)
-#: Those of them in which the first positions are left to padding.
-_OFFSET_POSITIONS = (
-    *("camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta"),
-    *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-)
 
 
 def load_tokenizer(
@@ -69,11 +53,14 @@ def load_tokenizer(
     Raises:
         UserError: if it cannot be loaded.
     """
-    most = {} if max_length is None else {"model_max_length": max_length}
-    with _loading(model, revision) as source:
+    most: dict[str, Any] = {} if max_length is None else {"model_max_length": max_length}
+    with loading(model, revision) as source:
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
+        settings = most | families.tokenizer_settings(config)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source, truncation_side=truncation_side, **most
+            **source, truncation_side=truncation_side, **settings
         )
+        families.set_pad_token(tokenizer, config, model)
     return tokenizer
 
 
@@ -84,6 +71,7 @@ def load_classifier(
     problem_type: ProblemType | None = None,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
+    pad_token_id: int | None = None,
 ) -> PreTrainedModel:
     """Return ``model`` with a classification head, in fp32 whatever the checkpoint says.
 
@@ -96,11 +84,13 @@ def load_classifier(
             configuration has it; None for what it says.
         hidden_dropout: Probability, or None for the model's own.
         attention_dropout: Likewise.
+        pad_token_id: What batches are padded with, by which decoders find the end of a text; None
+            for what the configuration says.
 
     Raises:
-        UserError: if the model cannot be loaded, or has no such dropout.
+        UserError: if the model cannot be loaded, has no head for texts or no such dropout.
     """
-    with _loading(model, revision) as source:
+    with loading(model, revision) as source:
         outputs = list(labels) or ["LABEL_0"]
         config: PretrainedConfig = AutoConfig.from_pretrained(
             **source,
@@ -115,8 +105,10 @@ def load_classifier(
                 f"--model {model}: its config.json asks for code from the Hub, attn_implementation "
                 f"'{config._attn_implementation}', which is not run: take it out of config.json"
             )
-        _set_dropout(config, "hidden_dropout", hidden_dropout)
-        _set_dropout(config, "attention_dropout", attention_dropout)
+        families.require_head(model, config)
+        families.set_dropout(config, "hidden_dropout", hidden_dropout)
+        families.set_dropout(config, "attention_dropout", attention_dropout)
+        families.set_up(config, pad_token_id)
         classifier: PreTrainedModel
         classifier, told = AutoModelForSequenceClassification.from_pretrained(
             **source,
@@ -127,10 +119,12 @@ def load_classifier(
         )
     resized = (name for name, *_ in told["mismatched_keys"])
     setattr(classifier, _FRESH, frozenset([*told["missing_keys"], *resized]))
+    families.freeze_unused(classifier)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
-    # leave every LayerNorm out of the best model and of a resumed run.
-    classifier._weight_conversions = None  # type: ignore[assignment]
+    # leave every LayerNorm out of the best model and of a resumed run. None would not do, it stands
+    # for the names that the checkpoints of a family have on the Hub.
+    classifier._weight_conversions = []  # type: ignore[assignment]
     return classifier
 
 
@@ -146,6 +140,17 @@ def is_fresh(model: torch.nn.Module, layer: torch.nn.Linear) -> bool:
     return fresh is None or next(names) in fresh
 
 
+def load_config(model: str, revision: str | None = None) -> PretrainedConfig:
+    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`.
+
+    Raises:
+        UserError: if it cannot be loaded.
+    """
+    with loading(model, revision) as source:
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
+    return config
+
+
 def positions(model: str, revision: str | None = None) -> int | None:
     """Return the most tokens that ``model`` has learned positions for; None where it has none.
 
@@ -154,19 +159,12 @@ def positions(model: str, revision: str | None = None) -> int | None:
     Raises:
         UserError: if its configuration cannot be loaded.
     """
-    with _loading(model, revision) as source:
-        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
-    most = getattr(config, "max_position_embeddings", None)
-    if config.model_type in _OFFSET_POSITIONS and most is not None:
-        return int(most) - (config.pad_token_id or 0) - 1  # the first follows that of padding
-    return int(most) if config.model_type in _LEARNED_POSITIONS and most is not None else None
+    return families.positions(load_config(model, revision))
 
 
 def identity(model: str) -> str:
     """Return a hash of the configuration in a model directory."""
-    with _loading(model, None) as source:
-        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
-    facts = {**config.to_dict(), "transformers_version": None, "_name_or_path": None}
+    facts = {**load_config(model).to_dict(), "transformers_version": None, "_name_or_path": None}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -186,7 +184,7 @@ def describe(model: str) -> str:
 
 
 @contextmanager
-def _loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
+def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     """Give what ``from_pretrained`` takes, and refuse what it cannot load."""
     source = model
     if not model:
@@ -223,13 +221,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (OSError, ValueError)):
         return str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {shorten(str(error), 200)}"
-
-
-def _set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
-    if probability is None:
-        return
-    name = next((name for name in DROPOUTS[option] if hasattr(config, name)), None)
-    if name is not None:
-        setattr(config, name, probability)
-    elif probability:
-        raise UserError(f"--{option}: a model of type '{config.model_type}' has no such dropout")

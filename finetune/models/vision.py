@@ -22,7 +22,7 @@ from transformers import (
 
 from finetune.data import embedded
 from finetune.errors import UserError
-from finetune.models.pretrained import ProblemType, _loading
+from finetune.models.pretrained import ProblemType, loading
 
 SMALL = embedded.PREFIX + "vit"
 _SIDE, _CHANNELS = 28, 3  # pixels; red, green and blue
@@ -57,7 +57,7 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
         half = [0.5] * 3
         size = {"height": _SIDE, "width": _SIDE}
         return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
-    with _loading(model, revision) as source:
+    with loading(model, revision) as source:
         auto: Any = AutoImageProcessor  # which has no annotations
         processor: BaseImageProcessor = auto.from_pretrained(**source, backend="pil")
     return processor
@@ -79,7 +79,7 @@ def load_config(
     if model == SMALL:
         config: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL, **head)
         return config
-    with _loading(model, revision) as source:
+    with loading(model, revision) as source:
         config = AutoConfig.from_pretrained(**source, **(head if labels else {}))
     if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         raise UserError(
@@ -118,12 +118,11 @@ def load_classifier(
         auto: Any = AutoModelForImageClassification  # which has no annotations
         classifier: PreTrainedModel = auto.from_config(config)
     else:
-        with _loading(model, revision) as source:
+        with loading(model, revision) as source:
             classifier = AutoModelForImageClassification.from_pretrained(
                 **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
             )
-    # As in `pretrained.load_classifier`: Trainer reads its own checkpoints without renaming. None
-    # would not do, it stands for the names that the checkpoints of the family have on the Hub.
+    # As in `pretrained.load_classifier`: Trainer reads its own checkpoints without renaming.
     classifier._weight_conversions = []  # type: ignore[assignment]
     return classifier
 

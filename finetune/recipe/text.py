@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from finetune.data.encoding import Encoder
     from finetune.data.windows import Windows
+    from finetune.training.arguments import FinetuneArguments
 
 
 class TextClassification(Labelled):
@@ -66,6 +68,7 @@ class TextClassification(Labelled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.reduced_to: int | None = None  # max_length, where a model has no more positions
         mistakes = [
             f"--{name} {value}: expected a probability, 0 or more and below 1"
             for name in ("hidden_dropout", "attention_dropout")
@@ -169,19 +172,41 @@ class TextClassification(Labelled):
             raise UserError(f"--text_columns {text_columns}: {several}, found {len(names)}")
 
     def check(self) -> None:
+        if self._builds_pretrained:  # else its positions are not known
+            self._fit_positions()
         _ = self.windows
         if self.text_columns:
             self.encoder().refuse_too_short(len(self.columns_read()))
-        if type(self).build_model is not TextClassification.build_model:
-            return  # whose positions are not known
+
+    @property
+    def _builds_pretrained(self) -> bool:
+        return type(self).build_model is TextClassification.build_model
+
+    def _fit_positions(self) -> None:
+        """Reduce the default ``max_length`` to the positions of the model; refuse another."""
         from finetune.models.pretrained import positions
 
         most = positions(self.model, self.model_revision)
+        usual = type(self).__dataclass_fields__["max_length"].default
         if most is not None and self.max_length > most:
-            raise UserError(
-                f"--max_length {self.max_length}: {self.model} has {most} positions; expected "
-                f"{most} or fewer tokens"
-            )
+            if self.max_length != usual:
+                raise UserError(
+                    f"--max_length {self.max_length}: {self.model} has {most} positions; expected "
+                    f"{most} or fewer tokens"
+                )
+            self.max_length = self.reduced_to = most
+
+    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        from finetune.models import families
+        from finetune.models.pretrained import load_config
+
+        usual = super().training_defaults(given)
+        if not self._builds_pretrained or "splits" not in vars(self):  # it may be out of reach
+            return usual
+        is_open = usual.get("precision", "auto") == "auto"
+        if is_open and families.overflows(load_config(self.model, self.model_revision)):
+            return {**usual, "precision": "fp32"}
+        return usual
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data import parts
@@ -199,18 +224,40 @@ class TextClassification(Labelled):
         return Encoder(self.processing_class(), self.max_length, self.truncation)
 
     def check_prepared(self, prepared: DatasetDict) -> None:
-        own = type(self)
-        if own.prepare is TextClassification.prepare:  # which truncates
-            return
-        if own.build_model is not TextClassification.build_model:
+        if not self._builds_pretrained:
             return
         from finetune.data import lengths
-        from finetune.models.pretrained import positions
+        from finetune.models import families
+        from finetune.models.pretrained import load_config, positions
 
+        raw = vars(self).get("splits", {})
+        ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
+        config = load_config(self.model, self.model_revision)
+        remarks = families.remarks(config)
+        if self.reduced_to is not None:
+            remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
+        for remark in remarks:
+            self.note(remark)
+        if (end := self.end_token()) is not None:
+            lengths.refuse_ends_inside(prepared, ids, *end)
+        if type(self).prepare is TextClassification.prepare:  # which truncates
+            return
         if (most := positions(self.model, self.model_revision)) is not None:
-            raw = vars(self).get("splits", {})
-            ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
             lengths.refuse_longer(prepared, ids, most, self.model)
+
+    def end_token(self) -> tuple[int, str] | None:
+        """Return the token that every row must have equally often, its number and how it is spelt;
+        None if there is none of that kind.
+        """
+        from finetune.models import families
+        from finetune.models.pretrained import load_config
+
+        if not self._builds_pretrained:
+            return None
+        end = families.end_token(load_config(self.model, self.model_revision))
+        if end is None:
+            return None
+        return end, str(self.processing_class().convert_ids_to_tokens(end))
 
     @property
     def windows(self) -> Windows | None:
@@ -274,6 +321,8 @@ class TextClassification(Labelled):
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from finetune.models.pretrained import load_tokenizer
 
+        if self._builds_pretrained:  # before max_length is saved with the tokenizer
+            self._fit_positions()
         side = "left" if self.truncation == "tail" else "right"
         return load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
@@ -289,7 +338,14 @@ class TextClassification(Labelled):
             problem_type=self.presumed_kind.problem_type,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
+            pad_token_id=self.processing_class().pad_token_id,
         )
+
+    def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
+        from finetune.models.families import refuse_half_precision
+
+        refuse_half_precision(model, bf16=arguments.bf16, fp16=arguments.fp16)
+        return super().adapt(model, arguments)
 
     def base_revision(self) -> str | None:
         from finetune.models.pretrained import commit
@@ -306,4 +362,6 @@ class TextClassification(Labelled):
 
         from finetune.data.batches import PADDED_TO
 
-        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=PADDED_TO)
+        # of 8 tokens, where that cannot be more than the model has positions
+        multiple = math.gcd(PADDED_TO, self.max_length)
+        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=multiple)

@@ -286,7 +286,12 @@ class Saving(FiniteSteps):
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library says so in a warning and goes on."""
         left_out = set(getattr(self.model, "_keys_to_ignore_on_save", None) or ())
-        if missing := sorted(set(load_result.missing_keys) - left_out):
+        missing = sorted(set(load_result.missing_keys) - left_out)
+        if missing and self.model is not None:  # one of several names of a weight is in a file
+            named = self.model.state_dict(keep_vars=True)
+            there = {id(each) for name, each in named.items() if name not in missing}
+            missing = [name for name in missing if id(named.get(name)) not in there]
+        if missing:
             raise UserError(
                 f"the checkpoint lacks {len(missing)} weights of the model, the first of them "
                 f"'{missing[0]}': it cannot be loaded"

@@ -136,7 +136,8 @@ class Trainer(ExactEvaluation, Saving, Memory):
         loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
         loss = loss * (self.accelerator.num_processes + 0 * loss.detach())
-        return (loss, outputs) if return_outputs else loss
+        # of an encoder-decoder there is more, which evaluation would gather as predictions
+        return (loss, {"logits": outputs["logits"]}) if return_outputs else loss
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any

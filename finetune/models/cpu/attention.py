@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from finetune.models import pretrained
+from finetune.models import families
 
 #: Names under which models know it; the second leaves batches with padding to torch's kernel.
 NAME, IF_UNPADDED = "finetune_few_sequences", "finetune_few_sequences_if_unpadded"
@@ -60,8 +60,9 @@ def used_by(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
 
 def drops_weights(model: PreTrainedModel) -> bool:
     """Return whether attention weights are dropped in training, which only torch's kernel does."""
-    names = pretrained.DROPOUTS["attention_dropout"]
-    return any(getattr(model.config, name, 0) for name in names)
+    names = families.DROPOUTS["attention_dropout"]
+    config = model.config.get_text_config()
+    return any(getattr(config, name, 0) for name in names)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,160 @@
+"""A tiny random model of each family, with a tokenizer of its class trained on a few sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+#: Tokens that the tables of positions have, those left to padding aside.
+POSITIONS = 64
+_BPE = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+_BART: dict[str, Any] = dict(
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=40,
+    decoder_ffn_dim=40,
+)
+_DECODER: dict[str, Any] = dict(num_key_value_heads=2, head_dim=8)
+#: Family to model type, tokenizer, and settings of the configuration.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("bert", "BertTokenizer", {}),
+    "roberta": ("roberta", "RobertaTokenizer", dict(max_position_embeddings=POSITIONS + 2)),
+    "xlm-r": ("xlm-roberta", "XLMRobertaTokenizer", dict(max_position_embeddings=POSITIONS + 2)),
+    "distilbert": ("distilbert", "DistilBertTokenizer", dict(dim=32, n_layers=2, n_heads=4)),
+    "electra": ("electra", "ElectraTokenizer", dict(embedding_size=16)),
+    "albert": ("albert", "AlbertTokenizer", dict(embedding_size=16)),
+    "mpnet": ("mpnet", "MPNetTokenizer", dict(max_position_embeddings=POSITIONS + 2)),
+    "deberta": (
+        "deberta",
+        "DebertaTokenizer",
+        dict(relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"]),
+    ),
+    "deberta-v2": (  # the larger ones have a convolution
+        "deberta-v2",
+        "DebertaV2Tokenizer",
+        dict(
+            relative_attention=True,
+            position_biased_input=False,
+            pos_att_type=["p2c", "c2p"],
+            position_buckets=16,
+            norm_rel_ebd="layer_norm",
+            conv_kernel_size=3,
+            conv_act="gelu",
+        ),
+    ),
+    "deberta-v3": (
+        "deberta-v2",
+        "DebertaV2Tokenizer",
+        dict(
+            relative_attention=True,
+            position_biased_input=False,
+            pos_att_type=["p2c", "c2p"],
+            position_buckets=16,
+            share_att_key=True,
+            norm_rel_ebd="layer_norm",
+        ),
+    ),
+    "modernbert": (
+        "modernbert",
+        "PreTrainedTokenizerFast",
+        dict(local_attention=16, global_attn_every_n_layers=2),
+    ),
+    "bigbird": ("big_bird", "BigBirdTokenizer", dict(block_size=4, num_random_blocks=1)),
+    "longformer": (
+        "longformer",
+        "RobertaTokenizer",
+        dict(max_position_embeddings=POSITIONS + 2, attention_window=[16, 16]),
+    ),
+    "xlnet": ("xlnet", "XLNetTokenizer", dict(d_model=32, n_layer=2, n_head=4, d_inner=40)),
+    "t5": (
+        "t5",
+        "T5Tokenizer",
+        dict(d_model=32, d_kv=8, d_ff=40, num_layers=2, num_decoder_layers=2, num_heads=4),
+    ),
+    "bart": ("bart", "BartTokenizer", _BART),
+    "gpt2": ("gpt2", "GPT2Tokenizer", dict(n_embd=32, n_layer=2, n_head=4)),
+    "llama": ("llama", "LlamaTokenizer", _DECODER),
+    "qwen2": ("qwen2", "Qwen2Tokenizer", _DECODER),
+    "qwen3": ("qwen3", "Qwen2Tokenizer", _DECODER),
+    "gemma": ("gemma", "GemmaTokenizer", _DECODER),
+}
+#: What is particular of a family, for the table of docs/models.md.
+PARTICULAR = {
+    "roberta": "positions begin after that of padding",
+    "xlm-r": "positions begin after that of padding",
+    "mpnet": "positions begin after that of padding",
+    "longformer": "positions begin after that of padding; first token attends to all",
+    "distilbert": "no segments",
+    "deberta": "fp32 only",
+    "bigbird": "full attention; pooler frozen",
+    "xlnet": "padded on the left; segments added; `mask_emb` frozen",
+    "t5": "encoder-decoder; a text with `</s>` is refused; one dropout",
+    "bart": "encoder-decoder; special tokens in a text are read as text",
+    "gpt2": "last token; padded with that which ends a text; no bias",
+    "llama": "last token; padded with that which ends a text; no hidden dropout, no bias",
+    "qwen2": "last token; padded with that which ends a text; no hidden dropout, no bias",
+    "qwen3": "last token; padded with that which ends a text; no hidden dropout, no bias",
+    "gemma": "last token; no hidden dropout, no bias",
+}
+_SIZES: dict[str, Any] = dict(
+    hidden_size=32,
+    intermediate_size=40,
+    hidden_dim=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    sliding_window=16,
+    initializer_range=0.2,  # rows differ, so that a wrong padding is seen
+    init_std=0.2,
+)
+_SENTENCES = [
+    f"the food of place {number} was {word}, {other} and {word}"
+    for number in range(40)
+    for word, other in (("awful", "dull"), ("bland", "great"), ("lovely", "fine"))
+]
+
+
+def tokenizer_of(name: str) -> Any:
+    """Return a tokenizer of a class of ``transformers``, trained on a few sentences."""
+    if name == "PreTrainedTokenizerFast":  # as ModernBERT has it
+        own = transformers.RobertaTokenizer().train_new_from_iterator(_SENTENCES, 300)
+        names = dict(cls_token="<s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>")
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=own.backend_tokenizer, mask_token="<mask>", **names
+        )
+    return getattr(transformers, name)().train_new_from_iterator(_SENTENCES, 300)
+
+
+def write(family: str, directory: Path) -> Path:
+    """Write model and tokenizer, as they lie on the Hub: without a head."""
+    kind, name, settings = FAMILIES[family]
+    tokenizer = tokenizer_of(name)
+    special = {
+        each: found
+        for each in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+        if (found := getattr(tokenizer, each)) is not None
+    }
+    if kind in ("gpt2", "llama", "qwen2", "qwen3"):  # which have none on the Hub
+        special.pop("pad_token_id", None)
+        tokenizer.pad_token = None
+    if kind == "t5":
+        special["decoder_start_token_id"] = tokenizer.pad_token_id
+    default = AutoConfig.for_model(kind)
+    sizes = {each: value for each, value in _SIZES.items() if hasattr(default, each)}
+    if kind != "xlnet":  # whose configuration refuses to have a limit
+        sizes["max_position_embeddings"] = POSITIONS
+    config = AutoConfig.for_model(
+        kind, **{**sizes, **special, **settings, "vocab_size": len(tokenizer)}
+    )
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(config)
+    base = model.base_model if kind != "bart" else model.model
+    base.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
