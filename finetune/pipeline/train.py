@@ -130,13 +130,15 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
     prepared = _join(prepared)
     if prepared.is_done:
         distributed.leave()
-        page = chosen.output_dir / "report.html"
+        assert prepared.resumption is not None
+        done = Run(prepared.resumption.directory)  # which may not be `output_dir`
+        page = done.path / "report.html"
         progress(Noted("the run is finished, nothing is left to train; its results:"))
-        progress(Finished(Run(chosen.output_dir), False, page if page.exists() else None))
+        progress(Finished(done, False, page if page.exists() else None))
         if not page.exists():
-            lacking = f"python -m finetune report {chosen.output_dir}"
+            lacking = f"python -m finetune report {done.path}"
             progress(Noted(f"its report was not written; to write it: {lacking}"))
-        return Run(chosen.output_dir)
+        return done
     found, run = prepared.resumption, None
     try:
         if chosen.values.auto_find_batch_size:

@@ -197,6 +197,18 @@ def test_a_finished_run_shows_its_results_and_changes_nothing(
     assert {path for path in after if after[path] != before.get(path)} <= {run / ".lock"}
 
 
+def test_a_finished_run_is_shown_from_another_directory(
+    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = whole()
+    last = str(run / f"checkpoint-{STEPS}")
+    assert faulty(tmp_path / "other", "--resume_from_checkpoint", last) == 0
+    said = capfd.readouterr().out
+    assert "nothing is left to train" in said
+    assert f"saved to {run}" in said
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_finished_run_that_kept_only_its_best_checkpoint_is_shown_too(
     faulty: Faulty, whole: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
