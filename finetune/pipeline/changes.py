@@ -55,6 +55,15 @@ _OF = {
     "image_processor": "an image processor of fingerprint",
     "model_config": "a model configuration of fingerprint",
 }
+#: What runs did that were made before there were these options. A task of those had one class or
+#: one number, as the labels, which are compared, say.
+_BEFORE = {
+    "class_weights": "none",
+    "class_sampling": "none",
+    "thresholds": "one",
+    "long_texts": "cut",
+    "pooling": "mean",
+}
 #: Options of a recipe that say where its rows lie; the rows themselves are compared.
 _PLACES = ("dataset", "dataset_revision")
 
@@ -232,11 +241,14 @@ def differences(
 
 def between(found: Resumption, now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return what makes the result and has changed: the value before and now, by name."""
-    before = found.configuration
+    if not found.configuration:
+        return {}
+    then = {name: value for name, value in _BEFORE.items() if name in now}
+    before = {**then, "task": now.get("task"), **found.configuration}
     return {
         name: (before.get(name), now.get(name))
         for name in dict.fromkeys([*now, *before])
-        if before and before.get(name) != now.get(name)
+        if before.get(name) != now.get(name)
     }
 
 

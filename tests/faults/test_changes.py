@@ -10,6 +10,8 @@ import torch
 
 import finetune
 from finetune import Run, UserError, cli
+from finetune.pipeline import changes
+from finetune.pipeline.resumption import Resumption
 from tests.faults.conftest import STEPS, Faulty, history
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
@@ -161,6 +163,17 @@ def test_a_change_that_is_allowed_is_in_force_and_recorded(
     assert resumed["changed"]["logging_steps"] == [4, 1]
     groups = torch.load(run / f"checkpoint-{STEPS}" / "optimizer.pt")["param_groups"]
     assert {group["weight_decay"] for group in groups} == {0.0, 0.2}
+
+
+def test_options_that_earlier_releases_did_not_have_had_their_defaults(interrupted: Path) -> None:
+    now = Run.load(interrupted).manifest.configuration
+    new = {"task", "class_weights", "class_sampling", "thresholds", "long_texts", "pooling"}
+    assert new < now.keys()
+    earlier = {name: value for name, value in now.items() if name not in new}
+    found = Resumption(None, interrupted, None, earlier)
+    assert changes.between(found, now) == {}
+    weighted = {**now, "class_weights": "balanced"}
+    assert changes.between(found, weighted) == {"class_weights": ("none", "balanced")}
 
 
 def test_an_unknown_name_is_not_allowed(
