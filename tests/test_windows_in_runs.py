@@ -208,6 +208,10 @@ def test_a_resumed_run_is_the_same_and_other_windows_are_refused(
         ),
         (("--stride", "3"), "--stride has no effect: needs --long_texts windows"),
         (("--pooling", "max"), "--pooling has no effect: needs --long_texts windows"),
+        (
+            ("--thresholds", "label"),
+            "--thresholds has no effect: only a task of several labels a row has any",
+        ),
     ],
 )
 def test_the_start_says_what_becomes_of_long_texts(

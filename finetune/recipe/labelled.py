@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
@@ -63,6 +63,14 @@ class Labelled(Recipe):
             return [f"{shown}: expected three classes or more, separated by commas"]
         if twice := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
             return [f"{shown}: '{twice[0]}' stands there twice"]
+        return []
+
+    def without_effect(self, given: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each option in ``given`` that the others, or the data, leave
+        without effect.
+        """
+        if "thresholds" in given and self.task not in ("auto", "multi_label"):
+            return ["--thresholds has no effect: only a task of several labels a row has any"]
         return []
 
     def read(self) -> DatasetDict:

@@ -99,11 +99,11 @@ class TextClassification(Labelled):
         return mistakes
 
     def without_effect(self, given: Mapping[str, Any]) -> list[str]:
-        """Return a sentence for each option in ``given`` that the others leave without effect."""
         idle = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
         if self.long_texts == "windows":
             idle = {"truncation": "with --long_texts windows nothing is truncated"}
-        return [f"--{name} has no effect: {why}" for name, why in idle.items() if name in given]
+        said = [f"--{name} has no effect: {why}" for name, why in idle.items() if name in given]
+        return [*said, *super().without_effect(given)]
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
