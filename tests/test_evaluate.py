@@ -219,7 +219,7 @@ def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> No
     [
         (
             {"text": ["a", "b"], "label": ["good", "odd"]},
-            "labels that the model does not know: 'odd' (it knows: bad, good)",
+            "model does not know: 'odd', first in line 3 (it knows: 'bad', 'good')",
         ),
         ({"words": ["a"], "label": ["good"]}, "--text_column: no column 'text' in "),
         (

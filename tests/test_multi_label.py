@@ -187,10 +187,10 @@ def test_classes_are_numbered_as_a_model_does() -> None:
     features = Features({"id": Value("int64"), "label": List(ClassLabel(names=["b", "a"]))})
     labels: dict[str, Any] = {"id": [0, 1, 2], "label": [[0], [0, 1], []]}
     rows = Dataset.from_dict(labels, features=features)
-    found = multi_labels.renumbered(rows, ["a", "x", "b"])
+    found = multi_labels.renumbered(rows, ["a", "x", "b"], "line {}".format)
     assert found["label"][:] == [[2], [0, 2], []]
-    with pytest.raises(UserError, match=r"does not know: 'a', first in row 2 \(it knows: 'b'\)"):
-        multi_labels.renumbered(rows, ["b"])
+    with pytest.raises(UserError, match=r"does not know: 'a', first in line 1 \(it knows: 'b'\)"):
+        multi_labels.renumbered(rows, ["b"], "line {}".format)
 
 
 # ---- splits --------------------------------------------------------------------------------------

@@ -165,19 +165,39 @@ def refusal_of_lists(value: Any) -> str:
     )
 
 
-def renumbered(rows: Dataset, names: Sequence[str]) -> Dataset:
+def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str]) -> Dataset:
     """Return ``rows`` with labels renumbered to the class indices of a model.
+
+    Args:
+        rows: Of other data.
+        names: Of the classes of the model.
+        place: Returns where a row is in its source, by its ``id``.
 
     Raises:
         UserError: if there are labels that the model does not know.
     """
     values = _as_names(rows)
-    if unknown := sorted(set(values) - set(names), key=natural):
-        raise UserError(
-            f"the data has labels that the model does not know: {listed(unknown)} "
-            f"(it knows: {', '.join(names)})"
-        )
+    refuse_unknown(rows, [[each] for each in values], names, place)
     return _with_label(rows, names, values)
+
+
+def refuse_unknown(
+    rows: Dataset, cells: list[list[str]], names: Sequence[str], place: Callable[[int], str]
+) -> None:
+    """Refuse labels of rows, by name, that a model does not know; see :func:`renumbered`.
+
+    Raises:
+        UserError: with those there are, and where the first is.
+    """
+    unknown = {each for cell in cells for each in cell} - set(names)
+    if unknown:
+        row = next(row for row, cell in enumerate(cells) if not unknown.isdisjoint(cell))
+        first = place(int(rows[row]["id"]))
+        raise UserError(
+            "the data has labels that the model does not know: "
+            f"{listed(sorted(unknown, key=natural))}{first and ', first in '}{first} (it knows: "
+            f"{listed(names)})"
+        )
 
 
 def _with_label(rows: Dataset, names: Sequence[str], values: list[str]) -> Dataset:

@@ -91,22 +91,22 @@ def encode(
     return DatasetDict(encoded), sorted(renamed.keys() - present - set(theirs))
 
 
-def renumbered(rows: Dataset, names: Sequence[str]) -> Dataset:
+def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str]) -> Dataset:
     """Return ``rows`` with the classes numbered as a model numbers them.
+
+    Args:
+        rows: Of other data.
+        names: Of the classes of the model.
+        place: Returns where a row is in its source, by its ``id``.
 
     Raises:
         UserError: if there are labels that the model does not know.
     """
-    theirs, cells = _names(rows), rows["label"][:]
-    if unknown := sorted({theirs[each] for cell in cells for each in cell} - set(names)):
-        row = next(row for row, cell in enumerate(cells) if any(theirs[n] in unknown for n in cell))
-        first = int(rows[row]["id"]) if "id" in rows.column_names else row
-        raise UserError(
-            f"the data has labels that the model does not know: {labels.listed(unknown)}, first in "
-            f"row {first + 1:,} (it knows: {labels.listed(names)})"
-        )
+    theirs = _names(rows)
+    cells = [[theirs[each] for each in cell] for cell in rows["label"][:]]
+    labels.refuse_unknown(rows, cells, names, place)
     number = {name: index for index, name in enumerate(names)}
-    numbers = [sorted(number[theirs[each]] for each in cell) for cell in cells]
+    numbers = [sorted(number[each] for each in cell) for cell in cells]
     feature = List(ClassLabel(names=list(names)))
     return rows.remove_columns("label").add_column("label", numbers, feature=feature)
 

@@ -194,7 +194,7 @@ def _on(
             f"evaluated the {split} split{without}"
             + (f"; not evaluated: {', '.join(others)}" if others else "")
         )
-    over = recipe.over(task.matched(rows))
+    over = recipe.over(task.matched(rows, lambda row: source.places(split, [row])))
     over.kind = replace(task, loss_function=recipe.loss_function or "")
     return over
 

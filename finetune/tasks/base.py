@@ -104,8 +104,12 @@ class Task(ABC, Generic[S]):
         return {}
 
     @abstractmethod
-    def matched(self, rows: Dataset) -> Dataset:
+    def matched(self, rows: Dataset, place: Callable[[int], str] = lambda row: "") -> Dataset:
         """Return raw rows, of other data, with labels as the model has them.
+
+        Args:
+            rows: With ``id``.
+            place: Returns where a row is in its source, by its ``id``.
 
         Raises:
             UserError: if there are labels that it does not know.

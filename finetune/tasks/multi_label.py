@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +64,8 @@ class MultiLabel(Task[ScoredLabels]):
     def pipeline_arguments(self) -> Mapping[str, Any]:
         return {"top_k": None}
 
-    def matched(self, rows: Dataset) -> Dataset:
-        return multi_labels.renumbered(rows, self.labels)
+    def matched(self, rows: Dataset, place: Callable[[int], str] = lambda row: "") -> Dataset:
+        return multi_labels.renumbered(rows, self.labels, place)
 
     def targets(self, labels: Any) -> np.ndarray:
         return targets.indicators(labels, len(self.labels)).astype(np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +82,7 @@ class Regression(Task[ScoredNumbers]):
         number = Value("float32")
         return List(number, length=len(self.labels)) if self.labels else number
 
-    def matched(self, rows: Dataset) -> Dataset:
+    def matched(self, rows: Dataset, place: Callable[[int], str] = lambda row: "") -> Dataset:
         from datasets import ClassLabel, List
 
         feature, flag = rows.features[LABEL], f"--label_columns {','.join(self.labels)}"

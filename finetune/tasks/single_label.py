@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -64,8 +64,8 @@ class SingleLabel(Task[ScoredRows]):
 
         return ClassLabel(names=self.labels)
 
-    def matched(self, rows: Dataset) -> Dataset:
-        return names_of_classes.renumbered(rows, self.labels)
+    def matched(self, rows: Dataset, place: Callable[[int], str] = lambda row: "") -> Dataset:
+        return names_of_classes.renumbered(rows, self.labels, place)
 
     def targets(self, labels: Any) -> np.ndarray:
         return np.asarray(labels, dtype=np.int64)
