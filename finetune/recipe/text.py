@@ -201,7 +201,8 @@ class TextClassification(Labelled):
         from finetune.models.pretrained import load_config
 
         usual = super().training_defaults(given)
-        if not self._builds_pretrained or "splits" not in vars(self):  # it may be out of reach
+        known = self.model and "splits" in vars(self)  # before that it may be out of reach
+        if not (known and self._builds_pretrained):
             return usual
         is_open = usual.get("precision", "auto") == "auto"
         if is_open and families.overflows(load_config(self.model, self.model_revision)):

@@ -411,12 +411,13 @@ def test_code_of_a_model_is_never_asked_for(
     if place == "config.json":
         code = {"AutoConfig": "code.C", "AutoModelForSequenceClassification": "code.M"}
         changed(model / place, auto_map=code, model_type="unheard_of", architectures=["M"])
-        for load in (positions, lambda name: load_classifier(name, ["a", "b"])):
+        loading = (positions, load_tokenizer, lambda name: load_classifier(name, ["a", "b"]))
+        for load in loading:
             with pytest.raises(UserError, match=r"needs code of its own .* which is never run"):
                 load(str(model))
     else:
         changed(model / place, auto_map={"AutoTokenizer": ["code.T", None]}, tokenizer_class="T")
-    load_tokenizer(str(model))
+        load_tokenizer(str(model))
     assert not canary.exists()
 
 
