@@ -26,6 +26,7 @@ import gpu
 import kernels
 import predict
 import start
+import tasks
 import training
 import turns
 from training import LONG, SHORT
@@ -165,6 +166,24 @@ def of_start(rounds: int) -> list[Line]:
     return lines
 
 
+def of_tasks(rounds: int) -> list[Line]:
+    """Training steps of the same tokens and starts, for each task."""
+    stepped, started = tasks.steps(rounds), tasks.starts(rounds)
+    single = statistics.median(stepped[tasks.SINGLE].answers)
+    lines: list[Line] = []
+    for way, seconds in started.items():
+        line: Line = {"case": "tasks, imdb", "way": way, "start, s": seconds}
+        line["beyond single label, s"] = seconds - started[tasks.SINGLE]
+        if way in stepped:
+            took = statistics.median(stepped[way].answers)
+            line["tokens/s"] = tasks.BATCH * tasks.STEPS * tasks.TOKENS / took
+            line["times single label"] = single / took
+        else:
+            line |= {"tokens/s": "", "times single label": ""}
+        lines.append(line)
+    return lines
+
+
 def of_target(_: int) -> list[Line]:
     """Seconds of training until the validation accuracy is reached, of three seeds each."""
     lines: list[Line] = []
@@ -257,6 +276,7 @@ CASES = {
     "preparation": of_preparation,
     "tokens": of_tokens,
     "start": of_start,
+    "tasks": of_tasks,
     "target": of_target,
     "accuracy": of_accuracy,
     "gpu": of_gpu,

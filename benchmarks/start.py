@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,11 @@ def stock(data: str) -> None:
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """Median seconds of each kind; the first turn, which fills the caches, does not count."""
+    """Median seconds of each kind."""
     import datasets
 
     from finetune.data import sources
 
-    house = Path(__file__).resolve().parent.parent
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         rows = sources.read("embedded:imdb")["train"].shuffle(seed=1).select(range(ROWS))
@@ -116,25 +116,37 @@ def measure(rounds: int) -> dict[str, float]:
             f"stock{IN_TWO}": [*torchrun, *this, "--stock", str(data)],
             f"ours{IN_TWO}": [*torchrun, *ours],
         }
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{house}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-            "HF_HOME": str(home / "cache"),
-            "HF_HUB_OFFLINE": "1",
-            _READY: str(home / "ready"),
-        }
-        found: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for turn in range(1 + rounds):
-            for kind, words in kinds.items():
-                subprocess.run(
-                    [sys.executable, *words],
-                    cwd=home,
-                    env=environment,
-                    check=True,
-                    capture_output=True,
-                )
-                if turn:
-                    found[kind].append(json.loads((home / "ready").read_text()))
+        return timed(kinds, home, rounds)
+
+
+def timed(kinds: Mapping[str, Sequence[str]], home: Path, rounds: int) -> dict[str, float]:
+    """Median seconds until each kind of process calls :func:`ready`.
+
+    Args:
+        kinds: By name, what Python is called with.
+        home: Where they run and cache.
+        rounds: Turns that count; one before them fills the caches.
+    """
+    house = Path(__file__).resolve().parent.parent
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{house}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "HF_HOME": str(home / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        _READY: str(home / "ready"),
+    }
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for turn in range(1 + rounds):
+        for kind, words in kinds.items():
+            subprocess.run(
+                [sys.executable, *words],
+                cwd=home,
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
+            if turn:
+                found[kind].append(json.loads((home / "ready").read_text()))
     return {kind: statistics.median(seconds) for kind, seconds in found.items()}
 
 

@@ -23,6 +23,18 @@ VALIDATED = 500  # rows at most
 
 def recipe_of(data: str, max_length: int) -> Any:
     """Return the recipe over a set of texts, as a user would have it."""
+    return recipe_over(
+        RECIPES[data],
+        dataset=data,
+        model=MODEL,
+        max_length=max_length,
+        text_column="text",
+        label_column="label",
+    )
+
+
+def recipe_over(name: str, **options: Any) -> Any:
+    """Return a recipe with these options, which prints nothing."""
     import datasets
     import transformers
 
@@ -32,13 +44,7 @@ def recipe_of(data: str, max_length: int) -> Any:
     console.quiet()
     datasets.disable_progress_bars()
     transformers.logging.disable_progress_bar()
-    return catalog.find(RECIPES[data])(
-        dataset=data,
-        model=MODEL,
-        max_length=max_length,
-        text_column="text",
-        label_column="label",
-    )
+    return catalog.find(name)(**options)
 
 
 def drawn(rows: Any, count: int) -> Any:
@@ -71,7 +77,7 @@ def of_ours(
         What trains, and returns seconds of the steps, and of those in which rows were counted,
         gradients exchanged, and other processes waited for.
     """
-    trainer = _ours(
+    trainer = ours(
         recipe_of(data, max_length), batch * steps, global_batch_size=batch, max_steps=steps, **more
     )
 
@@ -110,7 +116,7 @@ def scored_stock(data: str, max_length: int, rows: int, seed: int) -> float:
 def scored_ours(data: str, max_length: int, rows: int, seed: int) -> float:
     """Return the same of the toolkit, over the same rows."""
     recipe = recipe_of(data, max_length)
-    return _accuracy(_ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH), recipe)
+    return _accuracy(ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH), recipe)
 
 
 def prepared_by_stock(rows: int, max_length: int) -> Callable[[], int]:
@@ -196,7 +202,7 @@ def until(way: str, accuracy: float, rows: int) -> Callable[[], float | None]:
             trainer = _stock(recipe, rows, per_device_train_batch_size=32, seed=seed, **EPOCH)
             trainer.compute_metrics = recipe.compute_metrics
         else:
-            trainer = _ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH)
+            trainer = ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH)
         trainer.eval_dataset = drawn(recipe.prepared["validation"], VALIDATED)
         trainer.add_callback(Clock())
         trainer.train()
@@ -223,7 +229,8 @@ def _stock(recipe: Any, rows: int, padded: bool = False, **arguments: Any) -> An
     )
 
 
-def _ours(recipe: Any, rows: int, **training: Any) -> Any:
+def ours(recipe: Any, rows: int, **training: Any) -> Any:
+    """Return the trainer of a recipe over so many of its rows."""
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
