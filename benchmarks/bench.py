@@ -169,17 +169,18 @@ def of_start(rounds: int) -> list[Line]:
 def of_tasks(rounds: int) -> list[Line]:
     """Training steps of the same tokens and starts, for each task."""
     stepped, started = tasks.steps(rounds), tasks.starts(rounds)
-    single = statistics.median(stepped[tasks.SINGLE].answers)
+    single = stepped[tasks.SINGLE].answers
     lines: list[Line] = []
     for way, seconds in started.items():
         line: Line = {"case": "tasks, imdb", "way": way, "start, s": seconds}
         line["beyond single label, s"] = seconds - started[tasks.SINGLE]
         if way in stepped:
-            took = statistics.median(stepped[way].answers)
-            line["tokens/s"] = tasks.BATCH * tasks.STEPS * tasks.TOKENS / took
-            line["times single label"] = single / took
+            took = stepped[way].answers
+            tokens = tasks.BATCH * tasks.STEPS * tasks.TOKENS
+            line["tokens/s"] = tokens / statistics.median(took)
+            line["times, round by round"] = statistics.median(map(operator.truediv, single, took))
         else:
-            line |= {"tokens/s": "", "times single label": ""}
+            line |= {"tokens/s": "", "times, round by round": ""}
         lines.append(line)
     return lines
 

@@ -12,7 +12,7 @@ import start
 import training
 import turns
 
-ROWS, TOKENS, BATCH, STEPS = 1000, 128, 32, 6
+ROWS, TOKENS, BATCH, STEPS = 1000, 128, 32, 4
 SINGLE, IMAGES = "single label", "images"
 Options = dict[str, str]
 #: Options of each way to train on the composed set, every row of which has all the tokens.

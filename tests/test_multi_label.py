@@ -80,6 +80,13 @@ def test_an_empty_list_has_no_labels_beside_a_separator(tmp_path: Path) -> None:
     assert loaded(path, label_separator=";") == (["a", "b", "c"], [[0, 1], [], [2]])
 
 
+def test_an_empty_field_beside_a_separator_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\none,a;b\ntwo,\nthree,b\n")
+    with pytest.raises(UserError, match=r"line 3 \(a row without labels is written \[\]\); --drop"):
+        loaded(str(path), label_separator=";")
+
+
 def test_labels_with_a_separator(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", ["b; a", "c", "c;;c", "a"])
     names, rows = loaded(path, label_separator=";")

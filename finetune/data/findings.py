@@ -154,6 +154,7 @@ def only_valid(
     places: Places,
     texts: Sequence[str] = ("text",),
     labels: Sequence[str] = ("label",),
+    hint: str = "",
 ) -> DatasetDict:
     """Return ``dataset`` without rows one of whose ``texts`` or ``labels`` is missing.
 
@@ -164,6 +165,7 @@ def only_valid(
         places: Returns the positions of rows of a split, by their ``id``.
         texts: The columns of texts; none of images, which are looked at elsewhere.
         labels: The columns of labels.
+        hint: Said of missing labels besides.
 
     Raises:
         UserError: if there are such rows and ``drop`` is false; it counts and locates them.
@@ -187,6 +189,7 @@ def only_valid(
                 named = f"text in '{column}'" if len(texts) > 1 and column in texts else column
                 mistakes.append(
                     f"{len(bad):,} of {len(rows):,} {split} rows without a {named}{such}: {where}"
+                    f"{hint * (column in labels)}"
                 )
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))

@@ -134,6 +134,7 @@ class TextClassification(Labelled):
             places=self.places,
             texts=texts,
             labels=self.reading().columns,
+            hint=" (a row without labels is written [])" if self.label_separator else "",
         )
         if not is_one:
             dataset = parts.combined(dataset, texts, self.note)
