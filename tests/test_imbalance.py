@@ -116,6 +116,14 @@ def test_the_loss_of_a_step_is_torchs_weighted_mean_over_the_whole_batch(
     assert one[name, 2][0] == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_the_loss_of_a_step_is_focal(source: dict[str, str]) -> None:
+    recipe = Rare(**source, loss_function="focal")
+    logits, labels = torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([1, 1])
+    right = torch.softmax(logits, dim=-1)[:, 1]
+    found = recipe.parts()["compute_loss_func"]({"logits": logits}, labels)
+    torch.testing.assert_close(found, (-((1 - right) ** 2) * right.log()).mean())
+
+
 def test_the_librarys_trainer_divides_by_the_rows_of_a_step(
     source: dict[str, str], tmp_path: Path
 ) -> None:
@@ -153,9 +161,9 @@ def test_the_librarys_trainer_divides_by_the_rows_of_a_step(
 def test_the_loss_of_an_evaluation_is_not_weighted(source: dict[str, str], tmp_path: Path) -> None:
     found = [
         trainer_of(source, str(tmp_path), options).evaluate()["eval_loss"]
-        for options in ({}, CASES["weights"])
+        for options in ({}, CASES["weights"], CASES["focal"])
     ]
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def test_the_note_says_the_weights(source: dict[str, str]) -> None:
@@ -168,6 +176,12 @@ def test_the_note_says_the_weights(source: dict[str, str]) -> None:
         f"class weights (balanced): bad {rows / 2 / bad:.4g}, good {rows / 2 / good:.4g}; the "
         "evaluation loss is not weighted"
     )
+
+
+def test_the_note_says_which_loss_an_evaluation_has(source: dict[str, str]) -> None:
+    recipe = Rare(**source, loss_function="focal")
+    _ = recipe.parts()
+    assert "--loss_function focal: the evaluation loss is the cross entropy" in recipe.notes
 
 
 def test_weights_do_not_matter_where_nothing_is_trained(source: dict[str, str]) -> None:

@@ -55,6 +55,7 @@ class Task(ABC, Generic[S]):
         metrics: Those of a recipe that names none; the first chooses the best model.
         losses: What ``--loss_function`` names: logits and targets to the loss of each row, shape
             ``(rows,)``; the first is the usual one.
+        unweighted: What an evaluation has instead of one of :attr:`losses` that weighs rows.
         sections: Of the report, in their order.
         smooths_labels: Whether ``--label_smoothing_factor`` has a meaning.
         has_probabilities: Whether a prediction has a probability for each label.
@@ -71,6 +72,7 @@ class Task(ABC, Generic[S]):
     metric_config: ClassVar[str | None] = None
     metrics: ClassVar[Scoring] = {}
     losses: ClassVar[Mapping[str, RowLoss]] = {}
+    unweighted: ClassVar[Mapping[str, RowLoss]] = {}
     smooths_labels: ClassVar[bool] = False
     has_probabilities: ClassVar[bool] = False
     calibrates: ClassVar[bool] = False
@@ -146,6 +148,9 @@ class Task(ABC, Generic[S]):
 
     def told_weights(self, text: str, rows: Dataset, note: Tell) -> np.ndarray | None:
         """Return :meth:`class_weights` of raw training rows, and tell of them."""
+        if evaluated := self.unweighted.get(self.loss_function):
+            name = evaluated.__name__.replace("_", " ")
+            note(f"--loss_function {self.loss_function}: the evaluation loss is the {name}")
         found = self.class_weights(text, self.targets(rows[LABEL][:]))
         if found is not None:
             note(weights.note(text, self.labels, found))

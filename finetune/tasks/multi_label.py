@@ -49,6 +49,7 @@ class MultiLabel(Task[ScoredLabels]):
         "subset_accuracy": {"module": "accuracy"},
         "average_precision": {"average": "macro"},
     }
+    unweighted = {"focal": losses.binary_cross_entropy}
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
     has_probabilities = bears_bf16 = True
 
@@ -91,8 +92,9 @@ class MultiLabel(Task[ScoredLabels]):
 
         from finetune.training.loss import GlobalLoss
 
+        evaluated = self.unweighted.get(self.loss_function, rows)
         if weights is None:
-            return GlobalLoss(rows)
+            return GlobalLoss(evaluated, training_rows=rows)
         chosen: Any = self.losses[self.loss_function or next(iter(self.losses))]
         positive = tensor(weights, dtype=float32)
 
@@ -100,7 +102,7 @@ class MultiLabel(Task[ScoredLabels]):
             loss: torch.Tensor = chosen(logits, targets, positive.to(logits.device))
             return loss
 
-        return GlobalLoss(rows, training_rows=weighted)
+        return GlobalLoss(evaluated, training_rows=weighted)
 
     # ---- from outputs to predictions -------------------------------------------------------------
 

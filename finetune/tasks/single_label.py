@@ -54,6 +54,7 @@ class SingleLabel(Task[ScoredRows]):
     sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
     problem_type = "single_label_classification"
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
+    unweighted = {"focal": losses.cross_entropy}
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     is_ordered: ClassVar[bool] = False
     smooths_labels = has_probabilities = calibrates = bears_bf16 = True
@@ -76,7 +77,11 @@ class SingleLabel(Task[ScoredRows]):
     def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
         from finetune.training.loss import GlobalLoss
 
-        return GlobalLoss(rows, class_weights=() if weights is None else tuple(weights.tolist()))
+        return GlobalLoss(
+            self.unweighted.get(self.loss_function, rows),
+            training_rows=rows,
+            class_weights=() if weights is None else tuple(weights.tolist()),
+        )
 
     def decided(self, outputs: np.ndarray) -> np.ndarray:
         return np.asarray(np.argmax(outputs, axis=-1))
