@@ -22,6 +22,7 @@ from finetune.data import embedded
 
 SEED = 0
 JOINED = 4  # sentences of a text
+SHORT = 20  # words: four of them fit into 128 tokens
 RARE = 0.05  # the share of the rare class
 LONG = 400  # words: fewer than that are no long document
 PROPERTIES: dict[str, Callable[[str], bool]] = {
@@ -46,10 +47,12 @@ def labels(directory: Path) -> Path:
 
 
 def joined(directory: Path) -> Path:
-    """Numbers and an order: how many of four joined sentences are positive, as a count and as a
-    share; the number of words is another target, of another unit.
+    """Numbers and an order: how many of four short sentences, joined, are positive, as a count and
+    as a share; the number of words is another target, of another unit.
     """
     texts, positive = _sentences()
+    short = np.array([len(text.split()) <= SHORT for text in texts])
+    texts, positive = texts[short], positive[short]
     groups = np.arange(len(texts) // JOINED * JOINED).reshape(-1, JOINED)
     table = pd.DataFrame({"text": [" ".join(texts[group]) for group in groups]})
     table["positives"] = positive[groups].sum(axis=1)
