@@ -164,13 +164,19 @@ for width in (1, 3):
     assert all(torch.equal(whole[name], plain[name]) for name in plain)
     set_model_state_dict(model, get_model_state_dict(model))
     assert torch.equal(model(rows), before)
+    scale, shift = np.array([3.0, 0.5, 7.0][:width]), np.array([1.0, -2.0, 0.25][:width])
+    head.scaled(model[1]).remove(model[1])
+    assert torch.equal(model(rows), before)
+    head.fold(model[1], scale, shift)
+    expected = before * torch.tensor(scale).float() + torch.tensor(shift).float()
+    torch.testing.assert_close(model(rows).detach(), expected)
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.processes
-def test_scaled_outputs_of_a_sharded_model_are_the_same(tmp_path: Path) -> None:
+def test_the_last_layer_of_a_sharded_model_is_scaled_and_folded(tmp_path: Path) -> None:
     (script := tmp_path / "sharded.py").write_text(SHARDED, encoding="utf-8")
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(

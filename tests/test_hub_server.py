@@ -146,10 +146,10 @@ def test_libraries_load_everything_once_and_then_offline(hub_server: Hub, tmp_pa
     assert yelp["names"] == ["1 star", "2 star", "3 stars", "4 stars", "5 stars"]
     assert yelp["distinct"] == 396
     sentiment = loaded[SENTIMENT]
-    assert sentiment["rows"] == {"train": 4084}
+    assert sentiment["rows"] == {"train": 680}
     assert sentiment["columns"] == ["Unnamed: 0", "review", "polarity", "division"]
     assert sentiment["divisions"] == ["negative", "neutral", "positive"]
-    assert sentiment["kept"] == 3548
+    assert sentiment["kept"] == 590
     assert isinstance(sentiment["first"]["polarity"], float)
     mnist = loaded[MNIST]
     assert mnist["rows"] == {"train": 300, "test": 100}

@@ -117,7 +117,7 @@ def test_the_readme_has_the_commands() -> None:
         (
             "accelerate launch -m finetune sentiment",
             ["positive", "negative"],
-            "2,554 train, 284 validation, 710 test",
+            "425 train, 47 validation, 118 test",
         ),
     ],
 )
@@ -151,8 +151,8 @@ def test_global_batch_is_divided_over_the_processes(shell: Shell) -> None:
 @pytest.mark.processes
 def test_dropped_rows_are_counted_out_loud(shell: Shell) -> None:
     printed = " ".join(shell.printed["accelerate launch -m finetune sentiment"].split())
-    assert "dropped 536 of 4,084 rows" in printed
-    assert "3,548 are left" in printed
+    assert "dropped 90 of 680 rows" in printed
+    assert "590 are left" in printed
 
 
 @pytest.mark.processes

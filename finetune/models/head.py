@@ -53,10 +53,11 @@ def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
         raise UserError("the last layer of the model has no bias that could be shifted")
     with torch.no_grad():
         factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
-        layer.weight.copy_(layer.weight.double() * factor[:, None])
+        layer.weight.copy_(_product(layer.weight.double(), factor[:, None]))
         if bias is not None:
             added = torch.as_tensor(shift, dtype=torch.float64, device=bias.device)
-            bias.copy_(bias.double() * factor + added)
+            folded = _product(bias.double(), factor)
+            bias.copy_(_sharded_as(folded + _replicated(added, folded), bias))
 
 
 def power_of_two(numbers: np.ndarray) -> np.ndarray:
@@ -136,12 +137,27 @@ def _multiplied(
 
 def _product(weights: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Return weights, which FSDP may have sharded, times a factor; sharded as they were."""
+    return _sharded_as(weights * _replicated(factor, weights), weights)
+
+
+def _replicated(numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return numbers that every rank has, as a tensor that computes with ``weights``."""
     if type(weights) in (torch.Tensor, torch.nn.Parameter):
-        return weights * factor
+        return numbers
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(weights, DTensor)
     whole = [Replicate()] * weights.device_mesh.ndim
-    product: Any = weights * DTensor.from_local(factor, weights.device_mesh, whole, run_check=False)
-    sharded: torch.Tensor = product.redistribute(placements=weights.placements)
+    return DTensor.from_local(numbers, weights.device_mesh, whole, run_check=False)
+
+
+def _sharded_as(found: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return what was computed with ``weights``, sharded as they are."""
+    if type(weights) in (torch.Tensor, torch.nn.Parameter):
+        return found
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(found, DTensor)
+    assert isinstance(weights, DTensor)
+    sharded: torch.Tensor = found.redistribute(placements=weights.placements)
     return sharded

@@ -31,7 +31,7 @@ YELP_DUPLICATES = 4  # rows of the train split that repeat an earlier one, label
 YELP_LABELS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
 
 SENTIMENT = "davidberg/sentiment-reviews"
-SENTIMENT_ROWS = {"positive": 2650, "negative": 898, "neutral": 536}
+SENTIMENT_ROWS = {"positive": 440, "negative": 150, "neutral": 90}
 
 MNIST = "ylecun/mnist"
 MNIST_ROWS = {"train": 300, "test": 100}
