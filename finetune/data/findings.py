@@ -182,13 +182,22 @@ def only_valid(
             valid_here = np.fromiter(found, dtype=bool, count=len(rows))
             if bad := np.flatnonzero(~valid_here).tolist():
                 some = rows.select(bad[:_AT_ONCE])
-                other = [value for value in some[column] if not isinstance(value, str | None)]
-                such = f" (but {other[0]!r})" if other and column in texts else ""
+                kind = list if column in labels else object  # of labels: a list with a null in it
+                other = [
+                    value
+                    for value in some[column]
+                    if isinstance(value, kind) and not isinstance(value, str | None)
+                ]
+                such = f" (but {other[0]!r})" if other else ""
                 numbers = some["id"][:] if "id" in some.column_names else bad
                 where = places(split, numbers if isinstance(numbers[0], int) else bad)
-                named = f"text in '{column}'" if len(texts) > 1 and column in texts else column
+                named = f"without a {column}"
+                if len(texts if column in texts else labels) > 1:
+                    named = f"without a text in '{column}'"
+                    if column in labels:
+                        named = f"with no value in column '{column}'"
                 mistakes.append(
-                    f"{len(bad):,} of {len(rows):,} {split} rows without a {named}{such}: {where}"
+                    f"{len(bad):,} of {len(rows):,} {split} rows {named}{such}: {where}"
                     f"{hint * (column in labels)}"
                 )
             valid &= valid_here
@@ -224,13 +233,14 @@ def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
     ]
     if len(dataset["train"]):
         names, seen = targets.class_names(dataset["train"]), targets.occurring(dataset["train"])
-        one = ", ".join(names[each] if names else str(each) for each in seen)
+        one = ", ".join(names[each] for each in seen) if names else ""
         if targets.is_set(dataset["train"]):
-            if len(set(targets.row_keys(dataset["train"]))) < 2:
-                mistakes.append(f"all training rows have the same labels ({one or 'none'})")
-        elif len(seen) < 2:
-            kind = f"one class only ('{one}')" if names else f"one label only ({one})"
-            mistakes.append(f"the training data has {kind}: expected two or more")
+            if not seen:
+                mistakes.append("no training row has a label: all lists of labels are empty")
+            elif len(set(targets.row_keys(dataset["train"]))) < 2:
+                mistakes.append(f"all training rows have the same labels ({one})")
+        elif names and len(seen) < 2:
+            mistakes.append(f"the training data has one class only ('{one}'): expected two or more")
     if mistakes:
         raise UserError(*mistakes)
 
@@ -252,7 +262,7 @@ def refuse_untrainable(
     mistakes = []
     for split in ("validation", "test"):
         if not len(dataset[split]):
-            mistakes.append(f"no rows are left for {split}: the data is too small{_because(notes)}")
+            mistakes.append(f"no rows are left for {split}: {_why_none(dataset)}{_because(notes)}")
         unknown = sorted(targets.occurring(dataset[split]) - trained) if names else []
         if unknown:
             mistakes.append(
@@ -263,6 +273,15 @@ def refuse_untrainable(
             )
     if mistakes:
         raise UserError(*mistakes)
+
+
+def _why_none(dataset: DatasetDict) -> str:
+    """Return why no rows could be split off for evaluation."""
+    rows = dataset["train"]
+    classes = len(targets.occurring(rows))
+    if targets.class_names(rows) and not targets.is_set(rows) and classes == len(rows):
+        return f"each of the {classes:,} labels occurs once, and training needs that row"
+    return "the data is too small"
 
 
 def _first(split: str, rows: Dataset, unknown: Sequence[int], places: Places) -> str:

@@ -69,9 +69,12 @@ class Labelled(Recipe):
         """Return a sentence for each option in ``given`` that the others, or the data, leave
         without effect.
         """
-        if "thresholds" in given and self.task not in ("auto", "multi_label"):
-            return ["--thresholds has no effect: only a task of several labels a row has any"]
-        return []
+        idle = {}
+        if self.task not in ("auto", "multi_label"):
+            idle["thresholds"] = "only a task of several labels a row has any"
+        if self.label_columns:
+            idle["label_separator"] = "each of --label_columns holds one value a row"
+        return [f"--{name} has no effect: {why}" for name, why in idle.items() if name in given]
 
     def read(self) -> DatasetDict:
         """Return the source as it is, with an ``id`` added: the number of the row in its split."""
@@ -121,9 +124,10 @@ class Labelled(Recipe):
 
         how = self.reading()
         if is_auto := self.task == reading.AUTO:
-            self.task, self.task_reason = reading.decided(dataset["train"], how)
+            self.task, self.task_reason = reading.decided(dataset["train"], how, self.note)
             how = dataclasses.replace(how, task=self.task)
         self.target_names = how.columns if self.label_columns and self.task == "regression" else []
+        self.label_name = how.shown[0]
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         in_order = self.task == "single_label" and super().is_ordinal(dataset["train"])
         if is_auto and in_order:
