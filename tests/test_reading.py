@@ -265,6 +265,11 @@ def test_a_separator_that_no_cell_has_is_told(tmp_path: Path) -> None:
         "--label_separator '|': no cell of 'queue' has it, so that no row has more than one label; "
         "'a;b' looks like --label_separator ';'"
     ) in recipe.notes
+    bits = {"a": [0, 1], "b": [1, 1, 0]}
+    columns = recipe_of(tmp_path / "rows.csv", bits, label_columns="a,b", label_separator=";")
+    assert columns.labels == ["a", "b"]
+    told = "--label_separator has no effect: a cell of --label_columns holds 0 or 1"
+    assert told in columns.notes
     other = recipe_of(tmp_path / "rows.csv", {"queue": labels}, label_separator=";")
     assert other.labels == ["a", "b", "c"]
     assert not any("--label_separator" in note for note in other.notes)
@@ -318,7 +323,9 @@ def test_other_columns_of_numbers_are_a_regression(tmp_path: Path) -> None:
 def test_words_beside_numbers_are_refused(tmp_path: Path, odd: str) -> None:
     columns = {"a": ["0.5", "3", odd], "b": ["4", "2", "7"]}
     told = refusal(recipe_of(tmp_path / "a.csv", columns, label_columns="a,b"))
-    assert f"'a' holds '{odd}' (train data, line 4): expected 0 and 1, true and false, or" in told
+    assert (
+        f"'a' holds '{odd}' (train data, line 4): expected 0 and 1, or true and false, or" in told
+    )
 
 
 @pytest.mark.parametrize(("name", "line"), [("a.csv", 4), ("a.jsonl", 3)])

@@ -55,7 +55,7 @@ def encode(
         separator: Between the labels in a cell of text; a list in JSON is one with it, too.
         shown: What the user calls the columns, if not that.
         places: Returns the positions of rows of a split, by their ``id``.
-        note: Called with a sentence if no cell has the separator.
+        note: Called with a sentence if the separator separates nothing.
 
     Returns:
         The splits, and those of ``renamed`` that do not occur.
@@ -82,7 +82,9 @@ def encode(
         ordered = list(names)
     else:
         ordered = [*dict.fromkeys(known), *sorted(merged - set(known), key=labels.natural)]
-    if separator is not None and not several:
+    if separator is not None and several:
+        note("--label_separator has no effect: a cell of --label_columns holds 0 or 1")
+    elif separator is not None:
         _tell_of_no_separator(dataset, separator, called[0], note)
     number = {name: index for index, name in enumerate(ordered)}
     feature = List(ClassLabel(names=ordered))

@@ -69,12 +69,9 @@ class Labelled(Recipe):
         """Return a sentence for each option in ``given`` that the others, or the data, leave
         without effect.
         """
-        idle = {}
-        if self.task not in ("auto", "multi_label"):
-            idle["thresholds"] = "only a task of several labels a row has any"
-        if self.label_columns:
-            idle["label_separator"] = "each of --label_columns holds one value a row"
-        return [f"--{name} has no effect: {why}" for name, why in idle.items() if name in given]
+        if "thresholds" in given and self.task not in ("auto", "multi_label"):
+            return ["--thresholds has no effect: only a task of several labels a row has any"]
+        return []
 
     def read(self) -> DatasetDict:
         """Return the source as it is, with an ``id`` added: the number of the row in its split."""

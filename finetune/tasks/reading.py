@@ -225,8 +225,8 @@ def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
     if words:  # a truth value among them is wrong only beside numbers
         name, row = min(words, key=lambda each: words[each])
         raise UserError(
-            f"--label_columns: {_holds(rows, how, row, name)}: expected 0 and 1, true and false, "
-            "or numbers, in all of these columns; one column of classes is given by --label_column"
+            f"--label_columns: {_holds(rows, how, row, name)}: expected 0 and 1, or true and "
+            "false, or numbers in all of these columns; one column of classes is --label_column"
         )
     strays = {
         name: [row for row, each in enumerate(found) if each is None]
