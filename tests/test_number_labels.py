@@ -1,6 +1,7 @@
 """Numbers as labels: of every type, several a row, and what is none is refused with its place."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,14 @@ def encoded(dataset: DatasetDict, *columns: str, drop: bool = False) -> tuple[Da
 
 
 @pytest.mark.parametrize(
-    "values", [[1, 2, -3], [1.5, 2.0, 1e30], ["1", " 2.5 ", "-3e2"], [1.5, 2, 3]]
+    "values",
+    [
+        [1, 2, -3],
+        [1.5, 2.0, 1e30],
+        ["1", " 2.5 ", "-3e2"],
+        [1.5, 2, 3],
+        [Decimal("1.25"), Decimal(2)],
+    ],
 )
 def test_numbers_of_every_type_are_float32(values: list[Any]) -> None:
     found, notes = encoded(rows_of(score=values), "score")

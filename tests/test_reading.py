@@ -185,6 +185,7 @@ def test_what_is_doubtful_is_asked(case: str, tmp_path: Path) -> None:
             "single_label",
             ["(good)", ";)", "[bad]", "{odd}"],
         ),
+        ([[0], [1], [0, 1]], {"task": "multi_label"}, "multi_label", ["0", "1"]),
         (["2023_01", "2023_02", "1_0"], {}, "single_label", ["1_0", "2023_01", "2023_02"]),
         (["level 1", "3rd"], {}, "single_label", ["3rd", "level 1"]),
         ([f"id-{n % 30}" for n in range(60)], {}, "single_label", None),
@@ -280,7 +281,7 @@ def test_a_separator_that_no_cell_has_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("true", "false"),
-    [("TRUE", "FALSE"), ("True", "false"), ("Yes", "no"), ("YES", "NO"), ("1", "0"), ("1.0", "0")],
+    [("TRUE", "FALSE"), ("True", "false"), ("Yes", "no"), ("YES", "NO"), ("1", "0"), ("1.00", "0")],
 )
 def test_columns_of_truth_values_are_labels(tmp_path: Path, true: str, false: str) -> None:
     columns = {"angry": [true, false, true, false], "sad": [true, true, false, false]}

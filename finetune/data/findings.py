@@ -182,22 +182,17 @@ def only_valid(
             valid_here = np.fromiter(found, dtype=bool, count=len(rows))
             if bad := np.flatnonzero(~valid_here).tolist():
                 some = rows.select(bad[:_AT_ONCE])
-                kind = list if column in labels else object  # of labels: a list with a null in it
-                other = [
-                    value
-                    for value in some[column]
-                    if isinstance(value, kind) and not isinstance(value, str | None)
-                ]
+                usual = str | int | float | None if column in labels else str | None
+                other = [value for value in some[column] if not isinstance(value, usual)]
                 such = f" (but {other[0]!r})" if other else ""
                 numbers = some["id"][:] if "id" in some.column_names else bad
                 where = places(split, numbers if isinstance(numbers[0], int) else bad)
-                named = f"without a {column}"
-                if len(texts if column in texts else labels) > 1:
-                    named = f"without a text in '{column}'"
-                    if column in labels:
-                        named = f"with no value in column '{column}'"
+                named = f"text in '{column}'" if len(texts) > 1 and column in texts else column
+                without = f"without a {named}"
+                if len(labels) > 1 and column in labels:
+                    without = f"with no value in column '{column}'"
                 mistakes.append(
-                    f"{len(bad):,} of {len(rows):,} {split} rows {named}{such}: {where}"
+                    f"{len(bad):,} of {len(rows):,} {split} rows {without}{such}: {where}"
                     f"{hint * (column in labels)}"
                 )
             valid &= valid_here

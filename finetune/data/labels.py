@@ -7,6 +7,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -300,7 +301,7 @@ def number(value: Any) -> float | None:
     """Return a value that is a number, or the text of one, without underscores; None of any other:
     a word, a truth value, a list.
     """
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         return None
     try:
         return float(value) if "_" not in str(value) else None

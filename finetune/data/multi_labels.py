@@ -13,10 +13,10 @@ from finetune.data import labels
 from finetune.data.cells import list_in, printed, separated
 from finetune.errors import UserError
 
-#: Where the values of a column of 0 and 1 are found, whatever they were written as.
-_TRUTH: Mapping[str, bool] = {
-    **dict.fromkeys(("1", "1.0", "true", "yes"), True),
-    **dict.fromkeys(("0", "0.0", "false", "no"), False),
+#: What a cell of a column of 0 and 1 may be, in lower case if it is text.
+_TRUTH: Mapping[float | str, bool] = {
+    **dict.fromkeys((1.0, "true", "yes"), True),
+    **dict.fromkeys((0.0, "false", "no"), False),
 }
 #: What to write instead of labels in one cell that cannot be read.
 AS_JSON = 'write a JSON list, ["a", "b"], or a;b and --label_separator \';\''
@@ -26,8 +26,9 @@ _BITS = ({"0", "1"}, {"False", "True"})
 
 
 def truth(value: Any) -> bool | None:
-    """Return what a cell of a column of 0 and 1 says, in whatever case; None of other values."""
-    return _TRUTH.get(str(value).strip().lower())
+    """Return what a cell of a column of 0 and 1 says; None of other values."""
+    number = labels.number(value)
+    return _TRUTH.get(str(value).strip().lower() if number is None else number)
 
 
 def encode(
@@ -192,7 +193,11 @@ def _of_cells(
                 )
         read.append([name for each in found if (name := labels.name_of(each).strip())])
         yield read[-1]
-    _refuse_bits(column, read, called, where)
+    if (bits := _repeated_bit(read)) is not None:
+        raise UserError(
+            f"--label_column: '{called}' holds {column[bits]!r} ({where(bits)}), a 0 or 1 for each "
+            f"label: expected the names of the labels that a row has, or {AS_COLUMNS}"
+        )
 
 
 def _expected(cell: Any, separator: str | None, found: Sequence[Any]) -> str:
@@ -205,26 +210,11 @@ def _expected(cell: Any, separator: str | None, found: Sequence[Any]) -> str:
     return f"expected a list of labels{instead}"
 
 
-def _refuse_bits(
-    column: Sequence[Any],
-    read: Sequence[Sequence[str]],
-    called: str,
-    where: Callable[[int], str],
-) -> None:
-    """Refuse lists that have a 0 or 1 for each of several labels, not the labels of a row.
-
-    Args:
-        column: The cells, as they are.
-        read: The names in each of them.
-        called: What the user calls the column.
-        where: Returns where a row is.
-    """
-    lengths = {len(names) for names in read}
-    if len(lengths) == 1 and max(lengths) > 1 and {*itertools.chain(*read)} in _BITS:
-        raise UserError(
-            f"--label_column: '{called}' holds {column[0]!r} ({where(0)}), a 0 or 1 for each "
-            f"label: expected the names of the labels that a row has, or {AS_COLUMNS}"
-        )
+def _repeated_bit(read: Sequence[Sequence[str]]) -> int | None:
+    """Return a row that has a label twice, where all lists have a 0 or 1 for each label."""
+    if len(set(map(len, read))) != 1 or {*itertools.chain(*read)} not in _BITS:
+        return None
+    return next((row for row, names in enumerate(read) if len({*names}) < len(names)), None)
 
 
 def _listed(cell: Any, separator: str | None) -> list[Any] | None:

@@ -50,12 +50,12 @@ def encoded(
             for each column and kind of value, with how many there are and where. Also if
             different numbers of training are one and the same in float32.
     """
+    names = [(called or {}).get(each, each) for each in columns]
     mistakes, merged = list[str](), list[str]()
     kept, width = {}, _width(dataset, columns)
     for split, rows in dataset.items():
         parsed = []
-        for column in columns:
-            shown = (called or {}).get(column, column)
+        for column, shown in zip(columns, names, strict=True):
             for values in _single(rows[column][:], width):
                 exact, found = _parsed(values, rows, split, shown, places)
                 parsed.append(exact)
@@ -67,8 +67,7 @@ def encoded(
         whole = whole if valid.all() else whole.select(np.flatnonzero(valid))
         is_list = len(columns) > 1 or width > 0
         if split == "train":
-            shown_names = [(called or {}).get(each, each) for each in columns]
-            merged = _merged(stacked[valid], shown_names)
+            merged = _merged(stacked[valid], names)
         kept[split] = _with_numbers(whole, stacked[valid], is_list=is_list)
     if mistakes and not drop:
         advice = "--drop_invalid leaves them out"
@@ -83,12 +82,7 @@ def encoded(
 
 
 def _merged(exact: np.ndarray, columns: Sequence[str]) -> list[str]:
-    """Return a line for each column of different numbers that are one and the same in float32.
-
-    Args:
-        exact: Finite numbers, shape ``(rows, k)``, of float64.
-        columns: What the user calls the columns: ``k``, or one of lists.
-    """
+    """Return a line for each column of different numbers that are one and the same in float32."""
     found = []
     for place, column in enumerate(exact.T if len(exact) else ()):
         low, high = float(column.min()), float(column.max())

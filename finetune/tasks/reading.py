@@ -123,8 +123,18 @@ def decided(
         return _of_lists(rows, how, lists)
     if any(isinstance(values[row], (bool, dict)) for row in distinct.values()):
         return "single_label", "the labels are classes"
-    parsed = {shown: labels.number(values[row]) for shown, row in distinct.items()}
-    words = {shown: distinct[shown] for shown, each in parsed.items() if each is None}
+    return _of_values(rows, how, {each: (row, values[row]) for each, row in distinct.items()}, note)
+
+
+def _of_values(
+    rows: Dataset,
+    how: Reading,
+    distinct: Mapping[str, tuple[int, Any]],
+    note: Callable[[str], None],
+) -> tuple[Name, str]:
+    """Return the task of different words and numbers, with the first row of each."""
+    parsed = {shown: labels.number(value) for shown, (_, value) in distinct.items()}
+    words = {shown: distinct[shown][0] for shown, each in parsed.items() if each is None}
     found = [each for each in parsed.values() if each is not None]
     if words and any(not each.is_integer() for each in found) and len(words) < len(found):
         where = _holds(rows, how, next(iter(words.values())))
@@ -141,11 +151,11 @@ def decided(
         task, why = "single_label", "the labels are words"
         _refuse_unlike_words(rows, how, words)
     merged = {how.renamed.get(each, each) for each in distinct}
-    many = len(merged) > _SURELY_CLASSES or len(merged) == len(values)
-    if many and 2 * len(merged) > len(values):
+    many = len(merged) > _SURELY_CLASSES or len(merged) == len(rows)
+    if many and 2 * len(merged) > len(rows):
         raise UserError(
             f"--task: {_holds(rows, how, 0)}, one of {len(merged):,} different labels in "
-            f"{counted(len(values), 'row')}: is --label_column the right column? If they are "
+            f"{counted(len(rows), 'row')}: is --label_column the right column? If they are "
             f"classes, add --task single_label{_OR_NUMBERS * (not words)}"
         )
     if (units := [each for each in words if has_unit(each)]) and 2 * len(units) > len(distinct):
