@@ -12,12 +12,10 @@ from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.data import targets
 from finetune.data.delimited import separator_hint
-from finetune.data.labels import listed, refusal_of_lists
+from finetune.data.labels import Places, listed, number, refusal_of_lists
 from finetune.errors import UserError, suggestion
 
 _AT_ONCE = 1000  # rows in memory
-#: From a split and the ``id`` of rows to where they are, for messages.
-Places = Callable[[str, Sequence[int]], str]
 
 
 def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -> None:
@@ -92,14 +90,8 @@ def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
 def _are_numbers(rows: Dataset, column: str) -> bool:
     """Return whether all texts of a column are numbers; looks no further than the first other."""
     batches = rows.select_columns(column).iter(_AT_ONCE)
-    return all(_is_number(text) for batch in batches for text in batch[column] if text is not None)
-
-
-def _is_number(text: Any) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except (TypeError, ValueError):
-        return False
+    texts = (text for batch in batches for text in batch[column] if text is not None)
+    return all(value is not None and math.isfinite(value) for value in map(number, texts))
 
 
 def names_in(flag: str, words: str | None) -> list[str]:
