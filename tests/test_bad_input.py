@@ -134,6 +134,31 @@ CASES = {
             "several labels per row are --task multi_label",
         ],
     ),
+    "several labels without a separator": (
+        write("data.csv", GOOD.replace(",bad", ",bad;dull")),
+        ["text", "--dataset", "data.csv", *MODEL],
+        ["--task: 'label' holds 'bad;dull' (train data, line 2)", "add --label_separator ';'"],
+    ),
+    "a label of its own in each row": (
+        write("data.csv", "text,label\n" + "".join(f"{row},{row[6:8]}x\n" for row in ROWS)),
+        ["text", "--dataset", "data.csv", *MODEL],
+        ["one of 60 different labels in 60 rows: is --label_column the right column?"],
+    ),
+    "a stray number in columns of 0 and 1": (
+        write(
+            "data.csv",
+            "text,a,b\n"
+            + "".join(f"{row},1,{n % 2}\n" for n, row in enumerate(ROWS))
+            + "the last,0,-1\n",
+        ),
+        ["text", "--dataset", "data.csv", "--label_columns", "a,b", *MODEL],
+        ["--label_columns: 'b' holds '-1' (train data, line 62)", "add --task multi_label"],
+    ),
+    "words as numbers": (
+        write("data.csv", GOOD),
+        ["text", "--dataset", "data.csv", "--task", "regression", *MODEL],
+        ["--task regression: 60 of 60 train rows with a value that is no number in 'label'"],
+    ),
     "semicolons": (
         write("data.csv", "text;label\nawful, really;bad\n"),
         ["yelp", "--dataset", "data.csv", *MODEL],

@@ -226,6 +226,10 @@ def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> No
             {"text": ["a", None], "label": ["good", "bad"]},
             "1 of 2 rows without a text: line 3; --drop_invalid leaves them out",
         ),
+        (
+            {"text": ["a", "b"], "label": ["1", "0.5"]},
+            "'label' holds numbers with a fraction (0.5), first in ",
+        ),
     ],
 )
 def test_mistakes_of_evaluate_are_told(

@@ -205,7 +205,7 @@ def test_a_list_in_json_is_one_too(tmp_path: Path) -> None:
 
     (mistake,) = mistakes(path, task="single_label")
 
-    assert """such as '["x", null]': several labels per row are""" in mistake
+    assert """such as '["x", null]' (train data, line 2): several labels per row are""" in mistake
 
 
 def test_brackets_alone_are_no_list(tmp_path: Path) -> None:
@@ -313,7 +313,8 @@ def test_labels_that_would_merge_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
     assert mistakes(tmp_path / "a.jsonl") == (
-        "the label column holds both 1 and '1': expected one type; write one class in one way",
+        "--label_column: 'label' holds both 1 and '1' (train data, line 2): expected one type; "
+        "write one class in one way",
     )
 
 

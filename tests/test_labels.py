@@ -46,6 +46,7 @@ def encoded(
         ([True, False, True], ["False", "True"]),
         (["b", "10", "a", "2"], ["2", "10", "a", "b"]),
         (["NA", "None", "null"], ["NA", "None", "null"]),
+        (["2023_10", "2023_9", "1_0"], ["1_0", "2023_10", "2023_9"]),  # words: no numbers
     ],
 )
 def test_order_without_names(values: list[Any], order: list[str]) -> None:
@@ -124,14 +125,20 @@ def test_splits_of_different_types_meet_by_name(test: list[Any]) -> None:
 
 @pytest.mark.parametrize("splits", [([0.5, 1.0],), ([1.0, 2.0], [1.0, 3.25])])
 def test_numbers_with_a_fraction_are_refused(splits: tuple[list[float], ...]) -> None:
-    message = r"numbers with a fraction \((0.5|3.25)\): expected classes; is --label_column"
+    split, fraction = ("train data, row 1", 0.5) if len(splits) == 1 else ("test data, row 2", 3.25)
+    message = (
+        rf"--label_column: 'label' holds numbers with a fraction \({fraction}\), first in {split}: "
+        "expected classes; is --label_column the right column"
+    )
 
     with pytest.raises(UserError, match=message):
         encoded(*splits)
 
 
 def test_infinite_labels_are_refused() -> None:
-    with pytest.raises(UserError, match="the label column holds inf: expected classes"):
+    with pytest.raises(
+        UserError, match=r"'label' holds inf \(train data, row 2\): expected classes"
+    ):
         encoded([1.0, float("inf")])
 
 

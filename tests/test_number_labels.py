@@ -1,6 +1,7 @@
 """Numbers as labels: of every type, several a row, and what is none is refused with its place."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,14 @@ def encoded(dataset: DatasetDict, *columns: str, drop: bool = False) -> tuple[Da
 
 
 @pytest.mark.parametrize(
-    "values", [[1, 2, -3], [1.5, 2.0, 1e30], ["1", " 2.5 ", "-3e2"], [1.5, 2, 3]]
+    "values",
+    [
+        [1, 2, -3],
+        [1.5, 2.0, 1e30],
+        ["1", " 2.5 ", "-3e2"],
+        [1.5, 2, 3],
+        [Decimal("1.25"), Decimal(2)],
+    ],
 )
 def test_numbers_of_every_type_are_float32(values: list[Any]) -> None:
     found, notes = encoded(rows_of(score=values), "score")
@@ -49,13 +57,13 @@ def test_what_is_no_finite_number_is_refused_with_its_place() -> None:
     rows = rows_of(score=["1", "", "nan", "n/a", "3,5", "-inf", None, "1e39", "7"])
     with pytest.raises(UserError) as caught:
         encoded(rows, "score")
-    advice = "; --drop_invalid leaves them out"
+    lead, advice = "--task regression: ", "; --drop_invalid leaves them out"
     assert caught.value.mistakes == (
-        f"2 of 9 train rows with no number in 'score': lines 3, 8{advice}",
-        "3 of 9 train rows with a number that is not finite in float32 in 'score' ('nan', '-inf', "
-        f"'1e39'): lines 4, 7, 9{advice}",
-        "2 of 9 train rows with a value that is no number in 'score' ('n/a', '3,5'; expected a "
-        f"decimal point): lines 5, 6{advice}",
+        f"{lead}2 of 9 train rows with no number in 'score': lines 3, 8{advice}",
+        f"{lead}3 of 9 train rows with a number that is not finite in float32 in 'score' ('nan', "
+        f"'-inf', '1e39'): lines 4, 7, 9{advice}",
+        f"{lead}2 of 9 train rows with a value that is no number in 'score' ('n/a', '3,5'; "
+        f"expected a decimal point and no other sign): lines 5, 6{advice}",
     )
     found, notes = encoded(rows, "score", drop=True)
     assert found["label"][:] == [1.0, 7.0]
@@ -84,18 +92,47 @@ def test_a_file_is_named_by_its_lines(tmp_path: Path) -> None:
         numbers.encoded(
             sources.read(str(path), None), ["score"], drop=False, note=print, places=places
         )
-    assert [each.partition(": ")[2] for each in caught.value.mistakes] == [
+    assert [each.rpartition(": ")[2] for each in caught.value.mistakes] == [
         "line 5; --drop_invalid leaves them out",
         "line 6; --drop_invalid leaves them out",
     ]
 
 
-def test_what_looks_like_numbers() -> None:
-    assert numbers.are_numbers([1, 2.5, "3", None, ""])
-    assert not numbers.are_numbers(["1", "two"])
-    assert not numbers.are_numbers([True, False])
-    assert not numbers.are_numbers(["1", "inf"])
-    assert not numbers.are_numbers([None, ""])
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("1,137", "; '1,137' may be 1137 or 1.137; expected a decimal point and no other sign)"),
+        ("3,5", "; expected a decimal point and no other sign)"),
+        ("12,500,000.5", "; expected a decimal point and no other sign)"),
+        ("12 kg", "('12 kg'): "),
+    ],
+)
+def test_what_a_comma_may_be_is_told(value: str, meant: str) -> None:
+    with pytest.raises(UserError) as caught:
+        encoded(rows_of(score=["1", value, "2"]), "score")
+    assert meant in str(caught.value)
+
+
+def test_where_nothing_is_a_number_nothing_is_dropped() -> None:
+    with pytest.raises(UserError) as caught:
+        encoded(rows_of(score=["good", "bad"]), "score")
+    assert str(caught.value) == (
+        "--task regression: 2 of 2 train rows with a value that is no number in 'score' ('good', "
+        "'bad'): lines 2, 3; is it the right column? words are labels of --task single_label"
+    )
+
+
+@pytest.mark.parametrize("values", [[16777216.0, 16777217.0], ["1e-46", "2e-46"]])
+def test_numbers_that_float32_rounds_to_one_are_refused(values: list[Any]) -> None:
+    with pytest.raises(UserError) as caught:
+        encoded(rows_of(score=[1.0, 2.0], far=values), "score", "far")
+    low, high = map(float, values)
+    assert str(caught.value) == (
+        f"--task regression: 'far' holds numbers from {low!r} to {high!r}, all the same in "
+        "float32: subtract a constant from them, or scale them"
+    )
+    same = encoded(rows_of(far=[values[1], values[1]]), "far")[0]  # of one number remarks tell
+    assert len(set(same["label"])) == 1
 
 
 def of_targets(*columns: Any) -> Dataset:
@@ -106,8 +143,10 @@ def of_targets(*columns: Any) -> Dataset:
 def test_a_constant_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"'b' is 0\.1 in all 3 training rows"):
         numbers.remarks(of_targets([1.0, 2.0, 4.0], [0.1, 0.1, 0.1]), ["a", "b"])
-    with pytest.raises(UserError, match=r"'label' is 3 in all 2 training rows"):
-        numbers.remarks(of_targets([3, 3]), [])
+    with pytest.raises(UserError, match=r"'stars' is 3 in all 2 training rows"):
+        numbers.remarks(of_targets([3, 3]), ["stars"])
+    with pytest.raises(UserError, match=r"'stars' is 0 to 3e-39, with a standard deviation that"):
+        numbers.remarks(of_targets([0.0, 1e-39, 3e-39]), ["stars"])
 
 
 def test_numbers_that_are_hard_to_learn_are_said() -> None:
@@ -129,6 +168,8 @@ def test_a_column_of_lists_is_several_targets() -> None:
     with pytest.raises(UserError) as caught:
         encoded(rows_of(score=[[1.0, 2.0], [3.5], [1.0, float("inf")]]), "score")
     assert [each.partition(" in 'score'")[0] for each in caught.value.mistakes] == [
-        "1 of 3 train rows with a value that is no number",
-        "1 of 3 train rows with a number that is not finite in float32",
+        "--task regression: 1 of 3 train rows with a value that is no number",
+        "--task regression: 1 of 3 train rows with a number that is not finite in float32",
     ]
+    as_text, _ = encoded(rows_of(score=["[1.0, 2]", " [3.5, -1]"]), "score")
+    assert as_text["label"][:] == [[1.0, 2.0], [3.5, -1.0]]

@@ -12,12 +12,10 @@ from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.data import targets
 from finetune.data.delimited import separator_hint
-from finetune.data.labels import listed, refusal_of_lists
+from finetune.data.labels import Places, listed, number, refusal_of_lists
 from finetune.errors import UserError, suggestion
 
 _AT_ONCE = 1000  # rows in memory
-#: From a split and the ``id`` of rows to where they are, for messages.
-Places = Callable[[str, Sequence[int]], str]
 
 
 def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -> None:
@@ -92,14 +90,8 @@ def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
 def _are_numbers(rows: Dataset, column: str) -> bool:
     """Return whether all texts of a column are numbers; looks no further than the first other."""
     batches = rows.select_columns(column).iter(_AT_ONCE)
-    return all(_is_number(text) for batch in batches for text in batch[column] if text is not None)
-
-
-def _is_number(text: Any) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except (TypeError, ValueError):
-        return False
+    texts = (text for batch in batches for text in batch[column] if text is not None)
+    return all(value is not None and math.isfinite(value) for value in map(number, texts))
 
 
 def names_in(flag: str, words: str | None) -> list[str]:
@@ -182,13 +174,17 @@ def only_valid(
             valid_here = np.fromiter(found, dtype=bool, count=len(rows))
             if bad := np.flatnonzero(~valid_here).tolist():
                 some = rows.select(bad[:_AT_ONCE])
-                other = [value for value in some[column] if not isinstance(value, str | None)]
-                such = f" (but {other[0]!r})" if other and column in texts else ""
+                usual = str | int | float | None if column in labels else str | None
+                other = [value for value in some[column] if not isinstance(value, usual)]
+                such = f" (but {other[0]!r})" if other else ""
                 numbers = some["id"][:] if "id" in some.column_names else bad
                 where = places(split, numbers if isinstance(numbers[0], int) else bad)
                 named = f"text in '{column}'" if len(texts) > 1 and column in texts else column
+                without = f"without a {named}"
+                if len(labels) > 1 and column in labels:
+                    without = f"with no value in column '{column}'"
                 mistakes.append(
-                    f"{len(bad):,} of {len(rows):,} {split} rows without a {named}{such}: {where}"
+                    f"{len(bad):,} of {len(rows):,} {split} rows {without}{such}: {where}"
                     f"{hint * (column in labels)}"
                 )
             valid &= valid_here
@@ -224,13 +220,14 @@ def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
     ]
     if len(dataset["train"]):
         names, seen = targets.class_names(dataset["train"]), targets.occurring(dataset["train"])
-        one = ", ".join(names[each] if names else str(each) for each in seen)
+        one = ", ".join(names[each] for each in seen) if names else ""
         if targets.is_set(dataset["train"]):
-            if len(set(targets.row_keys(dataset["train"]))) < 2:
-                mistakes.append(f"all training rows have the same labels ({one or 'none'})")
-        elif len(seen) < 2:
-            kind = f"one class only ('{one}')" if names else f"one label only ({one})"
-            mistakes.append(f"the training data has {kind}: expected two or more")
+            if not seen:
+                mistakes.append("no training row has a label: all lists of labels are empty")
+            elif len(set(targets.row_keys(dataset["train"]))) < 2:
+                mistakes.append(f"all training rows have the same labels ({one})")
+        elif names and len(seen) < 2:
+            mistakes.append(f"the training data has one class only ('{one}'): expected two or more")
     if mistakes:
         raise UserError(*mistakes)
 
@@ -252,7 +249,7 @@ def refuse_untrainable(
     mistakes = []
     for split in ("validation", "test"):
         if not len(dataset[split]):
-            mistakes.append(f"no rows are left for {split}: the data is too small{_because(notes)}")
+            mistakes.append(f"no rows are left for {split}: {_why_none(dataset)}{_because(notes)}")
         unknown = sorted(targets.occurring(dataset[split]) - trained) if names else []
         if unknown:
             mistakes.append(
@@ -263,6 +260,15 @@ def refuse_untrainable(
             )
     if mistakes:
         raise UserError(*mistakes)
+
+
+def _why_none(dataset: DatasetDict) -> str:
+    """Return why no rows could be split off for evaluation."""
+    rows = dataset["train"]
+    classes = len(targets.occurring(rows))
+    if targets.class_names(rows) and not targets.is_set(rows) and classes == len(rows):
+        return f"each of the {classes:,} labels occurs once, and training needs that row"
+    return "the data is too small"
 
 
 def _first(split: str, rows: Dataset, unknown: Sequence[int], places: Places) -> str:

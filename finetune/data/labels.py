@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import json
+import functools
 import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Json, Value
 
 from finetune.data import targets
+from finetune.data.cells import list_in
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
 _EMOJI = "\ufe0f"  # follows a character that is shown as an emoji
 _STRAY = 0.05  # labels of at most this share of the rows can be strays
+#: From a split and the ``id`` of rows to where they are, for messages.
+Places = Callable[[str, Sequence[int]], str]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -28,10 +30,23 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:5]) + more
 
 
+def row_numbers(split: str, rows: Sequence[int]) -> str:
+    """Return the numbers of rows, from 1: their places where no file is known."""
+    return f"row{'s' * (len(rows) > 1)} {', '.join(str(each + 1) for each in rows[:5])}"
+
+
+def place(rows: Dataset, split: str, places: Places, row: int) -> str:
+    """Return where a row is: ``test data, line 7``."""
+    number = int(rows[row]["id"]) if "id" in rows.column_names else row
+    return ", ".join(filter(None, (f"{split} data", places(split, [number]))))
+
+
 def encode(
     dataset: DatasetDict,
     names: Sequence[str],
     note: Callable[[str], None] = lambda sentence: None,
+    called: str = "label",
+    places: Places = row_numbers,
 ) -> DatasetDict:
     """Return ``dataset`` with its ``label``, none missing, as one ``ClassLabel`` for all splits.
 
@@ -42,11 +57,14 @@ def encode(
         dataset: Splits with ``label``.
         names: Those of the recipe; may be empty.
         note: Called with a sentence if the values are not the names of the classes.
+        called: What the user calls the column.
+        places: Returns the positions of rows of a split, by their ``id``.
 
     Raises:
-        UserError: if the labels are lists, numbers with a fraction, or 1 and "1" in one split.
+        UserError: if the labels are lists, numbers with a fraction, or 1 and "1" in one split; it
+            names the column and the first such row.
     """
-    values = {split: _as_names(rows) for split, rows in dataset.items()}
+    values = _all_as_names(dataset, called, places)
     for sentence in dict.fromkeys(filter(None, map(_naming, dataset.values()))):
         note(sentence)
     present: set[str] = set().union(*values.values())
@@ -77,11 +95,18 @@ def mapping(text: str) -> dict[str, str]:
     return found
 
 
-def mapped(dataset: DatasetDict, names: Mapping[str, str]) -> tuple[DatasetDict, list[str]]:
-    """Return ``dataset`` with other names for some labels, and those of ``names`` it lacks."""
+def mapped(
+    dataset: DatasetDict,
+    names: Mapping[str, str],
+    called: str = "label",
+    places: Places = row_numbers,
+) -> tuple[DatasetDict, list[str]]:
+    """Return ``dataset`` with other names for some labels, and those of ``names`` it lacks; the
+    rest as in :func:`encode`.
+    """
     if not names:
         return dataset, []
-    values = {split: _as_names(rows) for split, rows in dataset.items()}
+    values = _all_as_names(dataset, called, places)
     present: set[str] = set().union(*values.values())
     renamed = {
         split: rows.remove_columns("label").add_column(
@@ -155,13 +180,13 @@ def _shown(name: str) -> str:
     return repr(name) if usual else ascii(name)
 
 
-def refusal_of_lists(value: Any) -> str:
+def refusal_of_lists(value: Any, place: str = "") -> str:
     """Return why lists and objects are refused as labels, to follow "holds"."""
     if isinstance(value, dict):
-        return f"objects, such as {value!r}: expected one label per row"
+        return f"objects, such as {value!r}{place}: expected one label per row"
     return (
-        f"lists, such as {value!r}: several labels per row are --task multi_label; expected one "
-        "label per row"
+        f"lists, such as {value!r}{place}: several labels per row are --task multi_label; expected "
+        "one label per row"
     )
 
 
@@ -176,7 +201,7 @@ def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str])
     Raises:
         UserError: if there are labels that the model does not know.
     """
-    values = _as_names(rows)
+    values = _as_names(rows, "label", place)
     refuse_unknown(rows, [[each] for each in values], names, place)
     return _with_label(rows, names, values)
 
@@ -212,32 +237,47 @@ def _with_label(rows: Dataset, names: Sequence[str], values: list[str]) -> Datas
     return rows.remove_columns("label").add_column("label", numbers, feature=label)
 
 
-def _as_names(rows: Dataset) -> list[str]:
+def _all_as_names(dataset: DatasetDict, called: str, places: Places) -> dict[str, list[str]]:
+    return {
+        split: _as_names(rows, called, functools.partial(place, rows, split, places))
+        for split, rows in dataset.items()
+    }
+
+
+def _as_names(rows: Dataset, called: str, where: Callable[[int], str]) -> list[str]:
+    """Return the name of the class of each row; refuse values that are no classes."""
     feature, values = rows.features["label"], rows["label"][:]
     if isinstance(feature, ClassLabel):
         return [feature.names[value] for value in values]
-    distinct: dict[str, Any] = {}
-    for value in {(type(each), str(each)): each for each in values}.values():
-        other = distinct.setdefault(name_of(value), value)
+    first: dict[tuple[type, str], int] = {}
+    for row, value in enumerate(values):
+        first.setdefault((type(value), str(value)), row)
+    names = {row: name_of(values[row]) for row in first.values()}
+    known: dict[str, Any] = {}
+
+    def refuse(what: str) -> None:
+        raise UserError(f"--label_column: '{called}' holds {what}")
+
+    for row, name in names.items():
+        value, other = values[row], known.setdefault(name, values[row])
         if type(other) is not type(value):
-            raise UserError(
-                f"the label column holds both {other!r} and {value!r}: expected one type; write "
-                "one class in one way"
+            refuse(
+                f"both {other!r} and {value!r} ({where(row)}): expected one type; write one class "
+                "in one way"
             )
-    if infinite := [value for value in distinct.values() if value in (math.inf, -math.inf)]:
-        raise UserError(f"the label column holds {infinite[0]}: expected classes")
-    for name, value in distinct.items():
-        if isinstance(value, (list, dict)) or (name.startswith("[") and is_list(name)):
-            raise UserError(f"the label column holds {refusal_of_lists(value)}")
-    numbers = [natural(name)[:2] for name in distinct]
-    floats = any(isinstance(value, float) for value in distinct.values())
-    if (floats or not any(is_word for is_word, _ in numbers)) and (
-        fractions := [value for _, value in numbers if not value.is_integer()]
-    ):
-        raise UserError(
-            f"the labels are numbers with a fraction ({fractions[0]}): expected classes; "
-            "is --label_column the right column?"
-        )
+        if value in (math.inf, -math.inf):
+            refuse(f"{value} ({where(row)}): expected classes")
+        if isinstance(value, dict) or list_in(value) is not None:
+            refuse(refusal_of_lists(value, f" ({where(row)})"))
+    numbers = {row: natural(name)[1] for row, name in names.items() if not natural(name)[0]}
+    floats = any(isinstance(value, float) for value in known.values())
+    if floats or len(numbers) == len(names):
+        for row, value in numbers.items():
+            if not value.is_integer():
+                refuse(
+                    f"numbers with a fraction ({values[row]}), first in {where(row)}: expected "
+                    "classes; is --label_column the right column?"
+                )
     return [name_of(value) for value in values]
 
 
@@ -258,21 +298,17 @@ def _naming(rows: Dataset) -> str:
 
 
 def number(value: Any) -> float | None:
-    """Return a label that is a number, or the text of one; None of any other."""
-    if isinstance(value, (bool, list, dict)) or value is None:
-        return float(value) if isinstance(value, bool) else None
+    """Return a value that is a number, or the text of one, without underscores; None of any other:
+    a word, a truth value, a list.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        return None
     try:
-        return float(value)
+        return float(value) if "_" not in str(value) else None
     except ValueError:
         return None
-
-
-def is_list(word: str) -> bool:
-    """Return whether a CSV cell holds a list in JSON or Python syntax."""
-    for parse in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return isinstance(parse(word), list)
-    return False
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
 
 
 def are_numbers(names: Sequence[str]) -> bool:
@@ -290,8 +326,7 @@ def in_order(names: Sequence[str], known: Sequence[str]) -> bool:
 
 def natural(name: str) -> tuple[int, float, str]:
     """Return a key that sorts names: numbers first, as numbers."""
-    try:
-        value = float(name)
-    except ValueError:
+    value = number(name)
+    if value is None or not math.isfinite(value):  # nan sorts anywhere
         return (1, 0.0, name)
-    return (0, value, name) if math.isfinite(value) else (1, 0.0, name)  # nan sorts anywhere
+    return (0, value, name)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import json
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List
 
 from finetune.data import labels
+from finetune.data.cells import list_in, printed, separated
 from finetune.errors import UserError
 
-#: Where the values of a column of 0 and 1 are found, whatever they were written as.
-_TRUTH: Mapping[str, bool] = {
-    **dict.fromkeys(("1", "1.0", "true", "yes"), True),
-    **dict.fromkeys(("0", "0.0", "false", "no"), False),
+#: What a cell of a column of 0 and 1 may be, in lower case if it is text.
+_TRUTH: Mapping[float | str, bool] = {
+    **dict.fromkeys((1.0, "true", "yes"), True),
+    **dict.fromkeys((0.0, "false", "no"), False),
 }
-Places = Callable[[str, Sequence[int]], str]
+#: What to write instead of labels in one cell that cannot be read.
+AS_JSON = 'write a JSON list, ["a", "b"], or a;b and --label_separator \';\''
+AS_COLUMNS = "a column of 0 and 1 for each label and --label_columns"
+#: Names of classes that are rather truth values: where each row has as many, one for each label.
+_BITS = ({"0", "1"}, {"False", "True"})
 
 
-def _rows(split: str, rows: Sequence[int]) -> str:
-    return f"row{'s' * (len(rows) > 1)} {', '.join(str(each + 1) for each in rows[:5])}"
+def truth(value: Any) -> bool | None:
+    """Return what a cell of a column of 0 and 1 says; None of other values."""
+    number = labels.number(value)
+    return _TRUTH.get(str(value).strip().lower() if number is None else number)
 
 
 def encode(
@@ -33,7 +39,8 @@ def encode(
     renamed: Mapping[str, str],
     separator: str | None,
     shown: Sequence[str] = (),
-    places: Places = _rows,
+    places: labels.Places = labels.row_numbers,
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[DatasetDict, list[str]]:
     """Return ``dataset`` with a ``label`` that lists the classes of each row by their numbers.
 
@@ -49,19 +56,20 @@ def encode(
         separator: Between the labels in a cell of text; a list in JSON is one with it, too.
         shown: What the user calls the columns, if not that.
         places: Returns the positions of rows of a split, by their ``id``.
+        note: Called with a sentence if the separator separates nothing.
 
     Returns:
         The splits, and those of ``renamed`` that do not occur.
 
     Raises:
         UserError: if a cell cannot be read so; it names the column and the first such row.
-            Also if no row has a label, or labels are numbers with a fraction.
+            Also if labels are numbers with a fraction.
     """
     several = len(columns) > 1
     called = list(shown) or list(columns)
     read = {}
     for split, rows in dataset.items():
-        where = functools.partial(_place, rows, split, places)
+        where = functools.partial(labels.place, rows, split, places)
         read[split] = list(
             _of_columns(rows, columns, called, where)
             if several
@@ -75,8 +83,10 @@ def encode(
         ordered = list(names)
     else:
         ordered = [*dict.fromkeys(known), *sorted(merged - set(known), key=labels.natural)]
-    if not ordered:
-        raise UserError(f"--label_column: no row has a label in '{called[0]}', all lists are empty")
+    if separator is not None and several:
+        note("--label_separator has no effect: a cell of --label_columns holds 0 or 1")
+    elif separator is not None:
+        _tell_of_no_separator(dataset, separator, called[0], note)
     number = {name: index for index, name in enumerate(ordered)}
     feature = List(ClassLabel(names=ordered))
     encoded = {}
@@ -117,10 +127,19 @@ def _names(rows: Dataset) -> list[str]:
     return list(inner.names) if isinstance(inner, ClassLabel) else []
 
 
-def _place(rows: Dataset, split: str, places: Places, row: int) -> str:
-    """Return the place of a row in its file."""
-    number = int(rows[row]["id"]) if "id" in rows.column_names else row
-    return f"{split} data, {places(split, [number])}"
+def _tell_of_no_separator(
+    dataset: DatasetDict, separator: str, called: str, note: Callable[[str], None]
+) -> None:
+    columns = (rows["label"][:] for rows in dataset.values())
+    distinct = {each for column in columns for each in column if isinstance(each, str)}
+    if not distinct or any(separator in each or list_in(each) for each in distinct):
+        return
+    other = separated(sorted(distinct))
+    instead = f"; {other[1]!r} looks like --label_separator '{other[0]}'" if other else ""
+    note(
+        f"--label_separator '{separator}': no cell of '{called}' has it, so that no row has more "
+        f"than one label{instead}"
+    )
 
 
 def _of_columns(
@@ -129,13 +148,14 @@ def _of_columns(
     """Yield the names of the columns that hold a 1 in each row."""
     held = {}
     for name, known in zip(columns, called, strict=True):
-        truth = {str(each): _TRUTH.get(str(each).strip().lower()) for each in rows[name]}
-        if other := next((each for each, value in truth.items() if value is None), None):
-            row = list(map(str, rows[name])).index(other)
+        values = rows[name][:]
+        held[name] = [truth(value) for value in values]
+        if None in held[name]:
+            row = held[name].index(None)
             raise UserError(
-                f"--label_columns: '{known}' holds {other!r} ({where(row)}): expected 0 and 1"
+                f"--label_columns: '{known}' holds {str(values[row])!r} ({where(row)}): expected 0 "
+                "and 1"
             )
-        held[name] = [truth[str(each)] for each in rows[name]]
     for truths in zip(*held.values(), strict=True):
         yield [name for name, has in zip(columns, truths, strict=True) if has]
 
@@ -145,13 +165,13 @@ def _of_cells(
 ) -> Iterator[list[str]]:
     """Yield the names in each cell."""
     theirs, types, first = _names(rows), dict[str, Any](), None
-    for row, cell in enumerate(rows["label"]):
+    column, read = rows["label"][:], list[list[str]]()
+    for row, cell in enumerate(column):
         found = _listed(cell, separator)
         if found is None or any(isinstance(each, (list, dict)) or each is None for each in found):
-            instead = "" if separator else "; labels separated by commas are --label_separator ','"
             raise UserError(
-                f"--label_column: '{called}' holds {cell!r} ({where(row)}): expected a "
-                f"list of labels{instead}"
+                f"--label_column: '{called}' holds {cell!r} ({where(row)}): "
+                f"{_expected(cell, separator, found or [])}"
             )
         if theirs:
             yield [theirs[each] for each in found]
@@ -171,19 +191,35 @@ def _of_cells(
                     f"--label_column: '{called}' holds both {other!r} and {each!r} "
                     f"({where(row)}): expected one type; write one label in one way"
                 )
-        yield [name for each in found if (name := labels.name_of(each).strip())]
+        read.append([name for each in found if (name := labels.name_of(each).strip())])
+        yield read[-1]
+    if (bits := _repeated_bit(read)) is not None:
+        raise UserError(
+            f"--label_column: '{called}' holds {column[bits]!r} ({where(bits)}), a 0 or 1 for each "
+            f"label: expected the names of the labels that a row has, or {AS_COLUMNS}"
+        )
+
+
+def _expected(cell: Any, separator: str | None, found: Sequence[Any]) -> str:
+    """Return what was expected instead of a cell that holds no list of labels."""
+    if None in found:
+        return "a null is no label; leave it out of the list"
+    if form := printed(cell):
+        return f"that is {form}; {AS_JSON}"
+    instead = "" if separator else "; labels separated by commas are --label_separator ','"
+    return f"expected a list of labels{instead}"
+
+
+def _repeated_bit(read: Sequence[Sequence[str]]) -> int | None:
+    """Return a row that has a label twice, where all lists have a 0 or 1 for each label."""
+    if len(set(map(len, read))) != 1 or {*itertools.chain(*read)} not in _BITS:
+        return None
+    return next((row for row, names in enumerate(read) if len({*names}) < len(names)), None)
 
 
 def _listed(cell: Any, separator: str | None) -> list[Any] | None:
     """Return the labels in a cell; None if it holds no list."""
-    if isinstance(cell, list):
-        return cell
-    if separator is not None and not labels.is_list(str(cell)):
+    found = list_in(cell)
+    if found is None and separator is not None and not printed(cell):
         return str(cell).split(separator)
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            found = parse(str(cell))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        return found if isinstance(found, list) else None
-    return None
+    return found

@@ -5,24 +5,21 @@ number is refused with its place.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, List, Value
 
-from finetune.data.labels import listed
+from finetune.data.cells import about_comma, list_in
+from finetune.data.labels import Places, listed, number
 from finetune.data.targets import class_names
 from finetune.errors import UserError
 
-#: Digits with a decimal comma, or with commas between thousands.
-_COMMA = re.compile(r"[+-]?\d+,\d+|[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 #: The share of a standard deviation that the rounding to float32 may amount to.
 _MOST_ROUNDED = 1e-3
 #: Standard deviations from the mean beyond which a single row decides a squared error.
 _FARTHEST = 20
-Places = Callable[[str, Sequence[int]], str]
 
 
 def encoded(
@@ -42,7 +39,7 @@ def encoded(
         dataset: Splits that have the columns: of integers, floating-point numbers, or texts that
             are such.
         columns: One for ``Value("float32")``, several for a ``List`` of as many. A single column
-            may hold lists of numbers itself, all of one length.
+            may hold lists of numbers itself, or texts that are such, all of one length.
         called: What a user calls these columns, if not that.
         drop: Whether to leave rows out that lack a finite number, instead of refusing them.
         note: Called with sentences about rows left out and about numbers that are hard to learn.
@@ -50,17 +47,18 @@ def encoded(
 
     Raises:
         UserError: if there are other values than finite numbers and ``drop`` is false; one line
-            for each column and kind of value, with how many there are and where.
+            for each column and kind of value, with how many there are and where. Also if
+            different numbers of training are one and the same in float32.
     """
-    mistakes: list[str] = []
+    names = [(called or {}).get(each, each) for each in columns]
+    mistakes, merged = list[str](), list[str]()
     kept, width = {}, _width(dataset, columns)
     for split, rows in dataset.items():
         parsed = []
-        for column in columns:
-            shown = (called or {}).get(column, column)
+        for column, shown in zip(columns, names, strict=True):
             for values in _single(rows[column][:], width):
-                numbers, found = _parsed(values, rows, split, shown, places)
-                parsed.append(numbers)
+                exact, found = _parsed(values, rows, split, shown, places)
+                parsed.append(exact)
                 mistakes += [each for each in found if each not in mistakes]
         stacked = np.stack(parsed, axis=1)
         valid = np.isfinite(stacked).all(axis=1)
@@ -68,18 +66,33 @@ def encoded(
         whole = rows.select_columns(others)
         whole = whole if valid.all() else whole.select(np.flatnonzero(valid))
         is_list = len(columns) > 1 or width > 0
+        if split == "train":
+            merged = _merged(stacked[valid], names)
         kept[split] = _with_numbers(whole, stacked[valid], is_list=is_list)
     if mistakes and not drop:
-        raise UserError(*(f"{each}; --drop_invalid leaves them out" for each in mistakes))
+        advice = "--drop_invalid leaves them out"
+        if not all(map(len, kept.values())):
+            advice = "is it the right column? words are labels of --task single_label"
+        raise UserError(*(f"--task regression: {each}; {advice}" for each in mistakes))
+    if merged:
+        raise UserError(*merged)
     for each in mistakes:
         note(f"dropped {each}")
     return DatasetDict(kept)
 
 
-def are_numbers(values: Sequence[Any]) -> bool:
-    """Return whether all values that are there are finite numbers, as such or as text."""
-    numbers = [_number(value) for value in values if not _is_missing(value)]
-    return bool(numbers) and all(each is not None and math.isfinite(each) for each in numbers)
+def _merged(exact: np.ndarray, columns: Sequence[str]) -> list[str]:
+    """Return a line for each column of different numbers that are one and the same in float32."""
+    found = []
+    for place, column in enumerate(exact.T if len(exact) else ()):
+        low, high = float(column.min()), float(column.max())
+        if low < high and np.float32(low) == np.float32(high):
+            found.append(
+                f"--task regression: '{columns[place % len(columns)]}' holds numbers from {low!r} "
+                f"to {high!r}, all the same in float32: subtract a constant from them, or scale "
+                "them"
+            )
+    return found
 
 
 def remarks(rows: Dataset, names: Sequence[str]) -> list[str]:
@@ -87,17 +100,17 @@ def remarks(rows: Dataset, names: Sequence[str]) -> list[str]:
 
     Args:
         rows: Of training; if their ``label`` is no number, there is nothing to say.
-        names: Of the targets, where there are several.
+        names: Of the targets, one for each number of a row where they have names.
 
     Raises:
-        UserError: if a target has the same number in every row.
+        UserError: if a target has the same number in every row, or nearly so.
     """
     if class_names(rows):
         return []
     labels = np.asarray(rows["label"][:], dtype=np.float64)
     exact = labels.reshape(len(labels), -1)
-    names = names or [f"target {each + 1}" for each in range(exact.shape[1])]
-    names = names if labels.ndim == 2 else ["label"]
+    if len(names) != exact.shape[1]:
+        names = [f"target {each + 1}" for each in range(exact.shape[1])]
     if constant := [
         f"'{name}' is {column[0]:g} in all {len(column):,} training rows: expected numbers that "
         "differ"
@@ -108,6 +121,11 @@ def remarks(rows: Dataset, names: Sequence[str]) -> list[str]:
     found = []
     for name, column in zip(names, exact.T, strict=True):
         mean, deviation = column.mean(), column.std()
+        if deviation < np.finfo(np.float32).tiny:
+            raise UserError(
+                f"'{name}' is {column.min():g} to {column.max():g}, with a standard deviation that "
+                "vanishes in float32: multiply it by a constant"
+            )
         step = float(np.spacing(np.float32(np.abs(column).max())))
         if step > _MOST_ROUNDED * deviation:
             found.append(
@@ -125,9 +143,9 @@ def remarks(rows: Dataset, names: Sequence[str]) -> list[str]:
 
 def _width(dataset: DatasetDict, columns: Sequence[str]) -> int:
     """Return the length of the first list in a single column of lists; 0 if it holds none."""
-    if len(columns) > 1 or not isinstance(dataset["train"].features[columns[0]], List):
-        return 0
-    return max(1, len(next(iter(dataset["train"][columns[0]]), [])))
+    there = (each for each in dataset["train"][columns[0]] if not _is_missing(each))
+    found = list_in(next(there, None)) if len(columns) == 1 else None
+    return 0 if found is None else max(1, len(found))
 
 
 def _single(values: list[Any], width: int) -> list[list[Any]]:
@@ -136,7 +154,8 @@ def _single(values: list[Any], width: int) -> list[list[Any]]:
     """
     if not width:
         return [values]
-    there = [each if isinstance(each, list) and len(each) == width else None for each in values]
+    lists = [list_in(each) for each in values]
+    there = [each if each is not None and len(each) == width else None for each in lists]
     return [
         [each[place] if each is not None else own for each, own in zip(there, values, strict=True)]
         for place in range(width)
@@ -155,7 +174,7 @@ def _parsed(
         column: What the user calls it.
         places: See :func:`encoded`.
     """
-    parsed = [_number(value) for value in values]
+    parsed = [number(value) for value in values]
     missing = [row for row, value in enumerate(values) if _is_missing(value)]
     wrong = sorted({row for row, each in enumerate(parsed) if each is None} - set(missing))
     with np.errstate(over="ignore"):
@@ -171,7 +190,8 @@ def _parsed(
     ):
         if bad:
             some = [] if bad is missing else list(dict.fromkeys(str(values[row]) for row in bad))
-            such = f" ({listed(some)}{_comma(some)})" if some else ""
+            about = next(filter(None, map(about_comma, some)), "")
+            such = f" ({listed(some)}{about and '; '}{about})" if some else ""
             numbered = rows.select(bad)["id"][:] if "id" in rows.column_names else bad
             where = places(split, [int(each) for each in numbered])
             mistakes.append(
@@ -181,25 +201,9 @@ def _parsed(
     return numbers, mistakes
 
 
-def _comma(some: Sequence[str]) -> str:
-    return "; expected a decimal point" if any(map(_COMMA.fullmatch, some)) else ""
-
-
 def _is_missing(value: Any) -> bool:
     is_nan = isinstance(value, float) and math.isnan(value)
     return value is None or is_nan or (isinstance(value, str) and not value.strip())
-
-
-def _number(value: Any) -> float | None:
-    """Return a number, or None of what is none: a word, a truth value, a list."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    try:
-        return float(value) if "_" not in str(value) else None
-    except ValueError:
-        return None
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf
 
 
 def _with_numbers(rows: Dataset, values: np.ndarray, *, is_list: bool) -> Dataset:

@@ -203,7 +203,7 @@ def _without_split(sentence: str, data: str) -> str:
     """Return a sentence about the training split as one about ``data``, which was read as that."""
     if Path(data).is_dir():  # with a split of each name
         return sentence
-    named = re.sub(r"\bthe train(ing)? data\b", data.replace("\\", r"\\"), sentence)
+    named = re.sub(r"\b(the )?train(ing)? data\b", data.replace("\\", r"\\"), sentence)
     return re.sub(r" train(ing)? (rows?)\b", r" \2", named)
 
 

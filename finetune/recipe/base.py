@@ -90,6 +90,7 @@ class Recipe(Declared):
         super().__post_init__()
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
         self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
+        self.label_name = "label"  # what the user calls the column
         if self.loss_function and type(self).loss is not Recipe.loss:
             raise UserError(
                 f"--loss_function {self.loss_function}: the recipe has a loss of its own"
@@ -225,7 +226,7 @@ class Recipe(Declared):
         loaded, remarks = len(self.notes), labels.remarks(dataset)
         dataset = self.split(dataset)
         findings.refuse_untrainable(dataset, self.notes, self.places)
-        remarks += numbers.remarks(dataset["train"], self.target_names)
+        remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
         self.notes[loaded:loaded] = remarks
         return dataset
 

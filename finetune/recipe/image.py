@@ -127,6 +127,8 @@ class ImageClassification(Recipe):
             task="single_label",
             names=self.label_names,
             renamed=labels.mapping(self.label_map or ""),
+            shown=[label],
+            places=self.places,
         )
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         for name, rows in dataset.items():

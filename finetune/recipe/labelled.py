@@ -121,9 +121,10 @@ class Labelled(Recipe):
 
         how = self.reading()
         if is_auto := self.task == reading.AUTO:
-            self.task, self.task_reason = reading.decided(dataset["train"], how)
+            self.task, self.task_reason = reading.decided(dataset["train"], how, self.note)
             how = dataclasses.replace(how, task=self.task)
         self.target_names = how.columns if self.label_columns and self.task == "regression" else []
+        self.label_name = how.shown[0]
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         in_order = self.task == "single_label" and super().is_ordinal(dataset["train"])
         if is_auto and in_order:

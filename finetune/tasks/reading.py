@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from datasets import ClassLabel, List
 
 from finetune.data import labels, multi_labels, numbers
+from finetune.data.cells import about_comma, has_unit, list_in, printed, separated
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
@@ -26,12 +27,10 @@ AUTO = "auto"
 #: So many different whole numbers can be anything; more of them are classes if they are numbered
 #: without a gap, from 0 or 1.
 _SURELY_CLASSES = 20
+_OR_NUMBERS = "; if they are quantities, --task regression"
+_OR_CLASS = "if it is the name of a class, add --task single_label"
 #: An order of fewer classes tells nothing.
 FEWEST_ORDERED = 3
-
-
-def _rows(split: str, rows: Sequence[int]) -> str:
-    return f"row{'s' * (len(rows) > 1)} {', '.join(str(each + 1) for each in rows[:5])}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,12 @@ class Reading:
     separator: str | None = None
     shown: Sequence[str] = ()
     drop: bool = False
-    places: Callable[[str, Sequence[int]], str] = _rows
+    places: labels.Places = labels.row_numbers
+
+    @property
+    def called(self) -> str:
+        """What the user calls the only column, or the first of several."""
+        return (self.shown or self.columns)[0]
 
 
 def encoded(
@@ -84,11 +88,18 @@ def encoded(
     return ENCODERS[how.task](dataset, how, note)
 
 
-def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
+def decided(
+    rows: Dataset, how: Reading, note: Callable[[str], None] = lambda sentence: None
+) -> tuple[Name, str]:
     """Return the name of the task that the labels of training rows are, none missing, and why.
 
+    Args:
+        rows: Of training.
+        how: The labels are read, by a task that is open.
+        note: Is given what is doubtful of labels that are taken for classes.
+
     Raises:
-        UserError: if they could be several.
+        UserError: if they could be several; it names the column, the first such row and the flags.
     """
     if how.ordered:
         return "ordinal", "--label_order says the order of the classes"
@@ -99,58 +110,150 @@ def decided(rows: Dataset, how: Reading) -> tuple[Name, str]:
     feature, values = rows.features[how.columns[0]], rows[how.columns[0]][:]
     if isinstance(feature, ClassLabel):
         return "single_label", "the labels are classes"
-    shown = next((repr(each) for each in values if each not in (None, [])), "none")
     if isinstance(feature, List):
-        inner = {type(each) for row in values if row for each in row}
-        if float in inner:
-            return "regression", f"the labels are lists of numbers, such as {shown}"
-        return "multi_label", f"the labels are lists, such as {shown}"
-    distinct = {str(each): each for each in values}
+        return _of_lists(rows, how, dict(enumerate(values)))
+    distinct: dict[str, int] = {}  # the first row of each
+    for row, each in enumerate(values):
+        distinct.setdefault(str(each), row)
     if set(distinct) <= set(how.names):
         return "single_label", "the labels are the classes of the recipe"
-    lists = [
-        each
-        for each in distinct.values()
-        if isinstance(each, list) or (isinstance(each, str) and labels.is_list(each))
-    ]
+    lists = {row: found for row in distinct.values() if (found := list_in(values[row])) is not None}
     # where most are lists, or one surely is, it is said where the others are
-    if 2 * len(lists) > len(distinct) or any(isinstance(each, list) for each in lists):
-        return "multi_label", f"the labels are lists, such as {lists[0]!r}"
-    if any(isinstance(each, (bool, dict)) for each in distinct.values()):
+    if 2 * len(lists) > len(distinct) or any(isinstance(values[row], list) for row in lists):
+        return _of_lists(rows, how, lists)
+    if any(isinstance(values[row], (bool, dict)) for row in distinct.values()):
         return "single_label", "the labels are classes"
-    parsed = {shown: labels.number(each) for shown, each in distinct.items()}
-    words = [shown for shown, each in parsed.items() if each is None]
+    return _of_values(rows, how, {each: (row, values[row]) for each, row in distinct.items()}, note)
+
+
+def _of_values(
+    rows: Dataset,
+    how: Reading,
+    distinct: Mapping[str, tuple[int, Any]],
+    note: Callable[[str], None],
+) -> tuple[Name, str]:
+    """Return the task of different words and numbers, with the first row of each."""
+    parsed = {shown: labels.number(value) for shown, (_, value) in distinct.items()}
+    words = {shown: distinct[shown][0] for shown, each in parsed.items() if each is None}
     found = [each for each in parsed.values() if each is not None]
     if words and any(not each.is_integer() for each in found) and len(words) < len(found):
+        where = _holds(rows, how, next(iter(words.values())))
         raise UserError(
-            f"--task: {len(found):,} of {len(parsed):,} different labels are numbers, such as "
-            f"{found[0]:g}, and {len(words):,} {'is' if len(words) == 1 else 'are'} not, such as "
-            f"{words[0]!r}: if they are quantities, --task regression says where the others are; "
-            "if they are classes, add --task single_label"
+            f"--task: {where}, while {len(found):,} of {len(parsed):,} different labels are "
+            f"numbers, such as {found[0]:g}: if they are quantities, --task regression says where "
+            "the others are; if they are classes, add --task single_label"
         )
-    return ("single_label", "the labels are words") if words else _of_numbers(found)
+    if not words:
+        task, why = _of_numbers(found, how.called)
+        if task == "regression":
+            return task, why
+    else:
+        task, why = "single_label", "the labels are words"
+        _refuse_unlike_words(rows, how, words)
+    merged = {how.renamed.get(each, each) for each in distinct}
+    many = len(merged) > _SURELY_CLASSES or len(merged) == len(rows)
+    if many and 2 * len(merged) > len(rows):
+        raise UserError(
+            f"--task: {_holds(rows, how, 0)}, one of {len(merged):,} different labels in "
+            f"{counted(len(rows), 'row')}: is --label_column the right column? If they are "
+            f"classes, add --task single_label{_OR_NUMBERS * (not words)}"
+        )
+    if (units := [each for each in words if has_unit(each)]) and 2 * len(units) > len(distinct):
+        note(
+            f"'{how.called}' holds numbers with a unit, taken for classes: {labels.listed(units)}; "
+            "if they are quantities, leave out the unit and add --task regression"
+        )
+    return task, why
+
+
+def _holds(rows: Dataset, how: Reading, row: int, column: str | None = None) -> str:
+    """Return what a row holds, and where it is: ``'queue' holds 'a;b' (train data, line 2)``."""
+    value = rows[row][column or how.columns[0]]
+    return (
+        f"'{column or how.called}' holds {value!r} ({labels.place(rows, 'train', how.places, row)})"
+    )
+
+
+def _of_lists(rows: Dataset, how: Reading, lists: Mapping[int, list[Any]]) -> tuple[Name, str]:
+    """Return the task of labels that are lists, by their rows."""
+    inner = [(row, each) for row, cell in lists.items() for each in cell]
+    floats = [(row, each) for row, each in inner if isinstance(each, float)]
+    if floats and not any(isinstance(each, str) for _, each in inner):
+        are_whole = all(each.is_integer() for _, each in floats)
+        raise UserError(
+            f"--task: {_holds(rows, how, floats[0][0])}, a list of numbers with a decimal point: "
+            "if they are quantities, add --task regression; if each is for a label, write "
+            f"{multi_labels.AS_COLUMNS}{'; if they name labels, --task multi_label' * are_whole}"
+        )
+    if inner and all(isinstance(each, int) and each in (0, 1) for _, each in inner):
+        raise UserError(
+            f"--task: {_holds(rows, how, inner[0][0])}, a list of 0 and 1: if each is for a label, "
+            f"write {multi_labels.AS_COLUMNS}; if they name labels, add --task multi_label; if "
+            "they are quantities, --task regression"
+        )
+    shown = repr(rows[inner[0][0]][how.columns[0]]) if inner else "none"
+    return "multi_label", f"the labels are lists, such as {shown}"
+
+
+def _refuse_unlike_words(rows: Dataset, how: Reading, words: Mapping[str, int]) -> None:
+    """Refuse labels that may be several in a cell, or numbers with a comma; by their first rows."""
+    words = {each: row for each, row in words.items() if each not in how.renamed}
+    for each, row in words.items():
+        if form := printed(each):
+            raise UserError(
+                f"--task: {_holds(rows, how, row)}, {form}: for several labels, "
+                f"{multi_labels.AS_JSON}; {_OR_CLASS}"
+            )
+    commas = [(each, why) for each in words if (why := about_comma(each))]
+    if 2 * len(commas) > len(words):
+        each, why = commas[0]
+        raise UserError(
+            f"--task: {_holds(rows, how, words[each])}, which --task regression does not read "
+            f"({why}); for several labels, add --label_separator ','; {_OR_CLASS}"
+        )
+    if several := separated(list(words)):
+        sign, each = several
+        raise UserError(
+            f"--task: {_holds(rows, how, words[each])}: if these are several labels, add "
+            f"--label_separator '{sign}'; {_OR_CLASS}"
+        )
 
 
 def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
     several = f"the columns {', '.join(how.columns)}"
-    values = {
-        name: [labels.number(each) for each in rows[name][:]] for name in how.columns
-    }  # None: no number
-    other = next((name for name, each in values.items() if None in each), None)
-    if other is None:
-        if set().union(*values.values()) <= {0.0, 1.0}:
-            return "multi_label", f"{several} hold 0 and 1"
-        return "regression", f"{several} hold numbers"
-    row = values[other].index(None)
-    place = how.places("train", [rows[row]["id"] if "id" in rows.column_names else row])
-    raise UserError(
-        f"--label_columns: '{other}' holds {rows[row][other]!r} (train data, {place}): expected 0 "
-        "and 1, or numbers; one column of classes is given by --label_column"
-    )
+    values = {name: rows[name][:] for name in how.columns}
+    numbers = {name: [labels.number(each) for each in values[name]] for name in values}
+    truths = {name: [multi_labels.truth(each) for each in values[name]] for name in values}
+    if not any(None in each for each in truths.values()):
+        return "multi_label", f"{several} hold 0 and 1"
+    words = {
+        (name, row): truths[name][row] is not None
+        for name in values
+        for row, number in enumerate(numbers[name])
+        if number is None
+    }
+    if words:  # a truth value among them is wrong only beside numbers
+        name, row = min(words, key=lambda each: words[each])
+        raise UserError(
+            f"--label_columns: {_holds(rows, how, row, name)}: expected 0 and 1, or true and "
+            "false, or numbers in all of these columns; one column of classes is --label_column"
+        )
+    strays = {
+        name: [row for row, each in enumerate(found) if each is None]
+        for name, found in truths.items()
+    }
+    if 2 * min(map(len, strays.values())) < len(rows):
+        name = min((each for each in strays if strays[each]), key=lambda each: len(strays[each]))
+        raise UserError(
+            f"--label_columns: {_holds(rows, how, strays[name][0], name)}, while others hold 0 or "
+            "1: if these are labels, correct it and add --task multi_label; if they are "
+            "quantities, add --task regression"
+        )
+    return "regression", f"{several} hold numbers"
 
 
-def _of_numbers(values: list[float]) -> tuple[Name, str]:
-    """Return the task of labels that are these different numbers."""
+def _of_numbers(values: list[float], called: str) -> tuple[Name, str]:
+    """Return the task of labels that are these different numbers, in a column."""
     if fractions := [each for each in values if not each.is_integer() and math.isfinite(each)]:
         return "regression", f"the labels are numbers with a fraction, such as {fractions[0]:g}"
     ordered = np.unique(values)
@@ -161,7 +264,7 @@ def _of_numbers(values: list[float]) -> tuple[Name, str]:
             why += "; --task ordinal if their order counts"
         return "single_label", why
     raise UserError(
-        f"--task: the labels are {len(ordered):,} different whole numbers, {ordered[0]:g} to "
+        f"--task: '{called}' holds {len(ordered):,} different whole numbers, {ordered[0]:g} to "
         f"{ordered[-1]:g}: if they are classes, add --task single_label; if they are quantities, "
         "--task regression"
     )
@@ -170,8 +273,8 @@ def _of_numbers(values: list[float]) -> tuple[Name, str]:
 def _classes(
     dataset: DatasetDict, how: Reading, note: Callable[[str], None]
 ) -> tuple[DatasetDict, list[str]]:
-    renamed, lacking = labels.mapped(dataset, how.renamed)
-    return labels.encode(renamed, how.names, note), lacking
+    renamed, lacking = labels.mapped(dataset, how.renamed, how.called, how.places)
+    return labels.encode(renamed, how.names, note, how.called, how.places), lacking
 
 
 def _label_sets(
@@ -185,6 +288,7 @@ def _label_sets(
         separator=how.separator,
         shown=how.shown,
         places=how.places,
+        note=note,
     )
 
 
@@ -208,7 +312,7 @@ def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence
         known: Of the recipe, in their order; may be none.
 
     Raises:
-        UserError: if there are others, or only two.
+        UserError: if there are others or fewer, or only two.
     """
     names = class_names(dataset["train"])
     if len(names) < FEWEST_ORDERED:
@@ -220,6 +324,11 @@ def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence
         if unknown := [each for each in names if each not in given]:
             raise UserError(
                 f"--label_order {','.join(given)}: the labels are also {labels.listed(unknown)}"
+            )
+        if idle := [each for each in given if each not in names]:
+            raise UserError(
+                f"--label_order {','.join(given)}: no row has the class {labels.listed(idle)} "
+                f"(the classes: {labels.listed(names)})"
             )
     elif not labels.in_order(names, known):
         raise UserError(
