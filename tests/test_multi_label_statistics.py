@@ -18,6 +18,7 @@ from sklearn.metrics import (
     log_loss,
 )
 
+from finetune.recipe import scoring
 from finetune.statistics import average_precision, multi_label
 from finetune.statistics.scored import ScoredLabels
 
@@ -103,6 +104,29 @@ def test_the_only_row_of_a_label_is_never_left_out() -> None:
     scores, has = np.array([0.9, 0.8, 0.1]), np.array([False, True, False])
     found = average_precision.jackknife(scores, has)
     assert found.without.tolist() == [1.0, 0.5, 0.5]
+
+
+def test_labels_that_every_row_has_or_none_are_left_out_of_the_mean_everywhere() -> None:
+    """As the local metric has it; of two labels that are left the mean was half as far from 1."""
+    one, other = drawn(ROWS, 0)
+    for has in (one.labels, other.labels):  # of both models
+        has[:, 0], has[:, 1] = True, False
+    for rows in (one, other):
+        given = {"prediction_scores": rows.probabilities, "references": rows.labels.astype(int)}
+        module = scoring.load("average_precision", "multilabel").compute(**given)
+        expected = average_precision_score(rows.labels[:, 2:], rows.probabilities[:, 2:])
+        assert module["average_precision"] == pytest.approx(expected)
+        assert average_precision.mean(rows).value == pytest.approx(expected)
+        assert multi_label.scores(rows)["average_precision"]["value"] == pytest.approx(expected)
+    gap = average_precision.difference(one, other).value
+    assert gap == pytest.approx(
+        average_precision.mean(other).value - average_precision.mean(one).value
+    )
+    for has in (one.labels, other.labels):
+        has[:, 2:] = False
+    assert np.isnan(average_precision.mean(one).value)
+    assert np.isnan(multi_label.scores(one)["average_precision"]["value"])
+    assert np.isnan(multi_label.differences(one, other)["average_precision"]["value"])
 
 
 def test_a_perfect_order_has_an_interval_too() -> None:

@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 from scipy.special import expit, softmax
+from transformers import EvalPrediction
 
 from finetune.recipe import scoring
 from finetune.statistics import (
@@ -477,6 +478,34 @@ def test_a_metric_with_unusual_arguments_has_an_interval_beside_the_others() -> 
     gap = assessed.beyond(np.eye(3)[np.zeros(200, dtype=int)])
     assert gap["f1"]["value"] == pytest.approx(f1 - baseline)
     assert gap["accuracy"]["low"] < gap["accuracy"]["value"] < gap["accuracy"]["high"]
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rankings_are_those_of_the_local_metrics_and_need_no_resample(
+    classes: int, absent: bool
+) -> None:
+    probabilities, labels = probabilities_of(300, classes, seed=1)
+    if absent:  # the rows of a class, or of all but one
+        probabilities, labels = (each[labels > 0] for each in (probabilities, labels))
+    arguments: dict[str, dict[str, Any]] = {"roc_auc": {}, "average_precision": {}}
+    compute = scoring.Scoring(**arguments)
+    task = SingleLabel(labels=list("abc")[:classes])
+    assessed = Assessment(
+        task=task, outputs=np.log(probabilities), labels=labels, scoring=arguments, compute=compute
+    )
+    assert assessed.own is None
+    found = assessed.statistics()["metrics"]
+    others = np.log(probabilities) + np.random.default_rng(2).normal(size=probabilities.shape)
+    gaps = assessed.beyond(others)
+    for name, value in compute(EvalPrediction(np.log(probabilities), labels), task).items():
+        assert found[name]["value"] == pytest.approx(value, nan_ok=True)
+        other = compute(EvalPrediction(others, labels), task)[name]
+        assert gaps[name]["value"] == pytest.approx(value - other, nan_ok=True)
+        assert np.isnan(value) == (classes == 2 and absent)
+        if not np.isnan(value):
+            assert found[name]["low"] < value < found[name]["high"]
+            assert gaps[name]["low"] < gaps[name]["value"] < gaps[name]["high"]
 
 
 class Clock:

@@ -17,7 +17,7 @@ from scipy.stats import norm, t
 
 from finetune.statistics import intervals
 from finetune.statistics.counts import divide
-from finetune.statistics.intervals import LEVEL, Interval
+from finetune.statistics.intervals import LEVEL, UNDEFINED, Interval
 from finetune.statistics.scored import ScoredLabels
 
 _UPPER = (1 + LEVEL) / 2
@@ -59,17 +59,17 @@ def of_label(scores: np.ndarray, has: np.ndarray) -> Interval:
     return _on_the_logit_scale(jackknife(scores, has), int(has.sum()))
 
 
-def mean(rows: ScoredLabels) -> Interval | None:
-    """Return the mean over the labels that some rows have; None if no row has any."""
+def mean(rows: ScoredLabels) -> Interval:
+    """Return the mean over the labels that some rows have and others have not; NaN without one."""
     found = _mean(rows)
-    return None if found is None else _on_the_logit_scale(found, int(rows.labels.sum()))
+    return UNDEFINED if found is None else _on_the_logit_scale(found, int(rows.labels.sum()))
 
 
-def difference(first: ScoredLabels, second: ScoredLabels) -> Interval | None:
+def difference(first: ScoredLabels, second: ScoredLabels) -> Interval:
     """Return how much higher that mean is for the second model on the same rows."""
     one, other = _mean(first), _mean(second)
     if one is None or other is None:
-        return None
+        return UNDEFINED
     gap = Jackknife(other.value - one.value, other.without - one.without)
     reach, middle = norm.ppf(_UPPER) * gap.deviation, gap.value - gap.bias
     low, high = min(gap.value, middle - reach), max(gap.value, middle + reach)
@@ -104,7 +104,7 @@ def jackknife(scores: np.ndarray, has: np.ndarray) -> Jackknife:
 
 def _mean(rows: ScoredLabels) -> Jackknife | None:
     values, without = [], np.zeros(len(rows))
-    for label in np.flatnonzero(rows.labels.any(axis=0)):
+    for label in np.flatnonzero(rows.labels.any(axis=0) & ~rows.labels.all(axis=0)):
         found = jackknife(rows.probabilities[:, label], rows.labels[:, label])
         values.append(found.value)
         without += found.without

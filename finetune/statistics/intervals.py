@@ -43,6 +43,10 @@ class Interval:
     high: float
 
 
+#: Of a metric that is not defined on the rows.
+UNDEFINED = Interval(float("nan"), float("nan"), float("nan"))
+
+
 def of_matrix(
     metrics: Mapping[str, Metric], matrix: np.ndarray, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, Interval]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,6 @@ from finetune.statistics import (
     calibration,
     classification,
     counts,
-    intervals,
     pairs,
     ranking,
     resampling,
@@ -138,7 +136,7 @@ class SingleLabel(Task[ScoredRows]):
         return predicted, row[probability_of(predicted)], predicted == row[LABEL]
 
     def counted(self, scoring: Scoring) -> Metrics:
-        return resampling.of_counts(scoring)
+        return {**resampling.of_counts(scoring), **ranking.of_scoring(scoring)}
 
     def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
         return classification.scores(rows, counted)
@@ -156,22 +154,12 @@ class SingleLabel(Task[ScoredRows]):
         return found
 
     def beyond(self, rows: ScoredRows, baseline: ScoredRows, counted: Metrics) -> dict[str, Any]:
-        classes = len(self.labels)
-        return classification.beyond(rows.labels, baseline.classes, rows.classes, classes, counted)
+        return classification.beyond(baseline, rows, counted)
 
     def differences(
         self, first: ScoredRows, second: ScoredRows, counted: Metrics
     ) -> dict[str, Any]:
-        labels, classes = first.labels, len(self.labels)
-        found = pairs.difference(counted, labels, first.classes, second.classes, classes)
-        of_rows = {"log_loss": calibration.log_losses, "brier_score": calibration.brier_scores}
-        for name, scores in of_rows.items():
-            one, other = (scores(each.probabilities, labels) for each in (first, second))
-            found[name] = intervals.of_mean(other - one)
-        area = ranking.mean_roc_difference(first.probabilities, second.probabilities, labels)
-        if area is not None:
-            found["roc_area"] = area
-        return {name: asdict(each) for name, each in found.items()}
+        return classification.differences(first, second, counted)
 
     def tests(self, rows: Sequence[ScoredRows]) -> list[McNemar]:
         labels, said = rows[0].labels, [each.classes for each in rows]
@@ -214,6 +202,4 @@ class SingleLabel(Task[ScoredRows]):
         found = baseline.of_classes(
             splits, input_column, seed, fingerprint, len(self.labels), fit=fit, note=note
         )
-        one_hot = np.eye(len(self.labels), dtype=np.float32)
-        for name, classes in found.items():
-            yield name, one_hot[classes]
+        yield from found.items()
