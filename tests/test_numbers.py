@@ -103,16 +103,58 @@ def test_the_correlation_with_a_constant_is_not_defined() -> None:
 def test_few_rows_and_none_wrong() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        labels = np.arange(4.0)[:, None]
+        labels = np.arange(12.0)[:, None]
         exact = numbers.scores(METRICS, labels, labels)
         assert (exact["mae"].low, exact["mae"].high, exact["r2"].low) == (0, 0, 1)
         assert exact["pearson"].value == pytest.approx(1)
-        for rows in (1, 2, 3):
-            for found in numbers.scores(METRICS, labels[:rows], labels[:rows] + 0.5).values():
-                assert np.isnan(found.low) or found.low <= found.value <= found.high
-        one_off = np.array([[0.0], [1.0], [2.0], [4.0]])
-        found = numbers.scores(METRICS, labels, one_off)["mae"]
-    assert found.low <= found.value == 0.25 <= found.high
+        one_off = labels + (labels == 11)
+        found = numbers.scores(METRICS, labels, one_off)
+        assert found["mae"].low == 0 < found["mae"].value == 1 / 12 < found["mae"].high
+        assert found["rmse"].low == 0
+        assert found["r2"].high == 1
+        for rows in (1, 2, 9):  # of two equal errors the interval had no width
+            for each in numbers.scores(METRICS, labels[:rows], labels[:rows] + 0.5).values():
+                assert np.isnan([each.low, each.high]).all()
+
+
+@pytest.mark.parametrize("row", [0, 50, 99])
+@pytest.mark.parametrize("outlier", [1e6, 1e9, 1e12])
+def test_a_target_far_from_all_others_leaves_the_others_as_they_are(
+    outlier: float, row: int
+) -> None:
+    """Sums less the outlier would have lost them, and gone below 0."""
+    generator = np.random.default_rng(5)
+    labels = generator.normal(size=(100, 1))
+    values = labels + 0.5 * generator.normal(size=(100, 1))
+    labels[row] = outlier
+    for name, metric in METRICS.items():
+        found = metric.of(labels[:, 0], values[:, 0])
+        rest = metric.of(np.delete(labels, row), np.delete(values, row)).value
+        assert found.without[row] == pytest.approx(rest, rel=2e-3 if name == "spearman" else 1e-6)
+        interval = found.interval(metric.scale, metric.inverse)
+        low, high = sorted(metric.inverse(np.array([-np.inf, np.inf])))
+        assert low <= interval.low <= interval.value <= interval.high <= high
+    names = "r2, rmse, mse: one test row (label 1e+"
+    told = numbers.remarks(METRICS, labels, values, [])
+    assert told[0].startswith(names)
+    assert "makes up 100% of the squared error" in told[0]
+    assert "makes up 99% of the variance of the labels" in told[1] or "100%" in told[1]
+    assert len(told) == 2
+
+
+def test_what_is_not_defined_is_told() -> None:
+    labels = np.arange(24.0).reshape(12, 2)
+    values = labels + np.tile([[0.5, -0.5], [-0.5, 0.5]], (6, 1))
+    assert numbers.remarks(METRICS, labels, values, ["stars", "price"]) == []
+    labels[:, 1] = 3
+    values[:, 0] = 0.1
+    assert numbers.remarks(METRICS, labels, values, ["stars", "price"]) == [
+        "pearson, spearman of 'stars' not defined: every prediction of the test rows is 0.1",
+        "r2, pearson, spearman of 'price' not defined: every label of the test rows is 3",
+    ]
+    assert numbers.remarks({"mae": METRICS["mae"]}, labels[:2], values[:2], []) == [
+        "no confidence intervals: of fewer than 10 test rows there are none"
+    ]
 
 
 # ---- intervals -----------------------------------------------------------------------------------

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-from finetune.statistics import calibration, counts, intervals, pairs, ranking
+from finetune.statistics import (
+    average_precision,
+    calibration,
+    counts,
+    intervals,
+    pairs,
+    ranking,
+)
 from finetune.statistics.intervals import Interval
 from finetune.statistics.ranking import Ranked
 from finetune.statistics.resampling import Metrics
@@ -75,6 +82,25 @@ def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
     if area := ranking.mean_roc(probabilities, labels):
         found["roc_area"] = area
     return _plain(found)
+
+
+def remarks(predicted: ScoredRows, metrics: Metrics) -> list[str]:
+    """Return what to know of the metrics: those that are not defined, or have no interval."""
+    classes, said = np.unique(predicted.labels), np.unique(predicted.classes)
+    ranked, others = _parted(metrics)
+    if len(classes) == 1:
+        names = [*ranked]
+        if np.array_equal(classes, said):
+            names += [name for name, each in others.items() if each is counts.quadratic_kappa]
+        one = f"all test rows are of the class '{predicted.names[classes[0]]}'"
+        return [f"{name} is not defined: {one}" for name in names]
+    precision = ranking.METRICS["average_precision"]
+    names = [name for name, each in ranked.items() if each is precision]
+    return [
+        remark
+        for name in names
+        for remark in average_precision.remarks(name, predicted.one_vs_rest)
+    ]
 
 
 def calibrated(predicted: ScoredRows) -> dict[str, Any]:

@@ -22,6 +22,10 @@ from finetune.statistics.intervals import LEVEL, Interval
 
 #: Of a variance below that of rounding there is none.
 _ROUNDING = 1e-12
+#: Rows below which there is no interval: of fewer, some do not hold the truth.
+FEWEST_ROWS = 10
+#: The share of a sum of squares from which on a single row is told.
+_DOMINANT = 0.5
 
 
 @dataclass(frozen=True)
@@ -45,21 +49,24 @@ class Estimate:
         scale: Callable[[np.ndarray], np.ndarray] | None = None,
         inverse: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> Interval:
-        """Return the interval; its ends are NaN where the metric is not defined without some row.
+        """Return the interval; its ends are NaN where the metric is not defined without some row,
+        and of fewer than :data:`FEWEST_ROWS`.
 
         Args:
             scale: On which it is symmetric; as it is if None, or if it is not finite there.
-            inverse: From that scale.
+            inverse: From that scale; no end goes beyond what it returns.
         """
-        value, without, rows = np.asarray(self.value), self.without, len(self.without)
-        if rows < 2 or not np.isfinite(value) or not np.isfinite(without).all():
+        value, without = np.asarray(self.value), self.without
+        if len(without) < FEWEST_ROWS or not np.isfinite(np.append(without, value)).all():
             return Interval(float(value), float("nan"), float("nan"))
-        if scale is not None and inverse is not None:
-            with np.errstate(all="ignore"):
-                scaled, others = scale(value), scale(without)
+        if scale is None or inverse is None:
+            return Interval(float(value), *_sorted(_ends(value, without)))
+        with np.errstate(all="ignore"):
+            scaled, others = scale(value), scale(without)
             if np.isfinite(scaled) and np.isfinite(others).all():
                 return Interval(float(value), *_sorted(inverse(_ends(scaled, others))))
-        return Interval(float(value), *_sorted(_ends(value, without)))
+            bounds = _sorted(inverse(np.array([-np.inf, np.inf])))
+        return Interval(float(value), *_sorted(_ends(value, without).clip(*bounds)))
 
 
 def _ends(value: np.ndarray, without: np.ndarray) -> np.ndarray:
@@ -109,22 +116,17 @@ def r2(labels: np.ndarray, values: np.ndarray) -> Estimate:
     """Return the share of the variance that is explained, 1 - MSE / variance of the labels; below
     0 it is worse than their mean. Not defined of equal labels.
     """
-    error, (_, of_label) = mean_squared_error(labels, values), _with_spread(labels)
+    errors, spread = _sums((values - labels) ** 2), _spread(labels)
     with np.errstate(all="ignore"):
-        value = 1 - error.value / of_label[0] if of_label[0] else float("nan")
-        return Estimate(float(value), 1 - error.without / of_label[1:])
+        found = np.where(spread > 0, 1 - errors / spread, np.nan)
+    return Estimate(float(found[0]), found[1:])
 
 
 def pearson(labels: np.ndarray, values: np.ndarray) -> Estimate:
     """Return the linear correlation; not defined if either is constant."""
-    of_label, of_value = _with_spread(labels), _with_spread(values)
-    (label, label_spread), (value, value_spread) = of_label, of_value
-    counts = _counts(len(labels))
     with np.errstate(all="ignore"):
-        both = _sums(label * value) - _sums(label) * _sums(value) / counts
-        variances = label_spread * value_spread * counts**2
-        found = np.where(variances > 0, both / np.sqrt(variances), np.nan)
-    found = np.clip(found, -1, 1)
+        scale = np.sqrt(_spread(labels)) * np.sqrt(_spread(values))
+        found = np.where(scale > 0, _products(labels, values) / scale, np.nan).clip(-1, 1)
     return Estimate(float(found[0]), found[1:])
 
 
@@ -158,33 +160,60 @@ def _moved(numbers: np.ndarray, slopes: np.ndarray) -> np.ndarray:
     return above[places] / len(numbers)
 
 
-def _counts(rows: int) -> np.ndarray:
-    """Return how many rows there are, and without each: shape ``(1 + rows,)``."""
-    return np.concatenate([[rows], np.full(rows, rows - 1)]).astype(np.float64)
+def _mean(each: np.ndarray) -> Estimate:
+    with np.errstate(all="ignore"):
+        without = _sums(each)[1:] / (len(each) - 1)
+    return Estimate(float(each.mean()), without)
 
 
 def _sums(each: np.ndarray) -> np.ndarray:
-    """Return the sum of the rows, and without each: shape ``(1 + rows,)``."""
-    total = each.sum(keepdims=True)
-    return np.concatenate([total, total - each])
+    """Return the sum of the rows, and without each: shape ``(1 + rows,)``.
+
+    The rows before each are added to those after it: subtracted from the sum of all, a row that is
+    far larger than the others would leave nothing of them.
+    """
+    before, after = (np.cumsum(np.append(0.0, some)) for some in (each, each[::-1]))
+    return np.append(before[-1], before[:-1] + after[-2::-1])
 
 
-def _mean(each: np.ndarray) -> Estimate:
+def _products(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the sum over the rows of the products of what two numbers are off their means, and
+    without each row: shape ``(1 + rows,)``.
+
+    Likewise from the rows before each and those after it (Chan, Golub and LeVeque, American
+    Statistician 37, 1983).
+    """
+    rows = len(one)
+    near = [each - np.median(each) for each in (one, other)]
+    before, after = _running(*near), _running(*(each[::-1] for each in near))
+    counts = np.arange(rows)
+    earlier, later = before[:, :-1], after[:, -2::-1]
+    apart = np.prod(earlier[:2] - later[:2], axis=0) * counts * counts[::-1]
     with np.errstate(all="ignore"):
-        found = np.maximum(0, _sums(each)) / _counts(len(each))
-    return Estimate(float(each.mean()), found[1:])
+        without = earlier[2] + later[2] + apart / np.array(rows - 1)
+    return np.append(before[2, -1], without)
 
 
-def _with_spread(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers without their mean, and their variance, with each row and without it: 0 where
+def _running(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return, of the first rows up to each number of them, the two means, 0 of none, and the sum of
+    the products of what is off them: shape ``(3, 1 + rows)``.
+    """
+    counts = np.arange(1, len(one) + 1)
+    means = np.stack([np.cumsum(np.append(0.0, each)) for each in (one, other)])
+    means[:, 1:] /= counts
+    steps = (one - means[0, :-1]) * (other - means[1, :-1]) * (counts - 1) / counts
+    return np.vstack([means, np.cumsum(np.append(0.0, steps))])
+
+
+def _spread(numbers: np.ndarray) -> np.ndarray:
+    """Return the sum of the squares that numbers are off their mean, and without each row: 0 where
     they are equal but for rounding.
     """
-    centred = numbers - numbers.mean()
-    with np.errstate(all="ignore"):
-        counts = _counts(len(numbers))
-        found = _sums(centred**2) / counts - (_sums(centred) / counts) ** 2
-    largest = float(np.abs(numbers).max(initial=0.0))
-    return centred, np.where(found > _ROUNDING**2 * largest**2, found, 0.0)
+    found, sizes = _products(numbers, numbers), np.abs(numbers)
+    largest = np.full(1 + len(numbers), sizes.max(initial=0.0))
+    if len(numbers) > 1:
+        largest[1 + sizes.argmax()] = np.partition(sizes, -2)[-2]
+    return np.where(found > len(numbers) * (_ROUNDING * largest) ** 2, found, 0.0)
 
 
 #: By the names of the folders in ``metrics/``; in the order that a table has them.
@@ -261,4 +290,52 @@ def differences(
         one, other = (mean(estimates(metric, labels, each)) for each in (first, second))
         if np.isfinite(one.value) and np.isfinite(other.value):
             found[name] = (other - one).interval()
+    return found
+
+
+def remarks(
+    metrics: Mapping[str, Metric], labels: np.ndarray, values: np.ndarray, names: Sequence[str]
+) -> list[str]:
+    """Return what to know of :func:`scores`: metrics that are not defined, those that one row
+    decides, and how few rows there are.
+
+    Args:
+        metrics: By what they are called.
+        labels: Shape ``(rows, targets)``.
+        values: What was predicted, of the same shape.
+        names: Of the targets; none of a single one.
+    """
+    rows, found = len(labels), []
+    if rows < FEWEST_ROWS and metrics:
+        found.append(
+            f"no confidence intervals: of fewer than {FEWEST_ROWS} test rows there are none"
+        )
+    for target, (label, value) in enumerate(zip(labels.T, values.T, strict=True)):
+        named = f" of '{names[target]}'" if names else ""
+        for what, each, modules in (
+            ("label", label, (r2, pearson, spearman)),
+            ("prediction", value, (pearson, spearman)),
+        ):
+            touched = [name for name, metric in metrics.items() if metric.of in modules]
+            if touched and not _spread(each)[0]:
+                found.append(
+                    f"{', '.join(touched)}{named} not defined: every {what} of the test rows is "
+                    f"{each[0]:.6g}"
+                )
+        for what, parts, modules in (
+            (
+                "squared error",
+                (value - label) ** 2,
+                (r2, mean_squared_error, root_mean_squared_error),
+            ),
+            ("variance of the labels", (label - label.mean()) ** 2, (r2, pearson)),
+        ):
+            touched = [name for name, metric in metrics.items() if metric.of in modules]
+            row = int(parts.argmax())
+            if touched and rows >= FEWEST_ROWS and parts[row] > _DOMINANT * parts.sum():
+                found.append(
+                    f"{', '.join(touched)}{named}: one test row (label {label[row]:.6g}, "
+                    f"prediction {value[row]:.6g}) makes up {parts[row] / parts.sum():.0%} of the "
+                    f"{what}, and the confidence intervals say little"
+                )
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from finetune.data import multi_labels, targets
-from finetune.statistics import label_baseline, multi_label
+from finetune.statistics import average_precision, label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import LABEL, PREDICTION, ScoredLabels, probability_of
@@ -200,6 +200,9 @@ class MultiLabel(Task[ScoredLabels]):
         self, first: ScoredLabels, second: ScoredLabels, counted: Metrics
     ) -> dict[str, Any]:
         return multi_label.differences(first, second)
+
+    def remarks(self, rows: ScoredLabels, counted: Metrics) -> list[str]:
+        return average_precision.remarks("average_precision", rows)
 
     def tests(self, rows: Sequence[ScoredLabels]) -> list[McNemar]:
         return [multi_label.test(rows[0], other) for other in rows[1:]]
