@@ -196,6 +196,8 @@ def _judged(
     better: Mapping[str, int],
 ) -> str:
     metric = headline[0]
+    if metric not in gaps or math.isnan(gaps[metric]["value"]):
+        return f"{verbs[None]} {other}: {name(metric)} is not defined."
     sign, gap = _sign(gaps, metric, better), gaps[metric]
     amount = f"{name(metric)} {interval(gap, signed=True)}"
     if sign is None:
@@ -235,9 +237,9 @@ def _sign(
     gaps: Mapping[str, Mapping[str, float]], metric: str, better: Mapping[str, int]
 ) -> int | None:
     """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None of a
-    metric of which it is not known whether more is better.
+    metric of which it is not known whether more is better, and where there is no interval.
     """
-    if metric not in better:
+    if metric not in better or math.isnan(gaps[metric]["low"]):
         return None
     if gaps[metric]["low"] > 0:
         return better[metric]

@@ -211,21 +211,15 @@ class Regression(Task[ScoredNumbers]):
 
     # ---- what predictions are worth --------------------------------------------------------------
 
-    def refuse_metrics(self, scoring: Scoring) -> None:
-        """Refuse metrics of classes, which would round the numbers.
-
-        Raises:
-            UserError: for each of them.
-        """
-        known = [path.stem for path in namesakes.files("metrics")]
-        folders = {name: resampling.module_of(name, each)[0] for name, each in scoring.items()}
-        if mistakes := [
-            f"--metrics {name}: a metric of classes, and the labels are numbers (expected "
+    def unsuited(self, name: str, module: str) -> str:
+        """Return it of metrics of classes, which would round the numbers."""
+        known = (path.stem for path in namesakes.files("metrics"))
+        if module in numbers.METRICS or module not in known:
+            return ""
+        return (
+            "a metric of classes, and the labels are numbers (expected "
             f"{', '.join(numbers.METRICS)})"
-            for name, folder in folders.items()
-            if folder in known and folder not in numbers.METRICS
-        ]:
-            raise UserError(*mistakes)
+        )
 
     def counted(self, scoring: Scoring) -> Metrics:
         found = {name: resampling.module_of(name, each) for name, each in scoring.items()}

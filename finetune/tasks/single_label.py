@@ -29,7 +29,8 @@ from finetune.statistics.scored import (
     probability_of,
 )
 from finetune.tasks import losses, weights
-from finetune.tasks.base import RowLoss, Task, Tell
+from finetune.tasks.base import OF_LABEL_SETS, RowLoss, Task, Tell
+from finetune.tasks.reading import FEWEST_ORDERED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Classes that the start block names.
 _MOST_NAMED = 12
+#: Metrics that count how many classes a prediction is off.
+_OF_AN_ORDER = ("quadratic_kappa", "mean_absolute_error")
 
 
 class SingleLabel(Task[ScoredRows]):
@@ -134,6 +137,20 @@ class SingleLabel(Task[ScoredRows]):
     def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
         predicted = row[PREDICTION]
         return predicted, row[probability_of(predicted)], predicted == row[LABEL]
+
+    def unsuited(self, name: str, module: str) -> str:
+        """Return it of metrics of numbers, of sets of labels, and of an order if there is none."""
+        if name in OF_LABEL_SETS:
+            return f"a metric of rows with any number of labels, and these have one; use {module}"
+        if self.is_ordered or module not in _OF_AN_ORDER:
+            return super().unsuited(name, module)
+        if len(self.labels) < FEWEST_ORDERED:
+            return f"it needs {FEWEST_ORDERED} classes or more in an order; use accuracy"
+        return (
+            f"it needs classes in an order, and {names_of_classes.listed(self.labels)} have none; "
+            "texts: --task ordinal, with --label_order from the lowest to the highest if they are "
+            "names; images: ordered_labels = True in a recipe of your own"
+        )
 
     def counted(self, scoring: Scoring) -> Metrics:
         return {**resampling.of_counts(scoring), **ranking.of_scoring(scoring)}
