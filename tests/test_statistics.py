@@ -625,7 +625,7 @@ def test_temperature_mends_a_model_that_is_too_sure_or_not_sure_enough(sharper: 
     hot = calibration.temperature(np.log(fitted_on[0]), fitted_on[1])
     assert hot is not None
     assert hot == pytest.approx(sharper, rel=0.05)
-    mended = calibration.scaled(judged_on[0], hot)
+    mended = softmax(np.log(judged_on[0]) / hot, axis=1)
     np.testing.assert_array_equal(mended.argmax(axis=1), judged_on[0].argmax(axis=1))
     before, after = (
         calibration.expected_calibration_error(each, judged_on[1])

@@ -66,6 +66,7 @@ class Task(ABC, Generic[S]):
         has_probabilities: Whether a prediction has a probability for each label.
         calibrates: Whether a temperature can mend these.
         bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
+        label_word: What a message calls :attr:`labels`.
         labels: The names of the classes, in the order of their numbers; of the numbers, where a row
             has several; none in a regression of one.
         loss_function: One of :attr:`losses`, or empty for the first.
@@ -81,6 +82,7 @@ class Task(ABC, Generic[S]):
     has_probabilities: ClassVar[bool] = False
     calibrates: ClassVar[bool] = False
     bears_bf16: ClassVar[bool] = False
+    label_word: ClassVar[str] = "labels"
 
     labels: list[str] = field(default_factory=list)
     loss_function: str = ""
@@ -309,6 +311,17 @@ class Task(ABC, Generic[S]):
     def beyond(self, rows: S, baseline: S, counted: Metrics) -> dict[str, Any]:
         """Return the paired differences to a baseline, of the metrics of counts."""
         return {}
+
+    def unlike(self, other: Task[Any]) -> str:
+        """Return what is different in another task, so that their predictions cannot be compared:
+        tasks, or names of labels; empty if they can.
+        """
+        if not (isinstance(self, type(other)) or isinstance(other, type(self))):
+            return f"different tasks: {self.name} and {other.name}"
+        if sorted(self.labels) == sorted(other.labels):
+            return ""
+        names = (", ".join(each.labels) or "a single one" for each in (self, other))
+        return f"different {self.label_word}: {' and '.join(names)}"
 
     @abstractmethod
     def differences(self, first: S, second: S, counted: Metrics) -> dict[str, Any]:

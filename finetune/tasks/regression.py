@@ -39,6 +39,7 @@ class Regression(Task[ScoredNumbers]):
     name = "regression"
     sections = ("predictions", "targets", "training")
     problem_type = "regression"
+    label_word = "targets"
     metrics = {each: {} for each in ("r2", "mae", "rmse", "pearson", "spearman")}
     losses = number_losses.LOSSES
 

@@ -57,6 +57,7 @@ class SingleLabel(Task[ScoredRows]):
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     is_ordered: ClassVar[bool] = False
+    label_word = "classes"
     smooths_labels = has_probabilities = calibrates = bears_bf16 = True
 
     @property
@@ -168,8 +169,7 @@ class SingleLabel(Task[ScoredRows]):
         if temperature is not None:
             found["calibration"]["temperature"] = temperature
         if temperature not in (None, 1.0):
-            probabilities = calibration.scaled(rows.probabilities, temperature)
-            mended = ScoredRows(rows.names, rows.labels, probabilities)
+            mended = ScoredRows.of_outputs(rows.names, rows.labels, rows.outputs, temperature)
             found["calibration"]["after"] = classification.calibrated(mended)
         return found
 
