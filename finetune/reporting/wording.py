@@ -26,6 +26,7 @@ _WORDS = {
     "within_one": "within one class",
 }
 _AVERAGES = ("macro", "micro", "weighted", "samples")
+_HUGE = 1e9
 
 
 def speed(found: Mapping[str, Any]) -> str:
@@ -45,13 +46,13 @@ def speed(found: Mapping[str, Any]) -> str:
 
 
 def score(value: float, signed: bool = False, digits: int | None = None) -> str:
-    """Return a score with that many digits after the point; without a number four, or four in all
-    where the value is large.
+    """Return a score with that many digits after the point; without a number four. A large value
+    has four in all then, and a huge one always.
     """
     if math.isnan(value):
         return "undefined"
     text = f"{value:.4f}" if abs(value) < 1000 else f"{value:,.4g}"
-    if digits is not None:
+    if digits is not None and abs(value) < _HUGE:
         text = f"{value:,.{digits}f}"
     return f"+{text}" if signed and value > 0 else text.replace("-", "\N{MINUS SIGN}")
 
