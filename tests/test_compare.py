@@ -218,6 +218,25 @@ def test_several_labels_in_another_order_are_compared_by_their_names(tmp_path: P
     assert len(found.disagreements) == 0
 
 
+def test_a_difference_without_an_interval_is_no_verdict(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    rows, runs = [[number % 3] for number in range(40)], []
+    for name in ("first", "second"):
+        task, outputs = MultiLabel(labels=["a", "b", "c"]), generator.normal(size=(40, 3))
+        runs.append(run := written(tmp_path / name, task, rows, outputs))
+        arguments = {"metric_for_best_model": "average_precision"}
+        dataclasses.replace(run.manifest, arguments=arguments).write(run.path)
+    (told,) = runs[0].statistics.notes
+    assert told.startswith("average_precision has no confidence interval: fewer than 20 test rows")
+    found = compare(runs)
+    gap = found.differences[0]["average_precision"]["value"]
+    first, second = (run.path for run in runs)
+    shown = f"{gap:+.4f}".replace("-", "\N{MINUS SIGN}")
+    assert found.verdicts[0].startswith(
+        f"Difference of {second} to {first}: average precision {shown}. McNemar's"
+    )
+
+
 @pytest.mark.parametrize("name", ["r2", "pearson"])
 def test_a_metric_that_is_not_defined_decides_nothing(name: str, tmp_path: Path) -> None:
     outputs = np.random.default_rng(2).normal(size=(40, 1))

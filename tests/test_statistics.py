@@ -1,5 +1,6 @@
 """Intervals that hold the truth as often as they say, and scores that are those of scikit-learn."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from finetune.statistics import (
 from finetune.statistics.resampling import Budget
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks.assessment import Assessment
+from finetune.tasks.ordinal import Ordinal
 from finetune.tasks.single_label import SingleLabel
 
 METRICS: dict[str, list[dict[str, Any]]] = {
@@ -506,6 +508,38 @@ def test_rankings_are_those_of_the_local_metrics_and_need_no_resample(
         if not np.isnan(value):
             assert found[name]["low"] < value < found[name]["high"]
             assert gaps[name]["low"] < gaps[name]["value"] < gaps[name]["high"]
+
+
+def test_where_one_class_occurs_what_is_not_defined_is_told() -> None:
+    """Kappa was 0, from 0 to 0, of predictions that are all right."""
+    arguments: dict[str, dict[str, Any]] = {
+        "accuracy": {},
+        "quadratic_kappa": {},
+        "roc_auc": {},
+        "average_precision": {},
+    }
+    outputs, labels = np.eye(3)[np.ones(30, dtype=int)], np.ones(30, dtype=int)
+    compute, task = scoring.Scoring(**arguments), Ordinal(labels=list("abc"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Assessment(
+            task=task, outputs=outputs, labels=labels, scoring=arguments, compute=compute
+        ).statistics()
+    undefined = ["roc_auc", "average_precision", "quadratic_kappa"]
+    assert found["notes"] == [
+        f"{name} is not defined: all test rows are of the class 'b'" for name in undefined
+    ]
+    values = compute(EvalPrediction(outputs, labels), task)
+    for name in undefined:
+        assert np.isnan([*found["metrics"][name].values(), values[name]]).all()
+    assert np.isnan(found["ordered"]["quadratic_kappa"]["value"])
+    assert found["metrics"]["accuracy"]["value"] == 1
+    outputs[3, 2] = 2  # it is 0 by chance then
+    assessed = Assessment(
+        task=task, outputs=outputs, labels=labels, scoring=arguments, compute=compute
+    )
+    assert assessed.statistics()["metrics"]["quadratic_kappa"]["value"] == 0
+    assert len(assessed.statistics()["notes"]) == 2
 
 
 class Clock:
