@@ -64,7 +64,7 @@ def assess(
     metric = str(run.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
     best = task.threshold(chosen_on.rows, assessment.rows, metric, recipe.known_scoring)
     thresholds = task.thresholds_of(after) if after else None
-    statistics = Statistics(**found, beyond={}, threshold=best, thresholds=thresholds)
+    statistics = replace(_statistics(found, assessment), threshold=best, thresholds=thresholds)
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
     run.update(temperature=temperature)
@@ -123,13 +123,25 @@ def assess_again(run: Run) -> None:
         scoring=manifest.scoring,
         compute=without_counted(run.compute_metrics, manifest.scoring, task),
     )
-    statistics = Statistics(**assessment.statistics(manifest.temperature), beyond={})
+    statistics = _statistics(assessment.statistics(manifest.temperature), assessment)
     lacking = " and no temperature" if task.calibrates and not manifest.temperature else ""
     statistics.notes.append(
         "computed from predictions.parquet after the run had ended without statistics: there are "
         f"no baselines{lacking}"
     )
     replace(run.metrics, statistics=statistics).write(run.path)
+
+
+def _statistics(found: dict[str, Any], assessment: Assessment) -> Statistics:
+    statistics = Statistics(**found, beyond={})
+    if own := assessment.own:
+        budget = assessment.budget
+        if own.cut_short:
+            statistics.notes.append(
+                f"the confidence intervals of {', '.join(own.names)} rest on {len(own.drawn):,} "
+                f"resamples of the test rows, what {budget.seconds:g} seconds allow"
+            )
+    return statistics
 
 
 def _with_baselines(

@@ -237,8 +237,8 @@ def _worse(
 def _sign(
     gaps: Mapping[str, Mapping[str, float]], metric: str, better: Mapping[str, int]
 ) -> int | None:
-    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None of a
-    metric of which it is not known whether more is better, and where there is no interval.
+    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None where
+    there is none, and of a metric of which it is not known whether more is better.
     """
     if metric not in better or math.isnan(gaps[metric]["low"]):
         return None

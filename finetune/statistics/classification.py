@@ -52,6 +52,7 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
         "top_k": _top_k(predicted),
         "calibration": calibrated(predicted),
         "coverage": _coverage(predicted),
+        "notes": remarks(predicted, metrics),
     }
     if ordered and len(predicted.names) > 2:
         graded = {

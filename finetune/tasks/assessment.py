@@ -58,16 +58,8 @@ class Assessment:
         """
         counted = self.task.counted(self.scoring)
         found = self.task.statistics(self.rows, counted, temperature)
-        own, notes = {}, self.task.remarks(self.rows, counted)
-        if self.own:
-            own = self.own.metrics()
-            if self.own.cut_short:
-                notes.append(
-                    f"the confidence intervals of {', '.join(self.own.names)} rest on "
-                    f"{len(self.own.drawn):,} resamples of the test rows, what "
-                    f"{self.budget.seconds:g} seconds allow"
-                )
-        return {**found, "metrics": {**own, **found["metrics"]}, "notes": notes}
+        own = self.own.metrics() if self.own else {}
+        return {**found, "metrics": {**own, **found["metrics"]}}
 
     def beyond(self, baseline: np.ndarray) -> dict[str, Any]:
         """Return the difference of each metric to a baseline, whose outputs are those of a model:

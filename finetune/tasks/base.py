@@ -304,10 +304,6 @@ class Task(ABC, Generic[S]):
         ``metrics`` are :meth:`scores`.
         """
 
-    def remarks(self, rows: S, counted: Metrics) -> list[str]:
-        """Return what to know of these metrics: which are not defined, or have no interval."""
-        return []
-
     def beyond(self, rows: S, baseline: S, counted: Metrics) -> dict[str, Any]:
         """Return the paired differences to a baseline, of the metrics of counts."""
         return {}

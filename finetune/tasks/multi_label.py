@@ -189,7 +189,8 @@ class MultiLabel(Task[ScoredLabels]):
     def statistics(
         self, rows: ScoredLabels, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        return multi_label.of(rows)
+        notes = average_precision.remarks("average_precision", rows)
+        return {**multi_label.of(rows), "notes": notes}
 
     def beyond(
         self, rows: ScoredLabels, baseline: ScoredLabels, counted: Metrics
@@ -200,9 +201,6 @@ class MultiLabel(Task[ScoredLabels]):
         self, first: ScoredLabels, second: ScoredLabels, counted: Metrics
     ) -> dict[str, Any]:
         return multi_label.differences(first, second)
-
-    def remarks(self, rows: ScoredLabels, counted: Metrics) -> list[str]:
-        return average_precision.remarks("average_precision", rows)
 
     def tests(self, rows: Sequence[ScoredLabels]) -> list[McNemar]:
         return [multi_label.test(rows[0], other) for other in rows[1:]]

@@ -234,13 +234,11 @@ class Regression(Task[ScoredNumbers]):
         found = numbers.scores(counted, rows.targets, rows.outputs)
         return {name: asdict(each) for name, each in found.items()}
 
-    def remarks(self, rows: ScoredNumbers, counted: Metrics) -> list[str]:
-        return numbers.remarks(counted, rows.targets, rows.outputs, self.labels)
-
     def statistics(
         self, rows: ScoredNumbers, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
         found: dict[str, Any] = {"rows": len(rows), "metrics": self.scores(rows, counted)}
+        found["notes"] = numbers.remarks(counted, rows.targets, rows.outputs, self.labels)
         if self.labels:
             each = numbers.of_targets(counted, rows.targets, rows.outputs)
             found["targets"] = {

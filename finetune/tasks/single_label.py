@@ -159,9 +159,6 @@ class SingleLabel(Task[ScoredRows]):
     def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
         return classification.scores(rows, counted)
 
-    def remarks(self, rows: ScoredRows, counted: Metrics) -> list[str]:
-        return classification.remarks(rows, counted)
-
     def statistics(
         self, rows: ScoredRows, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
