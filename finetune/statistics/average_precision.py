@@ -9,13 +9,13 @@ intervals lie around the value without that bias.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import expit, logit
 from scipy.stats import norm, t
 
+from finetune.data import labels
 from finetune.statistics import intervals
 from finetune.statistics.counts import divide
 from finetune.statistics.intervals import LEVEL, UNDEFINED, Interval
@@ -26,7 +26,6 @@ from finetune.statistics.scored import ScoredLabels
 FEWEST_ROWS = 20
 _UPPER = (1 + LEVEL) / 2
 _TINY = 1e-9
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -106,21 +105,15 @@ def remarks(name: str, rows: ScoredLabels) -> list[str]:
     if not left.all():
         found.append(
             f"{name} is the mean over {int(left.sum()):,} of {len(left):,} labels: every test row, "
-            f"or none, has {_listed(rows.names, ~left)}"
+            f"or none, has {labels.listed([*np.array(rows.names)[~left]])}"
         )
     few = left & (np.minimum(counts, len(rows) - counts) < FEWEST_ROWS)
     if few.any():
         found.append(
             f"{name} has no confidence interval: fewer than {FEWEST_ROWS} test rows have, or have "
-            f"not, {_listed(rows.names, few)}"
+            f"not, {labels.listed([*np.array(rows.names)[few]])}"
         )
     return found
-
-
-def _listed(names: Sequence[str], chosen: np.ndarray) -> str:
-    quoted = [f"'{name}'" for name, each in zip(names, chosen, strict=True) if each]
-    more = f" and {len(quoted) - _MOST_NAMED:,} more" if len(quoted) > _MOST_NAMED else ""
-    return ", ".join(quoted[:_MOST_NAMED]) + more
 
 
 def jackknife(scores: np.ndarray, has: np.ndarray) -> Jackknife:
