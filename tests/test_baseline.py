@@ -5,38 +5,47 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.pipeline import make_pipeline
+from transformers import EvalPrediction
 
+from finetune.recipe.scoring import Scoring
 from finetune.statistics import baseline
 from finetune.statistics.baseline import bag_of_words, majority
 from finetune.tasks import kinds
 
 
 def test_majority_is_the_most_frequent_class_of_training() -> None:
-    assert majority([2, 0, 2, 1], 3).tolist() == [2, 2, 2]
+    found = majority([2, 0, 2, 1], 4, rows=3)
+    assert found.argmax(axis=1).tolist() == [2, 2, 2]
+    assert np.exp(found[0]).tolist() == pytest.approx([0.25, 0.25, 0.5, 0])
 
 
 def test_bag_of_words_learns_words() -> None:
     train = [f"place {number} was {('dull', 'lovely')[number % 2]}" for number in range(40)]
-    fitted = bag_of_words(train, [number % 2 for number in range(40)], ["lovely", "dull"], seed=0)
+    labels = [number % 2 for number in range(40)]
+    fitted = bag_of_words(train, labels, ["lovely", "dull"], seed=0, classes=2)
     assert fitted is not None
     predicted, limits = fitted
-    assert predicted.tolist() == [1, 0]
+    assert predicted.argmax(axis=1).tolist() == [1, 0]
     assert limits == []
 
 
 def test_bag_of_words_of_a_large_set_is_fitted_on_a_share() -> None:
     train = [f"{('dull', 'lovely')[number % 2]} thing" for number in range(100)]
-    fitted = bag_of_words(train, np.arange(100) % 2, ["lovely"], seed=0, most_rows=30)
+    fitted = bag_of_words(train, np.arange(100) % 2, ["lovely"], seed=0, most_rows=30, classes=2)
     assert fitted is not None
     assert fitted[1] == ["30 rows"]
 
 
 def test_bag_of_words_of_many_terms_keeps_the_most_frequent() -> None:
     train = [f"{('dull', 'lovely')[number % 2]} thing number{number}" for number in range(100)]
-    fitted = bag_of_words(train, np.arange(100) % 2, ["lovely", "dull"], seed=0, most_terms=5)
+    labels, texts = np.arange(100) % 2, ["lovely", "dull"]
+    fitted = bag_of_words(train, labels, texts, seed=0, most_terms=5, classes=2)
     assert fitted is not None
-    assert fitted[0].tolist() == [1, 0]
+    assert fitted[0].argmax(axis=1).tolist() == [1, 0]
     assert fitted[1] == ["5 terms"]
 
 
@@ -80,4 +89,41 @@ def test_a_bag_of_words_that_fails_is_noted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_texts_without_words_have_no_bag_of_words() -> None:
-    assert bag_of_words(["A C G T", "T G C A"], [0, 1], ["A A"], seed=0) is None
+    assert bag_of_words(["A C G T", "T G C A"], [0, 1], ["A A"], seed=0, classes=2) is None
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_probabilities_are_those_of_scikit_learn(classes: int) -> None:
+    """The last of four classes has no row of training."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(min(classes, 3), size=150)
+    words = [["dull", "fair", "lovely"][each] for each in (labels + (labels > 5)) % 3]
+    others = generator.choice(["one", "two", "dull", "lovely"], size=150)
+    texts = [f"{word} {other}" for word, other in zip(words, others, strict=True)]
+    fitted = bag_of_words(texts, labels, texts, seed=0, classes=classes)
+    assert fitted is not None
+    pipeline = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
+        LogisticRegression(C=10, max_iter=1000),
+    ).fit(texts, labels)
+    expected = pipeline.predict_proba(texts)
+    np.testing.assert_allclose(np.exp(fitted[0][:, : expected.shape[1]]), expected, atol=1e-3)
+    assert np.exp(fitted[0]).sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_baselines_are_ranked_by_their_probabilities() -> None:
+    """By their hard decisions they would be ranked lower."""
+    generator = np.random.default_rng(1)
+    labels = generator.integers(2, size=400)
+    counts = generator.poisson(1 + 2 * np.stack([1 - labels, labels]))
+    texts = [f"{'dull ' * no}{'lovely ' * yes}thing" for no, yes in counts.T]
+    features = Features(text=Value("string"), label=ClassLabel(names=["bad", "good"]))
+    table = Dataset.from_dict({"text": texts, "label": labels.tolist()}, features=features)
+    rows = DatasetDict(train=table.select(range(200)), test=table.select(range(200, 400)))
+    outputs = of(rows, "ranked", pytest.fail)["TF-IDF + logistic regression"]
+    scoring = Scoring(roc_auc={}, average_precision={})
+    found = scoring(EvalPrediction(predictions=outputs, label_ids=labels[200:]))
+    decided = (outputs.argmax(axis=1) == 1).astype(float)
+    assert found["roc_auc"] == roc_auc_score(labels[200:], outputs[:, 1] - outputs[:, 0])
+    assert found["roc_auc"] > roc_auc_score(labels[200:], decided) + 0.02
+    assert found["average_precision"] > average_precision_score(labels[200:], decided) + 0.02

@@ -2,16 +2,28 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import sklearn.metrics
+from datasets import Dataset, Features, Value
 
 import finetune
 from finetune import Run, UserError, cli
 from finetune.pipeline.compare import compare
+from finetune.recipe.scoring import Scoring
 from finetune.reporting import curves
+from finetune.runs import predictions
+from finetune.tasks.assessment import Assessment
+from finetune.tasks.base import Task
+from finetune.tasks.multi_label import MultiLabel
+from finetune.tasks.ordinal import Ordinal
+from finetune.tasks.regression import Regression
+from finetune.tasks.single_label import SingleLabel
+from finetune.training.manifest import Metrics, Statistics
 from tests.conftest import ROOT
-from tests.runs import write_run
+from tests.runs import trained, write_run
 from tests.test_report import Page
 
 
@@ -110,6 +122,136 @@ def test_other_rows_are_refused(runs: list[Run], tmp_path: Path) -> None:
     named = write_run(tmp_path / "named", rows=400, names=("a", "b"))
     with pytest.raises(UserError, match="have different classes: bad, good and a, b"):
         compare([runs[0], named])
+
+
+@pytest.mark.parametrize("kind", [str, Path, Run])
+def test_a_single_run_is_not_read_letter_by_letter(runs: list[Run], kind: Any) -> None:
+    with pytest.raises(UserError) as refused:
+        compare(kind(runs[0].path))
+    assert str(refused.value) == (
+        f"compare: expected a list of two runs or more, found '{runs[0].path}'"
+    )
+
+
+def written(directory: Path, task: Task[Any], labels: Any, outputs: Any) -> Run:
+    """A run of any task, whose label is that of 40 rows."""
+    table = Dataset.from_dict(
+        {"id": range(40), "text": [f"row {n}" for n in range(40)], "label": labels},
+        features=Features(id=Value("int64"), text=Value("string"), label=task.feature),
+    )
+    scoring = dict(task.metrics)
+    dataclasses.replace(
+        trained().manifest,
+        labels=task.labels,
+        task=task.name,
+        task_facts=task.facts,
+        scoring=scoring,
+        arguments={"metric_for_best_model": next(iter(scoring))},
+    ).write(directory)
+    predictions.write(directory, task, table, outputs)
+    assessment = Assessment(
+        task=task,
+        outputs=outputs,
+        labels=task.targets(table["label"][:]),
+        scoring=scoring,
+        compute=lambda rows: Scoring(**scoring)(rows, task),
+    )
+    statistics = Statistics(**assessment.statistics(), beyond={})
+    scores = {name: statistics.metrics[name]["value"] for name in scoring}
+    Metrics(validation=scores, test={"loss": 1.0, **scores}, statistics=statistics).write(directory)
+    return Run(directory)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    numbers, outputs = generator.normal(size=(40, 2)), generator.normal(size=(40, 3))
+    classes, names = generator.integers(3, size=40).tolist(), ["low", "middle", "high"]
+
+    def number(name: str, labels: Any, of: tuple[str, ...] = ()) -> Run:
+        task, width = Regression(labels=list(of)), max(1, len(of))
+        return written(tmp_path / name, task, labels.tolist(), outputs[:, :width])
+
+    stars, words = (number(name, each) for name, each in zip("ab", numbers.T, strict=True))
+    both = number("both", numbers, ("stars", "words"))
+    swapped = number("swapped", numbers[:, ::-1], ("words", "stars"))
+    changed = number("changed", numbers + (np.arange(40) == 7)[:, None], ("stars", "words"))
+    others = number("others", numbers, ("stars", "price"))
+    up = written(tmp_path / "up", Ordinal(labels=names), classes, outputs)
+    down = written(
+        tmp_path / "down",
+        Ordinal(labels=names[::-1]),
+        [2 - each for each in classes],
+        outputs[:, ::-1],
+    )
+    single = written(tmp_path / "single", SingleLabel(labels=names), classes, outputs)
+    has = [[each] for each in classes]
+    sets = written(tmp_path / "sets", MultiLabel(labels=names), has, outputs)
+
+    for first, second, said in (
+        (stars, words, "different labels for 40 of the same 40 test rows: compare runs with the"),
+        (both, changed, "different labels for 1 of the same 40 test rows"),
+        (both, others, "different targets: stars, words and stars, price"),
+        (stars, both, "different targets: a single one and stars, words"),
+        (up, down, "another order: low, middle, high and high, middle, low"),
+        (single, sets, "different tasks: single_label and multi_label"),
+        (stars, up, "different tasks: regression and ordinal"),
+    ):
+        with pytest.raises(UserError) as refused:
+            compare([first, second])
+        assert str(refused.value).startswith(f"{first.path} and {second.path} have {said}")
+
+    for first, second in ((both, swapped), (single, up), (up, single)):
+        gaps = compare([first, second]).differences[0]
+        assert {"r2", "mae"} <= gaps.keys() or gaps["accuracy"]["value"] == 0
+    assert compare([both, swapped]).differences[0]["rmse"]["value"] != 0
+
+
+def test_several_labels_in_another_order_are_compared_by_their_names(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    has, outputs = generator.random((40, 3)) < 0.5, generator.normal(size=(40, 3))
+    names, rows = ["a", "b", "c"], [np.flatnonzero(each).tolist() for each in has]
+    first = written(tmp_path / "first", MultiLabel(labels=names), rows, outputs)
+    turned = [np.flatnonzero(each).tolist() for each in has[:, ::-1]]
+    second = written(tmp_path / "x", MultiLabel(labels=names[::-1]), turned, outputs[:, ::-1])
+    found = compare([first, second])
+    assert all(each["value"] == pytest.approx(0) for each in found.differences[0].values())
+    assert len(found.disagreements) == 0
+
+
+def test_a_difference_without_an_interval_is_no_verdict(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    rows, runs = [[number % 3] for number in range(40)], []
+    for name in ("first", "second"):
+        task, outputs = MultiLabel(labels=["a", "b", "c"]), generator.normal(size=(40, 3))
+        runs.append(run := written(tmp_path / name, task, rows, outputs))
+        arguments = {"metric_for_best_model": "average_precision"}
+        dataclasses.replace(run.manifest, arguments=arguments).write(run.path)
+    (told,) = runs[0].statistics.notes
+    assert told.startswith("average_precision has no confidence interval: fewer than 20 test rows")
+    found = compare(runs)
+    gap = found.differences[0]["average_precision"]["value"]
+    first, second = (run.path for run in runs)
+    shown = f"{gap:+.4f}".replace("-", "\N{MINUS SIGN}")
+    assert found.verdicts[0].startswith(
+        f"Difference of {second} to {first}: average precision {shown}. McNemar's"
+    )
+
+
+@pytest.mark.parametrize("name", ["r2", "pearson"])
+def test_a_metric_that_is_not_defined_decides_nothing(name: str, tmp_path: Path) -> None:
+    outputs = np.random.default_rng(2).normal(size=(40, 1))
+    labels = [1.0] * 40 if name == "r2" else np.arange(40.0).tolist()
+    runs = [
+        written(tmp_path / "first", Regression(), labels, outputs),
+        written(tmp_path / "second", Regression(), labels, 0 * outputs),
+    ]
+    for run in runs:
+        arguments = {"metric_for_best_model": name}
+        dataclasses.replace(run.manifest, arguments=arguments).write(run.path)
+    found = compare(runs)
+    first, second = (run.path for run in runs)
+    said = "R²" if name == "r2" else "Pearson correlation"
+    assert found.verdicts == [f"Difference of {second} to {first}: {said} is not defined."]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.metrics
 import yaml
 from transformers import EvalPrediction
 
@@ -340,6 +341,45 @@ def test_paths_that_lead_nowhere_and_names_that_collide(place: Path) -> None:
 def test_metrics_of_numbers_are_not_those_of_classes(name: str, task: str) -> None:
     with pytest.raises(UserError, match=f"--metrics {name}: a metric of numbers, and the labels"):
         TASKS[task].refuse_metrics({name: {}})
+
+
+@pytest.mark.parametrize("name", ["quadratic_kappa", "mean_absolute_error"])
+def test_metrics_of_an_order_need_one(name: str) -> None:
+    with pytest.raises(UserError) as refused:
+        TASKS["many"].refuse_metrics({name: {}, "accuracy": {}, "kappa": {"module": name}})
+    first, second = str(refused.value).splitlines()
+    assert first.startswith(
+        f"--metrics {name}: it needs classes in an order, and 'class 0', 'class 1', 'class 2', "
+        "'class 3', 'class 4' and 2 more have none; texts: --task ordinal, with --label_order"
+    )
+    assert second.startswith("--metrics kappa: it needs classes in an order")
+    with pytest.raises(UserError, match=f"{name}: it needs 3 classes or more in an order; use"):
+        TASKS["two"].refuse_metrics({name: {}})
+    TASKS["ordinal"].refuse_metrics({name: {}})
+    with pytest.raises(UserError, match=f"{name}: a metric of classes, and the labels are numbers"):
+        TASKS["number"].refuse_metrics({name: {}})
+
+
+def test_metrics_of_label_sets_are_those_of_several_labels() -> None:
+    told = Scoring.of_names("subset_accuracy,f1_samples")
+    task = TASKS["labels"]
+    task.refuse_metrics(told.arguments)
+    assert told.names(task) == ["subset_accuracy", "f1_samples"]
+    outputs, has = task.made_up()
+    has = np.roll(has, 1, axis=1)
+    found = told(EvalPrediction(outputs, has), task)
+    given = task.decided(outputs)
+    assert found["subset_accuracy"] == sklearn.metrics.accuracy_score(has, given)
+    assert found["f1_samples"] == sklearn.metrics.f1_score(has, given, average="samples")
+    for name, instead in (("subset_accuracy", "accuracy"), ("f1_samples", "f1")):
+        with pytest.raises(UserError) as refused:
+            TASKS["two"].refuse_metrics({name: told.arguments[name]})
+        assert str(refused.value) == (
+            f"--metrics {name}: a metric of rows with any number of labels, and these have one; "
+            f"use {instead}"
+        )
+        with pytest.raises(UserError, match="a metric of classes, and the labels are numbers"):
+            TASKS["numbers"].refuse_metrics({name: told.arguments[name]})
 
 
 def test_a_metric_of_the_toolkit_that_is_not_of_the_task_is_refused_before_training() -> None:

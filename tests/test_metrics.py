@@ -27,7 +27,7 @@ DECIDED = [name for name in METRICS if name not in RANKED]
 
 
 def cohen_kappa_score(references: Any, predictions: Any, **options: Any) -> float:
-    """Quadratic, of all classes between the first and the last; 0 where it is undefined."""
+    """Quadratic, of all classes between the first and the last; NaN where it is undefined."""
     classes = range(min(*references, *predictions), max(*references, *predictions) + 1)
     return float(
         sklearn.metrics.cohen_kappa_score(
@@ -35,7 +35,6 @@ def cohen_kappa_score(references: Any, predictions: Any, **options: Any) -> floa
             predictions,
             labels=classes,
             weights="quadratic",
-            replace_undefined_by=0.0,
             **options,
         )
     )

@@ -18,6 +18,7 @@ from sklearn.metrics import (
     log_loss,
 )
 
+from finetune.recipe import scoring
 from finetune.statistics import average_precision, multi_label
 from finetune.statistics.scored import ScoredLabels
 
@@ -69,12 +70,13 @@ def truth(kind: Callable[[int, int], Found]) -> Mapping[str, float]:
 
 
 def coverage(kind: Callable[[int, int], Found], repeats: int) -> dict[str, float]:
-    """Return the share of simulations in which each interval holds the truth."""
-    inside = dict.fromkeys(truth(kind), 0)
+    """Return in which share of the simulations that have an interval it holds the truth."""
+    inside: dict[str, list[bool]] = {name: [] for name in truth(kind)}
     for seed in range(repeats):
         for name, each in kind(ROWS, seed).items():
-            inside[name] += each["low"] <= truth(kind)[name] <= each["high"]
-    return {name: count / repeats for name, count in inside.items()}
+            if not np.isnan(each["low"]):
+                inside[name].append(each["low"] <= truth(kind)[name] <= each["high"])
+    return {name: float(np.mean(each)) for name, each in inside.items()}
 
 
 @pytest.mark.slow
@@ -103,6 +105,29 @@ def test_the_only_row_of_a_label_is_never_left_out() -> None:
     scores, has = np.array([0.9, 0.8, 0.1]), np.array([False, True, False])
     found = average_precision.jackknife(scores, has)
     assert found.without.tolist() == [1.0, 0.5, 0.5]
+
+
+def test_labels_that_every_row_has_or_none_are_left_out_of_the_mean_everywhere() -> None:
+    """As the local metric has it; of two labels that are left the mean was half as far from 1."""
+    one, other = drawn(ROWS, 0)
+    for has in (one.labels, other.labels):  # of both models
+        has[:, 0], has[:, 1] = True, False
+    for rows in (one, other):
+        given = {"prediction_scores": rows.probabilities, "references": rows.labels.astype(int)}
+        module = scoring.load("average_precision", "multilabel").compute(**given)
+        expected = average_precision_score(rows.labels[:, 2:], rows.probabilities[:, 2:])
+        assert module["average_precision"] == pytest.approx(expected)
+        assert average_precision.mean(rows).value == pytest.approx(expected)
+        assert multi_label.scores(rows)["average_precision"]["value"] == pytest.approx(expected)
+    gap = average_precision.difference(one, other).value
+    assert gap == pytest.approx(
+        average_precision.mean(other).value - average_precision.mean(one).value
+    )
+    for has in (one.labels, other.labels):
+        has[:, 2:] = False
+    assert np.isnan(average_precision.mean(one).value)
+    assert np.isnan(multi_label.scores(one)["average_precision"]["value"])
+    assert np.isnan(multi_label.differences(one, other)["average_precision"]["value"])
 
 
 def test_a_perfect_order_has_an_interval_too() -> None:
@@ -135,6 +160,75 @@ def test_the_interval_of_a_label_holds_the_truth(prevalence: float, apart: float
     assert 0.93 <= precisions(prevalence, apart, 2000) <= 0.97
 
 
+def means(rows: int, prevalences: tuple[float, ...], apart: float, repeats: int) -> list[float]:
+    """Return how often the intervals of a mean average precision, and of a difference, hold the
+    truth where they are given, and how often they are.
+    """
+    generator = np.random.default_rng(0)
+
+    def both(rows: int) -> list[ScoredLabels]:
+        has = generator.random((rows, len(prevalences))) < prevalences
+        common, own, more = generator.normal(size=(3, *has.shape))
+        logits = apart * has + (common[:, :1] / 2 + own) / np.sqrt(1.25)
+        others = logits + 0.3 * has + 0.4 * more
+        names = [str(number) for number in range(len(prevalences))]
+        return [ScoredLabels(names, has, expit(each)) for each in (logits, others)]
+
+    def value(rows: ScoredLabels) -> float:
+        return average_precision.mean(rows).value
+
+    large = [both(40_000) for _ in range(8)]
+    true = np.mean([value(first) for first, _ in large])
+    gap = np.mean([value(second) - value(first) for first, second in large])
+    found = []
+    for first, second in (both(rows) for _ in range(repeats)):
+        each, more = average_precision.mean(first), average_precision.difference(first, second)
+        assert (
+            np.isnan(each.low)
+            == np.isnan(more.low)
+            == bool(average_precision.remarks("average_precision", first))
+        )
+        if not np.isnan(each.low):
+            found.append([each.low <= true <= each.high, more.low <= gap <= more.high])
+    return [*np.mean(found, axis=0).tolist(), len(found) / repeats]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "prevalences"), [(440, (0.3, 0.3, 0.3, 0.05)), (600, (0.05,) * 8), (220, (0.9, 0.5))]
+)
+@pytest.mark.parametrize("apart", [1.0, 2.0, 3.0])
+def test_the_interval_of_a_mean_over_labels_holds_the_truth(
+    rows: int, prevalences: tuple[float, ...], apart: float
+) -> None:
+    """With 20 to 30 rows of the rarest label, for average precisions of 0.17 to 0.97."""
+    of_one, of_two, _ = means(rows, prevalences, apart, 2000)
+    assert 0.93 <= of_one <= 0.98
+    assert 0.93 <= of_two <= 0.99
+
+
+def test_the_interval_of_a_mean_over_labels_is_withheld_of_few_rows() -> None:
+    of_one, of_two, share = means(400, (0.3, 0.3, 0.05), 2.0, 60)
+    assert min(of_one, of_two) > 0.85
+    assert 0.3 < share < 0.8
+    generator = np.random.default_rng(3)
+    has = generator.random((200, 3)) < [0.5, 0.96, 0.5]
+    has[0] = True
+    rows = ScoredLabels(["a", "b", "c"], has, generator.random((200, 3)))
+    assert average_precision.remarks("mean precision", rows) == [
+        "mean precision has no confidence interval: fewer than 20 test rows have, or have not, 'b'"
+    ]
+    has[:, 1:] = True
+    assert average_precision.remarks("it", rows) == [
+        "it is the mean over 1 of 3 labels: every test row, or none, has 'b', 'c'"
+    ]
+    assert average_precision.mean(rows).low < average_precision.mean(rows).high
+    has[:] = False
+    assert average_precision.remarks("it", rows) == [
+        "it is not defined: no label is that of some test rows and not of others"
+    ]
+
+
 def test_the_interval_of_a_label_holds_it_often_enough() -> None:
     assert 0.9 <= precisions(0.05, 2.0, 300) <= 0.99
 
@@ -152,4 +246,4 @@ def test_values_are_those_of_scikit_learn(seed: int) -> None:
     )
     for name, each in of_two(ROWS, seed).items():
         assert each["value"] == pytest.approx(better[name] - expected[name])
-        assert each["low"] <= each["value"] <= each["high"]
+        assert np.isnan(each["low"]) or each["low"] <= each["value"] <= each["high"]

@@ -1,5 +1,6 @@
 """Intervals that hold the truth as often as they say, and scores that are those of scikit-learn."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 from scipy.special import expit, softmax
+from transformers import EvalPrediction
 
 from finetune.recipe import scoring
 from finetune.statistics import (
@@ -21,6 +23,7 @@ from finetune.statistics import (
 from finetune.statistics.resampling import Budget
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks.assessment import Assessment
+from finetune.tasks.ordinal import Ordinal
 from finetune.tasks.single_label import SingleLabel
 
 METRICS: dict[str, list[dict[str, Any]]] = {
@@ -479,6 +482,66 @@ def test_a_metric_with_unusual_arguments_has_an_interval_beside_the_others() -> 
     assert gap["accuracy"]["low"] < gap["accuracy"]["value"] < gap["accuracy"]["high"]
 
 
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rankings_are_those_of_the_local_metrics_and_need_no_resample(
+    classes: int, absent: bool
+) -> None:
+    probabilities, labels = probabilities_of(300, classes, seed=1)
+    if absent:  # the rows of a class, or of all but one
+        probabilities, labels = (each[labels > 0] for each in (probabilities, labels))
+    arguments: dict[str, dict[str, Any]] = {"roc_auc": {}, "average_precision": {}}
+    compute = scoring.Scoring(**arguments)
+    task = SingleLabel(labels=list("abc")[:classes])
+    assessed = Assessment(
+        task=task, outputs=np.log(probabilities), labels=labels, scoring=arguments, compute=compute
+    )
+    assert assessed.own is None
+    found = assessed.statistics()["metrics"]
+    others = np.log(probabilities) + np.random.default_rng(2).normal(size=probabilities.shape)
+    gaps = assessed.beyond(others)
+    for name, value in compute(EvalPrediction(np.log(probabilities), labels), task).items():
+        assert found[name]["value"] == pytest.approx(value, nan_ok=True)
+        other = compute(EvalPrediction(others, labels), task)[name]
+        assert gaps[name]["value"] == pytest.approx(value - other, nan_ok=True)
+        assert np.isnan(value) == (classes == 2 and absent)
+        if not np.isnan(value):
+            assert found[name]["low"] < value < found[name]["high"]
+            assert gaps[name]["low"] < gaps[name]["value"] < gaps[name]["high"]
+
+
+def test_where_one_class_occurs_what_is_not_defined_is_told() -> None:
+    """Kappa was 0, from 0 to 0, of predictions that are all right."""
+    arguments: dict[str, dict[str, Any]] = {
+        "accuracy": {},
+        "quadratic_kappa": {},
+        "roc_auc": {},
+        "average_precision": {},
+    }
+    outputs, labels = np.eye(3)[np.ones(30, dtype=int)], np.ones(30, dtype=int)
+    compute, task = scoring.Scoring(**arguments), Ordinal(labels=list("abc"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Assessment(
+            task=task, outputs=outputs, labels=labels, scoring=arguments, compute=compute
+        ).statistics()
+    undefined = ["roc_auc", "average_precision", "quadratic_kappa"]
+    assert found["notes"] == [
+        f"{name} is not defined: all test rows are of the class 'b'" for name in undefined
+    ]
+    values = compute(EvalPrediction(outputs, labels), task)
+    for name in undefined:
+        assert np.isnan([*found["metrics"][name].values(), values[name]]).all()
+    assert np.isnan(found["ordered"]["quadratic_kappa"]["value"])
+    assert found["metrics"]["accuracy"]["value"] == 1
+    outputs[3, 2] = 2  # it is 0 by chance then
+    assessed = Assessment(
+        task=task, outputs=outputs, labels=labels, scoring=arguments, compute=compute
+    )
+    assert assessed.statistics()["metrics"]["quadratic_kappa"]["value"] == 0
+    assert len(assessed.statistics()["notes"]) == 2
+
+
 class Clock:
     """Each evaluation takes two seconds."""
 
@@ -596,7 +659,7 @@ def test_temperature_mends_a_model_that_is_too_sure_or_not_sure_enough(sharper: 
     hot = calibration.temperature(np.log(fitted_on[0]), fitted_on[1])
     assert hot is not None
     assert hot == pytest.approx(sharper, rel=0.05)
-    mended = calibration.scaled(judged_on[0], hot)
+    mended = softmax(np.log(judged_on[0]) / hot, axis=1)
     np.testing.assert_array_equal(mended.argmax(axis=1), judged_on[0].argmax(axis=1))
     before, after = (
         calibration.expected_calibration_error(each, judged_on[1])

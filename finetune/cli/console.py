@@ -18,6 +18,8 @@ from typing import Any
 from finetune.runtime import distributed
 from finetune.runtime.terminal import visible
 
+_HUGE = 1e9
+
 
 def say(text: str = "") -> None:
     """Print a line to standard output, from rank 0 only, above a progress bar if there is one."""
@@ -105,13 +107,16 @@ def with_intervals(found: Mapping[str, Any], columns: Sequence[str], sign: str =
             cells += [""]
             continue
         digits = max(3, wording.digits(each) or 0)  # of numbers in small units
-        cells += [f"[{each['low']:{sign}.{digits}f}, {each['high']:{sign}.{digits}f}]"]
+        ends = (score(each[end], sign, digits) for end in ("low", "high"))
+        cells += [f"[{', '.join(ends)}]"]
     return cells
 
 
-def score(value: float, sign: str = "") -> str:
-    """Return a score with four digits after the point."""
-    return "undefined" if math.isnan(value) else f"{value:{sign}.4f}"
+def score(value: float, sign: str = "", digits: int = 4) -> str:
+    """Return a score with that many digits after the point, four in all of a huge one."""
+    if math.isnan(value):
+        return "undefined"
+    return f"{value:{sign}.4g}" if abs(value) >= _HUGE else f"{value:{sign}.{digits}f}"
 
 
 def targets(found: Mapping[str, Mapping[str, Any]]) -> None:

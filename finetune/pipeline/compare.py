@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from finetune.errors import UserError
+from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import curves, html, wording
 from finetune.runs.run import Run
 from finetune.statistics.pairs import McNemar
+from finetune.statistics.scored import LABEL
 from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest
@@ -85,9 +86,12 @@ def compare(
         trust_recipe: Whether to import recipe files that the runs name; see :meth:`Run.load`.
 
     Raises:
-        UserError: if their test rows or their classes are not the same, or if they have no metric
-            that is a number.
+        UserError: if their tasks, their test rows or the labels of these are not the same, or if
+            they have no metric that is a number.
     """
+    if isinstance(runs, (str, Path, Run)):
+        one = runs.path if isinstance(runs, Run) else runs
+        raise UserError(f"compare: expected a list of two runs or more, found '{one}'")
     loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
     if len(loaded) < 2:
         raise UserError("compare: expected two runs or more")
@@ -158,17 +162,20 @@ def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
 
 
 def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.DataFrame) -> None:
-    if sorted(first.labels) != sorted(second.labels):
-        one_has, other_has = (", ".join(run.labels) or "none" for run in (first, second))
-        raise UserError(
-            f"{first.path} and {second.path} have different classes: {one_has} and {other_has}"
-        )
-    columns = [name for name in ("id", "text", "label") if name in one and name in other]
+    runs, task = f"{first.path} and {second.path} have", first.kind
+    if why := task.unlike(second.kind):
+        raise UserError(f"{runs} {why}")
+    columns = [name for name in ("id", "text") if name in one and name in other]
     if len(one) != len(other) or not one[columns].equals(other[columns]):
         raise UserError(
-            f"{first.path} and {second.path} have different test rows ({len(one):,} and "
-            f"{len(other):,}): compare runs with the same --dataset, --split_seed and "
-            "--eval_samples"
+            f"{runs} different test rows ({len(one):,} and {len(other):,}): compare runs with the "
+            "same --dataset, --split_seed and --eval_samples"
+        )
+    labels = [task.scored_in(table).labels for table in (one, other)]
+    if apart := int((labels[0] != labels[1]).reshape(len(one), -1).any(axis=1).sum()):
+        raise UserError(
+            f"{runs} different {LABEL}s for {apart:,} of the same {counted(len(one), 'test row')}: "
+            "compare runs with the same --label_column or --label_columns, and the same --label_map"
         )
 
 

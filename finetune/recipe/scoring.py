@@ -17,7 +17,7 @@ from finetune.recipe.metric_files import is_path, shown
 from finetune.runtime import namesakes
 from finetune.statistics.directions import DIRECTIONS
 from finetune.statistics.resampling import MODULE, Compute, module_of
-from finetune.tasks.base import Task
+from finetune.tasks.base import OF_LABEL_SETS, Task
 from finetune.tasks.single_label import SingleLabel
 
 if TYPE_CHECKING:
@@ -245,11 +245,12 @@ def without_counted(
 
 def named() -> dict[str, Mapping[str, Any]]:
     """Return what ``--metrics`` knows beside the folders: ``f1_micro`` and the like."""
-    return {
+    averaged = {
         f"{name}_{average}": {MODULE: name, "average": average}
         for name in _AVERAGED
         for average in _AVERAGES
     }
+    return {**averaged, **OF_LABEL_SETS}
 
 
 def _entry(word: str) -> tuple[str, Mapping[str, Any]]:

@@ -26,6 +26,7 @@ _WORDS = {
     "within_one": "within one class",
 }
 _AVERAGES = ("macro", "micro", "weighted", "samples")
+_HUGE = 1e9
 
 
 def speed(found: Mapping[str, Any]) -> str:
@@ -45,13 +46,13 @@ def speed(found: Mapping[str, Any]) -> str:
 
 
 def score(value: float, signed: bool = False, digits: int | None = None) -> str:
-    """Return a score with that many digits after the point; without a number four, or four in all
-    where the value is large.
+    """Return a score with that many digits after the point; without a number four. A large value
+    has four in all then, and a huge one always.
     """
     if math.isnan(value):
         return "undefined"
     text = f"{value:.4f}" if abs(value) < 1000 else f"{value:,.4g}"
-    if digits is not None:
+    if digits is not None and abs(value) < _HUGE:
         text = f"{value:,.{digits}f}"
     return f"+{text}" if signed and value > 0 else text.replace("-", "\N{MINUS SIGN}")
 
@@ -196,6 +197,8 @@ def _judged(
     better: Mapping[str, int],
 ) -> str:
     metric = headline[0]
+    if metric not in gaps or math.isnan(gaps[metric]["value"]):
+        return f"{verbs[None]} {other}: {name(metric)} is not defined."
     sign, gap = _sign(gaps, metric, better), gaps[metric]
     amount = f"{name(metric)} {interval(gap, signed=True)}"
     if sign is None:
@@ -234,10 +237,10 @@ def _worse(
 def _sign(
     gaps: Mapping[str, Mapping[str, float]], metric: str, better: Mapping[str, int]
 ) -> int | None:
-    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None of a
-    metric of which it is not known whether more is better.
+    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None where
+    there is none, and of a metric of which it is not known whether more is better.
     """
-    if metric not in better:
+    if metric not in better or math.isnan(gaps[metric]["low"]):
         return None
     if gaps[metric]["low"] > 0:
         return better[metric]

@@ -15,11 +15,15 @@ import numpy as np
 from scipy.special import expit, logit
 from scipy.stats import norm, t
 
+from finetune.data import labels
 from finetune.statistics import intervals
 from finetune.statistics.counts import divide
-from finetune.statistics.intervals import LEVEL, Interval
+from finetune.statistics.intervals import LEVEL, UNDEFINED, Interval
 from finetune.statistics.scored import ScoredLabels
 
+#: Rows that have a label, and that have not, below which the mean over the labels has no interval:
+#: of fewer it covers less than 93% (see tests/test_multi_label_statistics.py).
+FEWEST_ROWS = 20
 _UPPER = (1 + LEVEL) / 2
 _TINY = 1e-9
 
@@ -59,21 +63,57 @@ def of_label(scores: np.ndarray, has: np.ndarray) -> Interval:
     return _on_the_logit_scale(jackknife(scores, has), int(has.sum()))
 
 
-def mean(rows: ScoredLabels) -> Interval | None:
-    """Return the mean over the labels that some rows have; None if no row has any."""
-    found = _mean(rows)
-    return None if found is None else _on_the_logit_scale(found, int(rows.labels.sum()))
+def mean(rows: ScoredLabels) -> Interval:
+    """Return the mean over the labels that some rows have and others have not; NaN without one.
+
+    The interval is that of :func:`of_label` with the rows of the rarest label. Its ends are NaN if
+    fewer than :data:`FEWEST_ROWS` have, or have not, one of these labels.
+    """
+    found, rarest = _mean(rows), _rarest(rows)
+    if found is None:
+        return UNDEFINED
+    if rarest < FEWEST_ROWS:
+        return Interval(found.value, float("nan"), float("nan"))
+    return _on_the_logit_scale(found, rarest)
 
 
-def difference(first: ScoredLabels, second: ScoredLabels) -> Interval | None:
+def difference(first: ScoredLabels, second: ScoredLabels) -> Interval:
     """Return how much higher that mean is for the second model on the same rows."""
     one, other = _mean(first), _mean(second)
     if one is None or other is None:
-        return None
+        return UNDEFINED
     gap = Jackknife(other.value - one.value, other.without - one.without)
+    if _rarest(first) < FEWEST_ROWS:
+        return Interval(gap.value, float("nan"), float("nan"))
     reach, middle = norm.ppf(_UPPER) * gap.deviation, gap.value - gap.bias
     low, high = min(gap.value, middle - reach), max(gap.value, middle + reach)
     return Interval(gap.value, float(max(-1.0, low)), float(min(1.0, high)))
+
+
+def remarks(name: str, rows: ScoredLabels) -> list[str]:
+    """Return what to know of :func:`mean`: the labels that it leaves out, or lack rows for an
+    interval.
+
+    Args:
+        name: Of the metric.
+        rows: What it is computed of.
+    """
+    counts, left = rows.labels.sum(axis=0), _defined(rows)
+    if not left.any():
+        return [f"{name} is not defined: no label is that of some test rows and not of others"]
+    found = []
+    if not left.all():
+        found.append(
+            f"{name} is the mean over {int(left.sum()):,} of {len(left):,} labels: every test row, "
+            f"or none, has {labels.listed([*np.array(rows.names)[~left]])}"
+        )
+    few = left & (np.minimum(counts, len(rows) - counts) < FEWEST_ROWS)
+    if few.any():
+        found.append(
+            f"{name} has no confidence interval: fewer than {FEWEST_ROWS} test rows have, or have "
+            f"not, {labels.listed([*np.array(rows.names)[few]])}"
+        )
+    return found
 
 
 def jackknife(scores: np.ndarray, has: np.ndarray) -> Jackknife:
@@ -102,9 +142,20 @@ def jackknife(scores: np.ndarray, has: np.ndarray) -> Jackknife:
     return Jackknife(value, without)
 
 
+def _defined(rows: ScoredLabels) -> np.ndarray:
+    """Return which labels some rows have and others have not, shape ``(labels,)``."""
+    return np.asarray(rows.labels.any(axis=0) & ~rows.labels.all(axis=0))
+
+
+def _rarest(rows: ScoredLabels) -> int:
+    """Return how many rows have the rarest of these labels, or have not the most frequent one."""
+    counts = rows.labels.sum(axis=0)[_defined(rows)]
+    return int(np.minimum(counts, len(rows) - counts).min(initial=len(rows)))
+
+
 def _mean(rows: ScoredLabels) -> Jackknife | None:
     values, without = [], np.zeros(len(rows))
-    for label in np.flatnonzero(rows.labels.any(axis=0)):
+    for label in np.flatnonzero(_defined(rows)):
         found = jackknife(rows.probabilities[:, label], rows.labels[:, label])
         values.append(found.value)
         without += found.without

@@ -21,9 +21,13 @@ MOST_ROWS = 100_000
 #: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
 #: one for each row and class.
 MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
-#: The class or the numbers of each test text, and in words where the baseline was bounded.
+#: Outputs or predictions of more rows and classes are computed again each time: they would fill a
+#: disk.
+MOST_KEPT = 2_000_000
+#: What is predicted for each test text, and in words where the baseline was bounded.
 Fitted = tuple[np.ndarray, list[str]]
-_CACHE_VERSION = 1  # increment when the same rows should yield other classes
+_CACHE_VERSION = 2  # increment when the same rows should yield other outputs
+_DECIMALS = 6
 
 
 def of_classes(
@@ -36,7 +40,8 @@ def of_classes(
     fit: bool,
     note: Callable[[str], object] = lambda sentence: None,
 ) -> dict[str, np.ndarray]:
-    """Return the class that each baseline predicts for the test rows, by its name.
+    """Return the logarithms of the probabilities that each baseline gives the classes of the test
+    rows, shape ``(rows, classes)``, by its name.
 
     Args:
         splits: ``train`` and ``test``, raw.
@@ -48,14 +53,18 @@ def of_classes(
         note: Is given a sentence if the bag of words fails.
     """
     train, test = splits["train"], splits["test"]
-    predicted = {"majority class": majority(train["label"][:], len(test))}
+    predicted = {"majority class": majority(train["label"][:], classes, len(test))}
     if fit and isinstance(train.features[input_column], Value):
         texts, labels, others = train[input_column][:], train["label"][:], test[input_column][:]
         bounds = _bounds(classes)
         key = f"{fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
         name = "TF-IDF + logistic regression"
         try:
-            fitted = remembered(key, lambda: bag_of_words(texts, labels, others, seed, *bounds))
+            fitted = remembered(
+                key,
+                lambda: bag_of_words(texts, labels, others, seed, *bounds, classes=classes),
+                len(others) * classes,
+            )
         except Exception as error:  # whatever it is, the run is worth what it is without
             note(failed(name, error))
             fitted = None
@@ -77,8 +86,12 @@ def _bounds(classes: int) -> tuple[int, int]:
     return min(MOST_ROWS, MOST_SCORES // of_binary), MOST_WEIGHTS // of_binary
 
 
-def remembered(key: str, fit: Callable[[], Fitted | None]) -> Fitted | None:
-    """Return what was fitted before under that key, or fit it; a damaged file is fitted again."""
+def remembered(key: str, fit: Callable[[], Fitted | None], size: int = 0) -> Fitted | None:
+    """Return what was fitted before under that key, or fit it; a damaged file is fitted again, and
+    of more than :data:`MOST_KEPT` numbers, ``size``, none is written.
+    """
+    if size > MOST_KEPT:
+        return fit()
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     cached = hub.caches()["datasets"] / "finetune-baselines" / f"{name}.json"
     if seals.intact(cached, lambda sentence: None):
@@ -92,9 +105,16 @@ def remembered(key: str, fit: Callable[[], Fitted | None]) -> Fitted | None:
     return fitted
 
 
-def majority(train_labels: Sequence[int], rows: int) -> np.ndarray:
-    """Return the most frequent class of training, for each of ``rows`` rows."""
-    return np.full(rows, np.bincount(np.asarray(train_labels)).argmax())
+def majority(train_labels: Sequence[int], classes: int, rows: int) -> np.ndarray:
+    """Return the logarithm of the share of each class in training, shape ``(rows, classes)``."""
+    counts = np.bincount(np.asarray(train_labels), minlength=classes)
+    return np.tile(_logarithms(counts / counts.sum()), (rows, 1))
+
+
+def _logarithms(probabilities: np.ndarray) -> np.ndarray:
+    """Return them rounded, so that a cache of them is small, and finite."""
+    inside = np.maximum(probabilities, np.finfo(np.float64).tiny)
+    return np.asarray(np.log(inside).round(_DECIMALS))
 
 
 def bag_of_words(
@@ -104,6 +124,8 @@ def bag_of_words(
     seed: int,
     most_rows: int = MOST_ROWS,
     most_terms: int = MOST_WEIGHTS,
+    *,
+    classes: int,
 ) -> Fitted | None:
     """Predict with TF-IDF over one- and two-word terms, sublinear, and logistic regression, C = 10.
 
@@ -114,10 +136,12 @@ def bag_of_words(
         seed: Of the sample, if there are more than ``most_rows``.
         most_rows: On how many it is fitted at most.
         most_terms: How many terms it has at most, the most frequent ones.
+        classes: How many there are.
 
     Returns:
-        The class of each test text, and in words where the baseline was bounded; None if the texts
-        hold no words of two letters or more.
+        The logarithms of the probabilities of the test texts, shape ``(rows, classes)``, and in
+        words where the baseline was bounded; None if the texts hold no words of two letters or
+        more.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -126,7 +150,9 @@ def bag_of_words(
         return None
     model = LogisticRegression(C=10, max_iter=1000)
     model.fit(found.train, np.asarray(train_labels)[found.rows])
-    return model.predict(found.test), found.limits
+    probabilities = np.zeros((len(test_texts), classes))
+    probabilities[:, model.classes_] = model.predict_proba(found.test)
+    return _logarithms(probabilities), found.limits
 
 
 @dataclass(frozen=True)

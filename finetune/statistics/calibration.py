@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax
 from scipy.stats import chi2
 
 BINS = 15
@@ -91,12 +91,6 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
         return None
     gain = 2 * len(rows) * (loss(0.0) - float(found.fun))
     return best if gain > chi2.ppf(0.95, 1) else 1.0
-
-
-def scaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """Return the probabilities at another temperature, shape ``(rows, classes)``."""
-    tiny = np.finfo(np.float64).tiny
-    return np.asarray(softmax(np.log(np.maximum(probabilities, tiny)) / temperature, axis=1))
 
 
 def coverage(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -4,22 +4,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-from finetune.statistics import calibration, counts, intervals, pairs, ranking
+from finetune.statistics import (
+    average_precision,
+    calibration,
+    counts,
+    intervals,
+    pairs,
+    ranking,
+)
 from finetune.statistics.intervals import Interval
+from finetune.statistics.ranking import Ranked
+from finetune.statistics.resampling import Metrics
 from finetune.statistics.scored import ScoredRows
 
 #: Shares of the rows on which a model that abstains on the others is judged.
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 #: A confusion matrix of more classes is not written down: it would be most of ``metrics.json``.
 MOST_CONFUSED = 200
-Metrics = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 
 
 def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, Any]:
@@ -27,7 +35,8 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
 
     Args:
         predicted: The rows.
-        metrics: Those of counts, by name: see :func:`finetune.statistics.counts.metric`.
+        metrics: By name, those of counts (see :func:`finetune.statistics.counts.metric`) and those
+            that are :class:`~finetune.statistics.ranking.Ranked`.
         ordered: Whether the classes have an order, like stars.
 
     Returns:
@@ -43,6 +52,7 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
         "top_k": _top_k(predicted),
         "calibration": calibrated(predicted),
         "coverage": _coverage(predicted),
+        "notes": remarks(predicted, metrics),
     }
     if ordered and len(predicted.names) > 2:
         graded = {
@@ -60,17 +70,38 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
 
 
 def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
-    """Metrics of counts, then those that every classifier has, each with its interval."""
+    """Return the metrics, then those that every classifier has, each with its interval."""
     labels, probabilities = predicted.labels, predicted.probabilities
     matrix = confusion(predicted)
+    ranked, of_counts = _parted(metrics)
     found = {
-        **intervals.of_matrix(metrics, matrix),
+        **intervals.of_matrix(of_counts, matrix),
+        **{name: each.of(predicted) for name, each in ranked.items()},
         "log_loss": intervals.of_mean(calibration.log_losses(probabilities, labels)),
         "brier_score": intervals.of_mean(calibration.brier_scores(probabilities, labels)),
     }
     if area := ranking.mean_roc(probabilities, labels):
         found["roc_area"] = area
     return _plain(found)
+
+
+def remarks(predicted: ScoredRows, metrics: Metrics) -> list[str]:
+    """Return what to know of the metrics: those that are not defined, or have no interval."""
+    classes, said = np.unique(predicted.labels), np.unique(predicted.classes)
+    ranked, others = _parted(metrics)
+    if len(classes) == 1:
+        names = [*ranked]
+        if np.array_equal(classes, said):
+            names += [name for name, each in others.items() if each is counts.quadratic_kappa]
+        one = f"all test rows are of the class '{predicted.names[classes[0]]}'"
+        return [f"{name} is not defined: {one}" for name in names]
+    precision = ranking.METRICS["average_precision"]
+    names = [name for name, each in ranked.items() if each is precision]
+    return [
+        remark
+        for name in names
+        for remark in average_precision.remarks(name, predicted.one_vs_rest)
+    ]
 
 
 def calibrated(predicted: ScoredRows) -> dict[str, Any]:
@@ -97,11 +128,31 @@ def _calibration_error(predicted: ScoredRows) -> Interval:
     return intervals.of_rows(errors, len(predicted))[0]
 
 
-def beyond(
-    labels: np.ndarray, baseline: np.ndarray, predicted: np.ndarray, classes: int, metrics: Metrics
-) -> dict[str, Any]:
-    """Return the difference of each metric of counts to a baseline, on the same rows."""
-    return _plain(pairs.difference(metrics, labels, baseline, predicted, classes))
+def beyond(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict[str, Any]:
+    """Return how much more of each metric the second model has than the first on the same rows."""
+    ranked, of_counts = _parted(metrics)
+    labels, classes = first.labels, len(first.names)
+    found = pairs.difference(of_counts, labels, first.classes, second.classes, classes)
+    return _plain(found | {name: each.difference(first, second) for name, each in ranked.items()})
+
+
+def differences(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict[str, Any]:
+    """Return :func:`beyond`, and the same of the losses and the mean area under the ROC curves."""
+    labels, one, other = first.labels, first.probabilities, second.probabilities
+    losses = {"log_loss": calibration.log_losses, "brier_score": calibration.brier_scores}
+    found = {
+        name: intervals.of_mean(of_rows(other, labels) - of_rows(one, labels))
+        for name, of_rows in losses.items()
+    }
+    if area := ranking.mean_roc_difference(one, other, labels):
+        found["roc_area"] = area
+    return beyond(first, second, metrics) | _plain(found)
+
+
+def _parted(metrics: Metrics) -> tuple[dict[str, Ranked], dict[str, Any]]:
+    """Return the metrics that are rankings, and the others."""
+    ranked = {name: each for name, each in metrics.items() if isinstance(each, Ranked)}
+    return ranked, {name: each for name, each in metrics.items() if name not in ranked}
 
 
 def confusion(predicted: ScoredRows) -> np.ndarray:

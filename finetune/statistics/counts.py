@@ -140,7 +140,8 @@ def mean_absolute_error(found: np.ndarray) -> np.ndarray:
 
 def quadratic_kappa(found: np.ndarray) -> np.ndarray:
     """Return the agreement beyond chance, mistakes weighted by their squared distance (Cohen,
-    Psychological Bulletin 70, 1968); shape ``(...)``, 0 where it is undefined.
+    Psychological Bulletin 70, 1968); shape ``(...)``, NaN where it is undefined: where all rows
+    are of one class, and predicted to be of it.
     """
     true, predicted = found[..., TRUE, :], found[..., PREDICTED, :]
     place = np.arange(found.shape[-1])
@@ -151,7 +152,7 @@ def quadratic_kappa(found: np.ndarray) -> np.ndarray:
     by_chance = squares - 2 * divide(products, rows)
     seen = found[..., OFF_SQUARED, :].sum(axis=-1)
     undefined = by_chance <= 1e-9 * squares  # a rounding above zero, or none
-    return np.asarray(np.where(undefined, 0.0, 1 - seen / np.where(undefined, 1, by_chance)))
+    return np.asarray(np.where(undefined, np.nan, 1 - seen / np.where(undefined, 1, by_chance)))
 
 
 def metric(name: str, arguments: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray] | None:

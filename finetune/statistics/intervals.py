@@ -43,6 +43,10 @@ class Interval:
     high: float
 
 
+#: Of a metric that is not defined on the rows.
+UNDEFINED = Interval(float("nan"), float("nan"), float("nan"))
+
+
 def of_matrix(
     metrics: Mapping[str, Metric], matrix: np.ndarray, draws: int = DRAWS, seed: int = SEED
 ) -> dict[str, Interval]:
@@ -75,10 +79,13 @@ def of_matrix(
     every, never_right = np.flatnonzero(whole[counts.TRUE]), _never_right(whole)
     found = {}
     for name, each in zip(metrics, intervals, strict=True):
+        if np.isnan(each.value):
+            found[name] = UNDEFINED
+            continue
         chosen = every if each.low == each.high else never_right
         hidden = counts.hidden(matrix, _ENDS[1] ** 2, chosen)
         ends = [each.low, each.high, *(float(metrics[name](other)) for other in hidden)]
-        found[name] = Interval(each.value, min(ends), max(ends))
+        found[name] = Interval(each.value, float(np.nanmin(ends)), float(np.nanmax(ends)))
     return found
 
 

@@ -14,8 +14,6 @@ from finetune.data import targets
 from finetune.statistics import baseline
 
 _CACHE_VERSION = 1
-#: Probabilities of more rows and labels are computed again each time: they would fill a disk.
-_MOST_KEPT = 2_000_000
 
 
 def of_labels(
@@ -51,8 +49,7 @@ def of_labels(
 
     key = f"labels {fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
     try:
-        is_kept = len(others) * labels <= _MOST_KEPT
-        found = baseline.remembered(key, fitted) if is_kept else fitted()
+        found = baseline.remembered(key, fitted, len(others) * labels)
     except Exception as error:  # whatever it is, the run is worth what it is without
         note(baseline.failed(name, error))
         return

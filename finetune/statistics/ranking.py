@@ -5,6 +5,7 @@ Of several classes each is taken against the rest, and the mean over the classes
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,10 @@ from scipy.special import expit, logit
 from scipy.stats import norm
 from sklearn.metrics import average_precision_score
 
-from finetune.statistics import intervals
-from finetune.statistics.intervals import LEVEL, Interval
+from finetune.statistics import average_precision, intervals
+from finetune.statistics.intervals import LEVEL, UNDEFINED, Interval
+from finetune.statistics.resampling import Scoring, module_of
+from finetune.statistics.scored import ScoredRows
 
 _FEWEST_ROWS = 100
 _TINY = 1e-9
@@ -30,6 +33,29 @@ class Areas:
 
     roc: Interval
     precision_recall: Interval
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A metric of how probabilities rank rows, as the mean over the classes that it is defined of.
+
+    Attributes:
+        of: Of one model; :data:`~finetune.statistics.intervals.UNDEFINED` if it is of no class.
+        difference: How much more the second of two models has on the same rows, likewise.
+    """
+
+    of: Callable[[ScoredRows], Interval]
+    difference: Callable[[ScoredRows, ScoredRows], Interval]
+
+
+def of_scoring(scoring: Scoring) -> dict[str, Ranked]:
+    """Return those of the local metrics that are rankings, averaged over the classes."""
+    found = {name: module_of(name, each) for name, each in scoring.items()}
+    return {
+        name: METRICS[module]
+        for name, (module, arguments) in found.items()
+        if module in METRICS and arguments in ({}, {"average": "macro"})
+    }
 
 
 def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> list[Areas | None]:
@@ -159,3 +185,19 @@ def _binomial(precision: float, positives: int) -> Interval:
     if precision > 1 - _TINY:  # the sum of its parts may be a rounding above
         return intervals.of_share(positives, positives)
     return _on_the_logit_scale(precision, float(np.sqrt(precision * (1 - precision) / positives)))
+
+
+#: By the names of the folders in ``metrics/``.
+METRICS: Mapping[str, Ranked] = {
+    "roc_auc": Ranked(
+        lambda rows: mean_roc(rows.probabilities, rows.labels) or UNDEFINED,
+        lambda first, second: (
+            mean_roc_difference(first.probabilities, second.probabilities, first.labels)
+            or UNDEFINED
+        ),
+    ),
+    "average_precision": Ranked(
+        lambda rows: average_precision.mean(rows.one_vs_rest),
+        lambda first, second: average_precision.difference(first.one_vs_rest, second.one_vs_rest),
+    ),
+}

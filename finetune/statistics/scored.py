@@ -82,6 +82,13 @@ class ScoredRows:
         outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
         return outputs
 
+    @property
+    def one_vs_rest(self) -> ScoredLabels:
+        """Each class as a label of its own; of two classes, the second alone."""
+        chosen = slice(len(self.names) == 2, None)
+        has = self.labels[:, None] == np.arange(len(self.names))
+        return ScoredLabels(self.names[chosen], has[:, chosen], self.probabilities[:, chosen])
+
     def __len__(self) -> int:
         return len(self.labels)
 

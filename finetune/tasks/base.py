@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from finetune.errors import UserError, suggestion
+from finetune.statistics import numbers
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import Metrics, Scoring, module_of
+from finetune.statistics.resampling import MODULE, Metrics, Scoring, module_of
 from finetune.statistics.scored import LABEL, Scored
 from finetune.tasks import weights
 
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
 RowLoss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+#: What ``--metrics`` knows of rows that have any number of labels, beside what others have.
+OF_LABEL_SETS: Scoring = {
+    "f1_samples": {MODULE: "f1", "average": "samples"},
+    "subset_accuracy": {MODULE: "accuracy"},
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Task(ABC, Generic[S]):
         has_probabilities: Whether a prediction has a probability for each label.
         calibrates: Whether a temperature can mend these.
         bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
+        label_word: What a message calls :attr:`labels`.
         labels: The names of the classes, in the order of their numbers; of the numbers, where a row
             has several; none in a regression of one.
         loss_function: One of :attr:`losses`, or empty for the first.
@@ -77,6 +84,7 @@ class Task(ABC, Generic[S]):
     has_probabilities: ClassVar[bool] = False
     calibrates: ClassVar[bool] = False
     bears_bf16: ClassVar[bool] = False
+    label_word: ClassVar[str] = "labels"
 
     labels: list[str] = field(default_factory=list)
     loss_function: str = ""
@@ -265,20 +273,27 @@ class Task(ABC, Generic[S]):
     # ---- what predictions are worth --------------------------------------------------------------
 
     def refuse_metrics(self, scoring: Scoring) -> None:
-        """Refuse metrics of the toolkit that are not of labels of this kind: here, those of
-        numbers, which would take those of the classes.
+        """Refuse metrics of the toolkit that are not of labels of this kind.
 
         Raises:
             UserError: for each of them.
         """
-        from finetune.statistics.numbers import METRICS
-
-        if mistakes := [
-            f"--metrics {name}: a metric of numbers, and the labels are classes"
-            for name, each in scoring.items()
-            if module_of(name, each)[0] in METRICS
-        ]:
+        modules = {name: module_of(name, each)[0] for name, each in scoring.items()}
+        reasons = {name: self.unsuited(name, module) for name, module in modules.items()}
+        if mistakes := [f"--metrics {name}: {why}" for name, why in reasons.items() if why]:
             raise UserError(*mistakes)
+
+    def unsuited(self, name: str, module: str) -> str:
+        """Return why a metric is not of labels of this kind, empty if it is: here, metrics of
+        numbers would take those of the classes.
+
+        Args:
+            name: Of the metric.
+            module: The folder in ``metrics/``, or the path of a module of one's own.
+        """
+        return (
+            "a metric of numbers, and the labels are classes" if module in numbers.METRICS else ""
+        )
 
     def counted(self, scoring: Scoring) -> Metrics:
         """Return those of the local metrics that are known, and need no evaluation of resamples."""
@@ -297,6 +312,17 @@ class Task(ABC, Generic[S]):
     def beyond(self, rows: S, baseline: S, counted: Metrics) -> dict[str, Any]:
         """Return the paired differences to a baseline, of the metrics of counts."""
         return {}
+
+    def unlike(self, other: Task[Any]) -> str:
+        """Return what is different in another task, so that their predictions cannot be compared:
+        tasks, or names of labels; empty if they can.
+        """
+        if not (isinstance(self, type(other)) or isinstance(other, type(self))):
+            return f"different tasks: {self.name} and {other.name}"
+        if sorted(self.labels) == sorted(other.labels):
+            return ""
+        names = (", ".join(each.labels) or "a single one" for each in (self, other))
+        return f"different {self.label_word}: {' and '.join(names)}"
 
     @abstractmethod
     def differences(self, first: S, second: S, counted: Metrics) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from finetune.data import multi_labels, targets
-from finetune.statistics import label_baseline, multi_label
+from finetune.statistics import average_precision, label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import LABEL, PREDICTION, ScoredLabels, probability_of
@@ -191,7 +191,8 @@ class MultiLabel(Task[ScoredLabels]):
     def statistics(
         self, rows: ScoredLabels, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        return multi_label.of(rows)
+        notes = average_precision.remarks("average_precision", rows)
+        return {**multi_label.of(rows), "notes": notes}
 
     def beyond(
         self, rows: ScoredLabels, baseline: ScoredLabels, counted: Metrics

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from finetune.tasks import losses
+from finetune.tasks.base import Task
 from finetune.tasks.single_label import SingleLabel
 
 
@@ -20,3 +23,10 @@ class Ordinal(SingleLabel):
         "emd": losses.squared_earth_movers_distance,
     }
     is_ordered = True
+
+    def unlike(self, other: Task[Any]) -> str:
+        """Return it where the order is another, too: the metrics count how far off a class is."""
+        if not (why := super().unlike(other)) and other.name == self.name:
+            orders = (", ".join(each.labels) for each in (self, other))
+            why = "" if self.labels == other.labels else f"another order: {' and '.join(orders)}"
+        return why

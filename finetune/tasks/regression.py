@@ -39,6 +39,7 @@ class Regression(Task[ScoredNumbers]):
     name = "regression"
     sections = ("predictions", "targets", "training")
     problem_type = "regression"
+    label_word = "targets"
     metrics = {each: {} for each in ("r2", "mae", "rmse", "pearson", "spearman")}
     losses = number_losses.LOSSES
 
@@ -211,21 +212,15 @@ class Regression(Task[ScoredNumbers]):
 
     # ---- what predictions are worth --------------------------------------------------------------
 
-    def refuse_metrics(self, scoring: Scoring) -> None:
-        """Refuse metrics of classes, which would round the numbers.
-
-        Raises:
-            UserError: for each of them.
-        """
-        known = [path.stem for path in namesakes.files("metrics")]
-        folders = {name: resampling.module_of(name, each)[0] for name, each in scoring.items()}
-        if mistakes := [
-            f"--metrics {name}: a metric of classes, and the labels are numbers (expected "
+    def unsuited(self, name: str, module: str) -> str:
+        """Return it of metrics of classes, which would round the numbers."""
+        known = (path.stem for path in namesakes.files("metrics"))
+        if module in numbers.METRICS or module not in known:
+            return ""
+        return (
+            "a metric of classes, and the labels are numbers (expected "
             f"{', '.join(numbers.METRICS)})"
-            for name, folder in folders.items()
-            if folder in known and folder not in numbers.METRICS
-        ]:
-            raise UserError(*mistakes)
+        )
 
     def counted(self, scoring: Scoring) -> Metrics:
         found = {name: resampling.module_of(name, each) for name, each in scoring.items()}
@@ -243,6 +238,7 @@ class Regression(Task[ScoredNumbers]):
         self, rows: ScoredNumbers, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
         found: dict[str, Any] = {"rows": len(rows), "metrics": self.scores(rows, counted)}
+        found["notes"] = numbers.remarks(counted, rows.targets, rows.outputs, self.labels)
         if self.labels:
             each = numbers.of_targets(counted, rows.targets, rows.outputs)
             found["targets"] = {

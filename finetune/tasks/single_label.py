@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,6 @@ from finetune.statistics import (
     calibration,
     classification,
     counts,
-    intervals,
     pairs,
     ranking,
     resampling,
@@ -31,7 +29,8 @@ from finetune.statistics.scored import (
     probability_of,
 )
 from finetune.tasks import losses, weights
-from finetune.tasks.base import RowLoss, Task, Tell
+from finetune.tasks.base import OF_LABEL_SETS, RowLoss, Task, Tell
+from finetune.tasks.reading import FEWEST_ORDERED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Classes that the start block names.
 _MOST_NAMED = 12
+#: Metrics that count how many classes a prediction is off.
+_OF_AN_ORDER = ("quadratic_kappa", "mean_absolute_error")
 
 
 class SingleLabel(Task[ScoredRows]):
@@ -57,6 +58,7 @@ class SingleLabel(Task[ScoredRows]):
     unweighted = {"focal": losses.cross_entropy}
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     is_ordered: ClassVar[bool] = False
+    label_word = "classes"
     smooths_labels = has_probabilities = calibrates = bears_bf16 = True
 
     @property
@@ -142,8 +144,22 @@ class SingleLabel(Task[ScoredRows]):
         predicted = row[PREDICTION]
         return predicted, row[probability_of(predicted)], predicted == row[LABEL]
 
+    def unsuited(self, name: str, module: str) -> str:
+        """Return it of metrics of numbers, of sets of labels, and of an order if there is none."""
+        if name in OF_LABEL_SETS:
+            return f"a metric of rows with any number of labels, and these have one; use {module}"
+        if self.is_ordered or module not in _OF_AN_ORDER:
+            return super().unsuited(name, module)
+        if len(self.labels) < FEWEST_ORDERED:
+            return f"it needs {FEWEST_ORDERED} classes or more in an order; use accuracy"
+        return (
+            f"it needs classes in an order, and {names_of_classes.listed(self.labels)} have none; "
+            "texts: --task ordinal, with --label_order from the lowest to the highest if they are "
+            "names; images: ordered_labels = True in a recipe of your own"
+        )
+
     def counted(self, scoring: Scoring) -> Metrics:
-        return resampling.of_counts(scoring)
+        return {**resampling.of_counts(scoring), **ranking.of_scoring(scoring)}
 
     def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
         return classification.scores(rows, counted)
@@ -155,28 +171,17 @@ class SingleLabel(Task[ScoredRows]):
         if temperature is not None:
             found["calibration"]["temperature"] = temperature
         if temperature not in (None, 1.0):
-            probabilities = calibration.scaled(rows.probabilities, temperature)
-            mended = ScoredRows(rows.names, rows.labels, probabilities)
+            mended = ScoredRows.of_outputs(rows.names, rows.labels, rows.outputs, temperature)
             found["calibration"]["after"] = classification.calibrated(mended)
         return found
 
     def beyond(self, rows: ScoredRows, baseline: ScoredRows, counted: Metrics) -> dict[str, Any]:
-        classes = len(self.labels)
-        return classification.beyond(rows.labels, baseline.classes, rows.classes, classes, counted)
+        return classification.beyond(baseline, rows, counted)
 
     def differences(
         self, first: ScoredRows, second: ScoredRows, counted: Metrics
     ) -> dict[str, Any]:
-        labels, classes = first.labels, len(self.labels)
-        found = pairs.difference(counted, labels, first.classes, second.classes, classes)
-        of_rows = {"log_loss": calibration.log_losses, "brier_score": calibration.brier_scores}
-        for name, scores in of_rows.items():
-            one, other = (scores(each.probabilities, labels) for each in (first, second))
-            found[name] = intervals.of_mean(other - one)
-        area = ranking.mean_roc_difference(first.probabilities, second.probabilities, labels)
-        if area is not None:
-            found["roc_area"] = area
-        return {name: asdict(each) for name, each in found.items()}
+        return classification.differences(first, second, counted)
 
     def tests(self, rows: Sequence[ScoredRows]) -> list[McNemar]:
         labels, said = rows[0].labels, [each.classes for each in rows]
@@ -219,6 +224,4 @@ class SingleLabel(Task[ScoredRows]):
         found = baseline.of_classes(
             splits, input_column, seed, fingerprint, len(self.labels), fit=fit, note=note
         )
-        one_hot = np.eye(len(self.labels), dtype=np.float32)
-        for name, classes in found.items():
-            yield name, one_hot[classes]
+        yield from found.items()

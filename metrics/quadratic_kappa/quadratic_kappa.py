@@ -42,7 +42,7 @@ class QuadraticKappa(evaluate.Metric):
 
         Returns:
             `{"quadratic_kappa": score}` with a float: 1 for perfect predictions, below 0 if worse
-            than chance, and 0.0 where it is undefined, as only one class occurs.
+            than chance, and NaN where it is undefined, as only one class occurs.
 
         Raises:
             ValueError: If there are no examples, or the lengths differ.
@@ -60,7 +60,7 @@ class QuadraticKappa(evaluate.Metric):
         # neighbours
         classes = range(min(*predictions, *references), max(*predictions, *references) + 1)
         with warnings.catch_warnings():
-            # scikit-learn warns if only one class occurs; here 0.0 is the documented answer.
+            # scikit-learn warns if only one class occurs; here NaN is the documented answer.
             for message in ("A single label was found", "`y1`, `y2` and `labels` have only one"):
                 warnings.filterwarnings("ignore", message=message)
             score = cohen_kappa_score(
@@ -69,6 +69,5 @@ class QuadraticKappa(evaluate.Metric):
                 labels=classes,
                 weights="quadratic",
                 sample_weight=sample_weight,
-                replace_undefined_by=0.0,
             )
         return {"quadratic_kappa": float(score)}

@@ -783,7 +783,9 @@ def test_a_damaged_baseline_is_fitted_again_and_no_cache_is_a_pickle(
         f"{cached.name}.xxh3",
     ]
     with monkeypatch.context() as patched:
-        patched.setattr(baseline, "bag_of_words", lambda *_: pytest.fail("it was fitted before"))
+        patched.setattr(
+            baseline, "bag_of_words", lambda *_, **__: pytest.fail("it was fitted before")
+        )
         assert outputs() == expected
     harm(cached)
     assert outputs() == expected
