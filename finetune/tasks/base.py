@@ -190,6 +190,10 @@ class Task(ABC, Generic[S]):
         """
         return None
 
+    def unshifted(self) -> Task[S]:
+        """Return the task of a model into which :meth:`fitted` cannot be folded."""
+        return self
+
     def thresholds_of(self, after: Affine) -> dict[str, float] | None:
         """Return the probabilities above which labels were given before ``after``, by name; None
         where there are no such thresholds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,6 +114,9 @@ class MultiLabel(Task[ScoredLabels]):
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
                 found[index] = multi_label.threshold(probabilities[:, index], has[:, index])
         return Affine(np.ones(len(found)), -logit(np.clip(found, 1e-6, 1 - 1e-6)))
+
+    def unshifted(self) -> MultiLabel:
+        return replace(self, thresholds="none")
 
     def thresholds_of(self, after: Affine) -> dict[str, float]:
         """Return the thresholds of which ``after`` makes one half."""
