@@ -113,7 +113,7 @@ def main(words: Sequence[str]) -> int:
 def _show(found: Evaluation) -> None:
     if found.statistics is not None:
         _show_intervals(found.source, found.statistics)
-        for note in found.notes:
+        for note in [*found.statistics.notes, *found.notes]:
             console.say(f"\n{note}")
         return
     recorded = found.recorded or {}

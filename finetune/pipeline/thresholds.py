@@ -49,9 +49,10 @@ def in_evaluations(trainer: Trainer, task: Task[Any]) -> Iterator[None]:
 
     def of_fitted(found: EvalPrediction) -> dict[str, float]:
         assert compute is not None
-        after = task.fitted(found.predictions, found.label_ids)
-        outputs = found.predictions if after is None else after(found.predictions)
-        return compute(EvalPrediction(outputs, found.label_ids, found.inputs, found.losses))
+        outputs, targets = map(np.asarray, (found.predictions, found.label_ids))
+        if after := task.fitted(outputs, targets):
+            outputs = after(outputs)
+        return compute(EvalPrediction(outputs, targets, found.inputs, found.losses))
 
     trainer.compute_metrics = compute and of_fitted
     try:

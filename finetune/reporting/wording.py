@@ -234,10 +234,10 @@ def _worse(
 def _sign(
     gaps: Mapping[str, Mapping[str, float]], metric: str, better: Mapping[str, int]
 ) -> int | None:
-    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None of a
-    metric of which it is not known whether more is better.
+    """1 if the whole interval is on the better side, -1 if on the worse, 0 if on both; None where
+    there is none, and of a metric of which it is not known whether more is better.
     """
-    if metric not in better:
+    if metric not in better or math.isnan(gaps[metric]["low"]):
         return None
     if gaps[metric]["low"] > 0:
         return better[metric]

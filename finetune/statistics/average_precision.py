@@ -60,7 +60,7 @@ def of_label(scores: np.ndarray, has: np.ndarray) -> Interval:
 
 
 def mean(rows: ScoredLabels) -> Interval | None:
-    """Return the mean over the labels that some rows have; None if no row has any."""
+    """Return the mean over the labels that some rows have, but not all; None if there are none."""
     found = _mean(rows)
     return None if found is None else _on_the_logit_scale(found, int(rows.labels.sum()))
 
@@ -104,7 +104,7 @@ def jackknife(scores: np.ndarray, has: np.ndarray) -> Jackknife:
 
 def _mean(rows: ScoredLabels) -> Jackknife | None:
     values, without = [], np.zeros(len(rows))
-    for label in np.flatnonzero(rows.labels.any(axis=0)):
+    for label in np.flatnonzero(rows.labels.any(axis=0) & ~rows.labels.all(axis=0)):
         found = jackknife(rows.probabilities[:, label], rows.labels[:, label])
         values.append(found.value)
         without += found.without

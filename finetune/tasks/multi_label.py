@@ -12,7 +12,7 @@ from scipy.special import expit, logit
 from finetune.data import multi_labels, targets
 from finetune.statistics import label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics.resampling import Metrics, Scoring, module_of
 from finetune.statistics.scored import LABEL, PREDICTION, ScoredLabels, probability_of
 from finetune.tasks import losses, weights
 from finetune.tasks.base import Affine, RowLoss, Task, Tell
@@ -183,26 +183,39 @@ class MultiLabel(Task[ScoredLabels]):
     # ---- what predictions are worth --------------------------------------------------------------
 
     def counted(self, scoring: Scoring) -> Metrics:
-        """Return those of which the intervals are known: their names, nothing else."""
-        return {name: np.asarray for name in scoring if name in self.metrics}
+        """Return those of which the intervals are known, by module and arguments, and what they are
+        called among these.
+        """
+        known: dict[str, dict[str, dict[str, Any]]] = {
+            "f1": {f"f1_{each}": {"average": each} for each in ("micro", "macro", "samples")},
+            "accuracy": {"subset_accuracy": {}},
+            "average_precision": {"average_precision": {"average": "macro"}},
+        }
+        found = {}
+        for name, each in scoring.items():
+            module, arguments = module_of(name, each)
+            for statistic, its in known.get(module, {}).items():
+                if arguments == its:
+                    found[name] = statistic
+        return found
 
     def scores(self, rows: ScoredLabels, counted: Metrics) -> dict[str, Any]:
-        return multi_label.scores(rows)
+        return _named(multi_label.scores(rows), counted)
 
     def statistics(
         self, rows: ScoredLabels, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        return multi_label.of(rows)
+        return {**multi_label.of(rows), "metrics": self.scores(rows, counted)}
 
     def beyond(
         self, rows: ScoredLabels, baseline: ScoredLabels, counted: Metrics
     ) -> dict[str, Any]:
-        return multi_label.differences(baseline, rows)
+        return self.differences(baseline, rows, counted)
 
     def differences(
         self, first: ScoredLabels, second: ScoredLabels, counted: Metrics
     ) -> dict[str, Any]:
-        return multi_label.differences(first, second)
+        return _named(multi_label.differences(first, second), counted)
 
     def tests(self, rows: Sequence[ScoredLabels]) -> list[McNemar]:
         return [multi_label.test(rows[0], other) for other in rows[1:]]
@@ -234,3 +247,8 @@ class MultiLabel(Task[ScoredLabels]):
             )
             after = self.fitted(validated, held)  # as the model has it
             yield name, tested if after is None else after(tested)
+
+
+def _named(found: dict[str, Any], counted: Metrics) -> dict[str, Any]:
+    """Return statistics with those that a recipe declares under the names it gives them."""
+    return found | {name: found[statistic] for name, statistic in counted.items()}
