@@ -20,6 +20,7 @@ from finetune import Run, TextClassification, UserError
 from finetune.data import multi_labels, stratification
 from finetune.pipeline.compare import compare
 from finetune.pipeline.evaluate import evaluate
+from finetune.reporting import wording
 from finetune.statistics import multi_label
 from finetune.statistics.scored import ScoredLabels
 from finetune.tasks.multi_label import MultiLabel
@@ -316,6 +317,32 @@ def test_after_the_shift_one_half_decides() -> None:
     )
 
 
+def test_labels_that_cannot_be_learned_are_told(tmp_path: Path) -> None:
+    rows = table(160)
+    (tmp_path / "data").mkdir()
+    for split, part in (("train", rows[:100]), ("validation", rows[100:130]), ("test", rows[130:])):
+        frame = part[["text"]].copy()
+        for name in ("service", "food"):
+            frame[name] = [int(name in names) for names in part["label"]]
+        frame["price"] = 0
+        frame["all"] = 1
+        if split == "validation":
+            frame["food"] = [1] * 3 + [0] * 27
+        frame.to_csv(tmp_path / "data" / f"{split}.csv", index=False)
+    options = dict(
+        dataset=str(tmp_path / "data"), label_columns="service,food,price,all", task="multi_label"
+    )
+    recipe = Texts(**options)
+    assert recipe.kind.remarks(recipe.splits) == [
+        "labels that cannot be learned: 'price' (0), 'all' (100) of 100 training rows have it"
+    ]
+    each = Texts(**options, thresholds="label")
+    assert each.kind.remarks(each.splits)[1:] == [
+        "--thresholds label: below 10 validation rows a label has the threshold of all labels "
+        "together, not one of its own: 'food' (3), 'price' (0) of 30 validation rows have it"
+    ]
+
+
 # ---- the whole path ------------------------------------------------------------------------------
 
 
@@ -349,6 +376,26 @@ def test_a_model_is_trained_and_judged(run: Run) -> None:
     page = (run.path / "report.html").read_text()
     assert "Each label by itself" in page
     assert "Labels of the same rows" in page
+
+
+@pytest.mark.trains
+def test_scores_are_those_of_the_predictions_that_are_written(run: Run) -> None:
+    table = run.predictions
+    has, given = (
+        np.array([[name in cell for name in run.labels] for cell in table[column]])
+        for column in ("label", "prediction")
+    )
+    page = (run.path / "report.html").read_text()
+    for average in ("micro", "macro"):
+        name = f"f1_{average}"
+        expected = sklearn.metrics.f1_score(has, given, average=average, zero_division=0)
+        assert run.metrics.test[name] == pytest.approx(expected, abs=1e-12)
+        found = run.statistics.metrics[name]
+        assert found["value"] == pytest.approx(expected, abs=1e-12)
+        assert found["low"] < found["high"]
+        assert wording.rounded(found)[0] in page
+    again = run.kind.scored_in(table)
+    assert np.array_equal(again.decided, given)
 
 
 @pytest.mark.trains

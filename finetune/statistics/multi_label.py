@@ -1,7 +1,8 @@
 """What the predictions of a model that gives each row any number of labels are worth, as it stands
 in ``metrics.json``.
 
-The values are those of scikit-learn with ``zero_division=0``.
+The values are those of scikit-learn with ``zero_division=0``: F1 is 0 of a label that no row has or
+is given, and of a row that neither has nor is given a label, though it is right.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from finetune.statistics.scored import ScoredLabels
 #: Rows that have a label, below which the interval of its average precision is not given: of fewer
 #: it covers less than 93% (see tests/test_multi_label_statistics.py).
 FEWEST_POSITIVES = 20
-#: Rows that each label has, below which macro F1 has no interval: of fewer it covers less than 90%.
+#: Rows that each label has, below which macro F1 has no interval: it would cover 90 to 93% only.
 FEWEST_OF_EACH = 2
 _MOST_NAMED = 5
 _UNKNOWN = Interval(math.nan, math.nan, math.nan)

@@ -177,6 +177,10 @@ class Task(ABC, Generic[S]):
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
         """Return what the start block says of the labels of training: a name and a text."""
 
+    def remarks(self, splits: DatasetDict) -> list[str]:
+        """Return sentences about labels of the raw rows that a user must know of."""
+        return []
+
     @abstractmethod
     def on_hub(self, *, is_text: bool) -> str:
         """Return what the Hub calls the task."""

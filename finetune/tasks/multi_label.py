@@ -80,6 +80,27 @@ class MultiLabel(Task[ScoredLabels]):
         rows = f"; {each:.2g} a row on average, {none:.0%} of the rows have none"
         return "labels", f"{len(shares)}: {', '.join(shares[:_MOST_NAMED])}{more}{rows}"
 
+    def remarks(self, splits: DatasetDict) -> list[str]:
+        """Return which labels cannot be learned, and which have no threshold of their own."""
+        rows, held = (self.targets(splits[each][LABEL][:]) for each in ("train", "validation"))
+        told = self._counted(rows, np.isin(rows.sum(axis=0), (0, len(rows))), "training")
+        found = [f"labels that cannot be learned: {told}"] if told else []
+        few = self._counted(held, held.sum(axis=0) < _FEWEST_POSITIVES, "validation")
+        if few and self.thresholds == "label":
+            found.append(
+                f"--thresholds label: below {_FEWEST_POSITIVES} validation rows a label has the "
+                f"threshold of all labels together, not one of its own: {few}"
+            )
+        return found
+
+    def _counted(self, has: np.ndarray, chosen: np.ndarray, split: str) -> str:
+        """Return the names of labels, each with the number of rows that have it."""
+        counts = has.sum(axis=0)
+        told = [f"'{self.labels[each]}' ({counts[each]:,.0f})" for each in np.flatnonzero(chosen)]
+        more = f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
+        named = f"{', '.join(told[:_MOST_NAMED])}{more}"
+        return f"{named} of {len(has):,} {split} rows have it" if told else ""
+
     def on_hub(self, *, is_text: bool) -> str:
         return "text-classification" if is_text else "image-classification"
 
