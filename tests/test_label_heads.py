@@ -37,7 +37,9 @@ def decoder(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return directory
 
 
-def trained(data: str, model: str, directory: Path) -> tuple[Run, list[str]]:
+def trained(
+    data: str, model: str, directory: Path, thresholds: str = "label"
+) -> tuple[Run, list[str]]:
     notes: list[str] = []
     run = finetune.train(
         "text",
@@ -45,7 +47,7 @@ def trained(data: str, model: str, directory: Path) -> tuple[Run, list[str]]:
         model=model,
         max_length=32,
         max_steps=4,
-        thresholds="label",
+        thresholds=thresholds,
         global_batch_size=16,
         output_dir=str(directory),
         attention_dropout=None,
@@ -56,11 +58,19 @@ def trained(data: str, model: str, directory: Path) -> tuple[Run, list[str]]:
 
 @pytest.mark.trains
 def test_thresholds_are_left_out_where_there_is_no_bias(decoder: str, tmp_path: Path) -> None:
-    run, notes = trained(table(tmp_path / "rows.jsonl"), decoder, tmp_path / "run")
-    assert any("no bias that thresholds could be folded into" in note for note in notes), notes
+    data, told = table(tmp_path / "rows.jsonl"), "no bias that thresholds could be folded into"
+    run, notes = trained(data, decoder, tmp_path / "run")
+    assert any(told in note for note in notes), notes
+    assert any(told in note for note in run.manifest.data.notes)
     assert run.statistics.thresholds is None
     page = (run.path / "report.html").read_text()
     assert ">threshold<" not in page
+    assert told in page
+    assert told in (run.path / "README.md").read_text()
+    plain, notes = trained(data, decoder, tmp_path / "plain", thresholds="none")
+    assert not any(told in note for note in notes)
+    assert plain.metrics.baseline == run.metrics.baseline
+    assert plain.metrics.validation == pytest.approx(run.metrics.validation, abs=1e-6)
 
 
 @pytest.mark.trains

@@ -20,9 +20,11 @@ from finetune import Run, TextClassification, UserError
 from finetune.data import multi_labels, stratification
 from finetune.pipeline.compare import compare
 from finetune.pipeline.evaluate import evaluate
+from finetune.reporting import wording
 from finetune.statistics import multi_label
 from finetune.statistics.scored import ScoredLabels
 from finetune.tasks.multi_label import MultiLabel
+from tests.jobs import TORCHRUN, jobs
 
 WORDS = {"service": "waiter", "food": "soup", "price": "bill"}
 
@@ -324,6 +326,32 @@ def test_after_the_shift_one_half_decides() -> None:
     )
 
 
+def test_labels_that_cannot_be_learned_are_told(tmp_path: Path) -> None:
+    rows = table(160)
+    (tmp_path / "data").mkdir()
+    for split, part in (("train", rows[:100]), ("validation", rows[100:130]), ("test", rows[130:])):
+        frame = part[["text"]].copy()
+        for name in ("service", "food"):
+            frame[name] = [int(name in names) for names in part["label"]]
+        frame["price"] = 0
+        frame["all"] = 1
+        if split == "validation":
+            frame["food"] = [1] * 3 + [0] * 27
+        frame.to_csv(tmp_path / "data" / f"{split}.csv", index=False)
+    options = dict(
+        dataset=str(tmp_path / "data"), label_columns="service,food,price,all", task="multi_label"
+    )
+    recipe = Texts(**options)
+    assert recipe.kind.remarks(recipe.splits) == [
+        "labels that cannot be learned: 'price' (0), 'all' (100) of 100 training rows have it"
+    ]
+    each = Texts(**options, thresholds="label")
+    assert each.kind.remarks(each.splits)[1:] == [
+        "--thresholds label: below 10 validation rows a label has the threshold of all labels "
+        "together, not one of its own: 'food' (3), 'price' (0) of 30 validation rows have it"
+    ]
+
+
 # ---- the whole path ------------------------------------------------------------------------------
 
 
@@ -335,15 +363,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(data: Path, model: str, directory: Path, **options: Any) -> Run:
+    usual: dict[str, Any] = dict(learning_rate=5e-3, num_train_epochs=6, global_batch_size=16)
     return finetune.train(
-        "text",
-        dataset=str(data),
-        model=model,
-        learning_rate=5e-3,
-        num_train_epochs=6,
-        global_batch_size=16,
-        output_dir=str(directory),
-        **options,
+        "text", dataset=str(data), model=model, output_dir=str(directory), **usual | options
     )
 
 
@@ -363,6 +385,26 @@ def test_a_model_is_trained_and_judged(run: Run) -> None:
     page = (run.path / "report.html").read_text()
     assert "Each label by itself" in page
     assert "Labels of the same rows" in page
+
+
+@pytest.mark.trains
+def test_scores_are_those_of_the_predictions_that_are_written(run: Run) -> None:
+    table = run.predictions
+    has, given = (
+        np.array([[name in cell for name in run.labels] for cell in table[column]])
+        for column in ("label", "prediction")
+    )
+    page = (run.path / "report.html").read_text()
+    for average in ("micro", "macro"):
+        name = f"f1_{average}"
+        expected = sklearn.metrics.f1_score(has, given, average=average, zero_division=0)
+        assert run.metrics.test[name] == pytest.approx(expected, abs=1e-12)
+        found = run.statistics.metrics[name]
+        assert found["value"] == pytest.approx(expected, abs=1e-12)
+        assert found["low"] < found["high"]
+        assert wording.rounded(found)[0] in page
+    again = run.kind.scored_in(table)
+    assert np.array_equal(again.decided, given)
 
 
 @pytest.mark.trains
@@ -388,6 +430,83 @@ def test_predictions_are_written_and_evaluated(run: Run, data: Path, tmp_path: P
     assert again.statistics is not None
     assert again.metrics["f1_micro"] == pytest.approx(again.statistics.metrics["f1_micro"]["value"])
     assert evaluate(run).metrics == pytest.approx(run.metrics.test, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts with labels that one row in seven has: at 0.5 a model gives none for many steps."""
+    rows = table(280)
+    rows.loc[rows.index % 3 != 0, "text"] = [
+        f"the weather of visit {n}" for n in range(280) if n % 3
+    ]
+    rows["label"] = [[] if number % 3 else names for number, names in enumerate(rows["label"])]
+    rows.to_json(
+        path := tmp_path_factory.mktemp("rare") / "rows.jsonl", orient="records", lines=True
+    )
+    return path
+
+
+OFTEN = dict(
+    learning_rate=2e-3, num_train_epochs=3, eval_strategy="steps", eval_steps=4, save_steps=4
+)
+
+
+def scores_by_step(run: Run) -> dict[int, float]:
+    history = run.manifest.history
+    return {each["step"]: each["eval_f1_micro"] for each in history if "eval_f1_micro" in each}
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("thresholds", ["one", "label"])
+def test_the_model_is_chosen_by_what_is_saved(
+    rare: Path, tiny_model: str, tmp_path: Path, thresholds: str
+) -> None:
+    run = trained(rare, tiny_model, tmp_path / "run", thresholds=thresholds, **OFTEN)
+    scores, best = scores_by_step(run), run.manifest.best_step or 0
+    assert min(scores.values()) > 0.2
+    assert scores[best] == max(scores.values()) > min(scores.values())
+    validation = run.metrics.validation
+    assert validation["f1_micro"] == pytest.approx(scores[best])
+    recipe = run.recipe()
+    rows = recipe.splits["validation"]
+    told = [[recipe.labels[label] for label in row] for row in rows["label"]]
+    frame = pd.DataFrame({"text": rows["text"][:], "label": told})
+    frame.to_json(held := tmp_path / "held.jsonl", orient="records", lines=True)
+    again = evaluate(run, str(held)).metrics
+    assert {name: again[name] for name in validation} == pytest.approx(validation, abs=1e-5)
+
+
+@pytest.mark.trains
+def test_thresholds_are_the_same_however_it_is_launched(
+    rare: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """In two processes, with micro-batches, and resumed."""
+    usual: dict[str, Any] = dict(
+        **OFTEN,
+        global_batch_size=16,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        lr_scheduler_type="constant",
+    )
+    usual |= dict(max_steps=24, precision="fp32", baseline=False)
+    launch = [*TORCHRUN, "--standalone", "--nproc_per_node=2", "-m", "finetune", "text"]
+    words = [f"--{name}={value}" for name, value in (usual | {"model": tiny_model}).items()]
+    with jobs() as every:
+        two = every.start([*launch, f"--dataset={rare}", *words, "--output_dir=two"], tmp_path)
+        one = trained(rare, tiny_model, tmp_path / "one", **usual)
+        small = trained(
+            rare, tiny_model, tmp_path / "small", **usual, gradient_accumulation_steps=4
+        )
+        trained(rare, tiny_model, tmp_path / "resumed", **usual | {"max_steps": 12})
+        usual["resume_from_checkpoint"] = "last"
+        resumed = trained(rare, tiny_model, tmp_path / "resumed", **usual)
+        ended = two.ended()
+    assert ended.returncode == 0, ended.stderr
+    assert resumed.manifest.steps_before == 12
+    for other in (small, resumed, Run.load(tmp_path / "two")):
+        assert scores_by_step(other) == pytest.approx(scores_by_step(one), abs=1e-6)
+        assert other.metrics.validation == pytest.approx(one.metrics.validation, abs=1e-5)
+        assert other.statistics.thresholds == pytest.approx(one.statistics.thresholds, abs=1e-5)
 
 
 @pytest.mark.trains

@@ -17,10 +17,15 @@ from sklearn.metrics import (
     hamming_loss,
     log_loss,
 )
+from transformers import EvalPrediction
 
 from finetune.recipe import scoring
-from finetune.statistics import average_precision, multi_label
+from finetune.recipe.scoring import Scoring, without_counted
+from finetune.statistics import average_precision, label_f1, multi_label
+from finetune.statistics.resampling import Budget
 from finetune.statistics.scored import ScoredLabels
+from finetune.tasks.assessment import Assessment
+from finetune.tasks.multi_label import MultiLabel
 
 ROWS, PREVALENCES = 400, (0.5, 0.3, 0.1, 0.05)
 AVERAGES = ("micro", "macro", "samples")
@@ -247,3 +252,151 @@ def test_values_are_those_of_scikit_learn(seed: int) -> None:
     for name, each in of_two(ROWS, seed).items():
         assert each["value"] == pytest.approx(better[name] - expected[name])
         assert np.isnan(each["low"]) or each["low"] <= each["value"] <= each["high"]
+
+
+def f1_of(has: np.ndarray, given: np.ndarray) -> tuple[float, float]:
+    """Return micro and macro F1."""
+    right, both = (has & given).sum(axis=0), has.sum(axis=0) + given.sum(axis=0)
+    return float(2 * right.sum() / both.sum()), float((2 * right / both).mean())
+
+
+def f1_coverage(
+    rows: int, prevalences: tuple[float, ...], apart: float, alike: float, repeats: int
+) -> list[float]:
+    """Return how often the intervals hold the truth: micro and macro F1 of one model, then of the
+    difference between two. Mistakes in the labels of a row are ``alike``, a correlation.
+    """
+    generator = np.random.default_rng(1)
+
+    def drawn(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        has = generator.random((size, len(prevalences))) < prevalences
+        own, other = generator.normal(size=(2, *has.shape))
+        noise = np.sqrt(1 - alike) * own + np.sqrt(alike) * generator.normal(size=(size, 1))
+        logits = apart * (2 * has - 1) + noise - 0.5
+        return has, logits > 0, logits + 0.4 * (2 * has - 1) + other / 2 > 0
+
+    has, first, second = drawn(1_000_000)
+    one, two = f1_of(has, first), f1_of(has, second)
+    truth = [*one, two[0] - one[0], two[1] - one[1]]
+    inside = np.zeros(4)
+    for _ in range(repeats):
+        has, first, second = drawn(rows)
+        for place, models in enumerate(((first,), (first, second))):
+            found = label_f1.micro(has, *models), label_f1.macro(has, *models)
+            for kind, each in enumerate(found):
+                inside[2 * place + kind] += each.low <= truth[2 * place + kind] <= each.high
+    return [float(share) for share in inside / repeats]
+
+
+F1_CASES = [
+    (100, (0.03,) * 5, 1.5, 0.0),
+    (200, (0.03,) * 5, 1.5, 0.5),
+    (100, (0.05,) * 5, 1.0, 0.0),
+    (200, (0.05,) * 5, 2.0, 0.0),
+    (100, (0.5, 0.3, 0.1, 0.05), 1.5, 0.0),
+    (400, (0.02,) * 10, 1.5, 0.0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", F1_CASES)
+def test_intervals_of_f1_hold_the_truth(
+    case: tuple[int, tuple[float, ...], float, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of labels that 3 to 10 of the rows have, too, for F1 of 0.45 to 0.9."""
+    found = f1_coverage(*case, 2000)
+    with capsys.disabled():
+        print(case, found)
+    assert all(0.93 <= share <= 0.98 for share in found), found
+
+
+def test_intervals_of_f1_hold_it_often_enough() -> None:
+    assert all(share >= 0.9 for share in f1_coverage(*F1_CASES[0], 300))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_intervals_have_a_width_where_all_or_none_are_right(right: bool) -> None:
+    has = np.random.default_rng(0).random((60, 3)) < 0.4
+    has[~has.any(axis=1), 0] = True
+    rows = ScoredLabels(list("abc"), has, np.where(has == right, 0.9, 0.1))
+    found = multi_label.scores(rows)
+    for name in ("f1_micro", "f1_macro", "f1_samples", "hamming_loss"):
+        low, high = found[name]["low"], found[name]["high"]
+        assert 0 <= low <= found[name]["value"] <= high <= 1
+        assert 0.01 < high - low < 0.2, name
+
+
+def test_no_interval_of_macro_f1_where_a_label_has_one_row() -> None:
+    has = np.random.default_rng(0).random((60, 3)) < 0.4
+    has[:, 2] = np.arange(60) == 7
+    rows = ScoredLabels(list("abc"), has, np.where(has, 0.9, 0.1))
+    found = multi_label.scores(rows)["f1_macro"]
+    assert found["value"] == 1
+    assert np.isnan([found["low"], found["high"]]).all()
+    assert multi_label.of(rows)["notes"] == [
+        "no confidence interval of macro F1: a label needs 2 rows that have it, and of these there "
+        "are 'c' 1"
+    ]
+    has[8, 2] = True
+    assert multi_label.of(rows)["notes"] == []
+    assert multi_label.scores(rows)["f1_macro"]["low"] < 1
+
+
+def test_a_label_that_every_row_has_is_left_out_of_the_average_precision() -> None:
+    """As in the module, which the headline value is from."""
+    one = drawn(60, 0)[0]
+    has = one.labels.copy()
+    has[:, 0] = True
+    rows = ScoredLabels(one.names, has, one.probabilities)
+    outputs = EvalPrediction(predictions=rows.outputs, label_ids=has)
+    task = MultiLabel(labels=one.names)
+    expected = Scoring(average_precision={"average": "macro"})(outputs, task)
+    found = multi_label.scores(rows)["average_precision"]["value"]
+    assert found == pytest.approx(expected["average_precision"])
+
+
+def test_f1_of_rows_without_labels_is_that_of_scikit_learn() -> None:
+    """0 where a row neither has a label nor is given one, in the module and in the statistic."""
+    rows = drawn(ROWS, 0)[0]
+    has = rows.labels & (np.arange(ROWS) % 3 > 0)[:, None]
+    rows = ScoredLabels(rows.names, has, np.where(has.any(axis=1)[:, None], rows.probabilities, 0))
+    assert (~has.any(axis=1) & ~rows.decided.any(axis=1)).sum() > 100
+    outputs = EvalPrediction(predictions=rows.outputs, label_ids=has)
+    scoring = Scoring(f1_samples={"module": "f1", "average": "samples"})
+    expected = f1_score(has, rows.decided, average="samples", zero_division=0)
+    assert scoring(outputs, MultiLabel(labels=rows.names))["f1_samples"] == expected
+    assert multi_label.scores(rows)["f1_samples"]["value"] == pytest.approx(expected)
+
+
+def test_intervals_are_of_the_metric_that_is_declared() -> None:
+    """By module and arguments, whatever it is called."""
+    one = drawn(150, 3)[0]
+    declared: dict[str, dict[str, Any]] = {
+        "f1_micro": {"module": "f1", "average": "weighted"},
+        "f1": {"average": "macro"},
+        "accuracy": {},
+    }
+    task = MultiLabel(labels=one.names)
+    assert task.counted(declared) == {"f1": "f1_macro", "accuracy": "subset_accuracy"}
+    scored = Scoring(**declared)
+    assessment = Assessment(
+        task=task,
+        outputs=one.outputs,
+        labels=one.labels,
+        scoring=declared,
+        compute=without_counted(functools.partial(scored, task=task), declared, task),
+        budget=Budget(seconds=0),
+    )
+    found = assessment.statistics()["metrics"]
+    true = values(one)
+    weighted = f1_score(one.labels, one.decided, average="weighted", zero_division=0)
+    assert found["f1_micro"]["value"] == pytest.approx(weighted)
+    assert found["f1_micro"]["draws"] == Budget.fewest
+    assert found["f1"] == found["f1_macro"]
+    assert found["f1"]["value"] == pytest.approx(true["f1_macro"])
+    assert found["accuracy"]["value"] == pytest.approx(true["subset_accuracy"])
+    gaps = assessment.beyond(drawn(150, 3)[1].outputs)
+    other = drawn(150, 3)[1]
+    better = f1_score(one.labels, other.decided, average="weighted", zero_division=0)
+    assert gaps["f1_micro"]["value"] == pytest.approx(weighted - better)
+    assert gaps["f1"] == gaps["f1_macro"]

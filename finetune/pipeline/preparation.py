@@ -126,6 +126,7 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
         _endless_warmup(values, steps),
         _repeated_rows(recipe, values),
         recipe.dominating() if isinstance(recipe, TextClassification) else None,
+        *recipe.kind.remarks(recipe.splits),
     )
     for note in remarks:
         if note and note not in recipe.notes:  # a recipe may be prepared twice

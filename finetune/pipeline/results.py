@@ -37,8 +37,11 @@ def write(
     for split, output in (("test", tested), ("validation", validated)):
         refuse_other_labels(recipe.targets(split), output.label_ids)
     predictions.write(run.path, recipe.kind, rows, tested.predictions, tokens)
+    scores = provenance.validation_metrics(outcome["history"], outcome["best_step"])
+    if after:
+        scores = provenance.scores_only(validated.metrics or {}, "eval_")
     Metrics(
-        validation=provenance.validation_metrics(outcome["history"], outcome["best_step"]),
+        validation=scores,
         test=provenance.scores_only(tested.metrics or {}, "test_"),
     ).write(run.path)
     run.update(**outcome)

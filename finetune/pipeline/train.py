@@ -44,11 +44,6 @@ if TYPE_CHECKING:
     from finetune.training.manifest import Manifest
     from finetune.training.trainer import Trainer
 
-_NO_BIAS = (
-    "the last layer has no bias that thresholds could be folded into; without them labels are "
-    "given above a probability of one half"
-)
-
 
 def train(
     recipe: str | type[Recipe] | Recipe, *, progress: Progress = ignore, **options: Any
@@ -121,7 +116,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
 
 
 def _fit(prepared: Prepared, progress: Progress) -> Run:
-    from finetune.pipeline import provenance, room
+    from finetune.pipeline import provenance, room, thresholds
     from finetune.training import disk
     from finetune.training.trainer import build_trainer
 
@@ -146,6 +141,9 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             chosen = prepared.settings
         arguments = chosen.arguments
         trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
+        assert trainer.model is not None
+        if left_out := thresholds.without_place(recipe, trainer.model):
+            recipe.note(left_out)
         trainer.configuration = prepared.configuration
         trainer.raw_rows = recipe.splits["train"]
         changed = found is not None and changes.between(found, prepared.configuration)
@@ -167,6 +165,8 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
         give_up = functools.partial(_give_up, run)
         with signals.deferred(arguments.grace_seconds, give_up):
             trained, seconds, validated, tested, after = _trained(trainer, prepared, progress)
+        if left_out:
+            progress(Noted(left_out))
         stopped = trainer.early_stopping.reason if trainer.early_stopping is not None else ""
         if stopped:
             progress(Noted(stopped))
@@ -230,28 +230,17 @@ def _trained(
     Raises:
         Stopped: on every rank, if a signal asked for it; what is trained is in a checkpoint.
     """
-    import numpy as np
-
-    from finetune.models import head
+    from finetune.pipeline import thresholds
     from finetune.training import disk
 
-    started = time.perf_counter()
-    trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
+    started, recipe = time.perf_counter(), prepared.settings.recipe
+    with thresholds.in_evaluations(trainer, recipe.kind):
+        trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
     seconds = time.perf_counter() - started
     trainer.refuse_broken_weights()
-    recipe = prepared.settings.recipe
     try:
         assert trainer.model is not None
-        validated = trainer.predict_evaluated()
-        outputs, targets = map(np.asarray, (validated.predictions, validated.label_ids))
-        if after := recipe.kind.fitted(outputs, targets):
-            layer = head.last_linear(trainer.model, recipe.kind.width)
-            if np.any(after.shift) and not head.has_bias(layer):
-                after = None
-                progress(Noted(f"{type(trainer.model).__name__}: {_NO_BIAS}"))
-        if after:
-            head.fold(layer, after.scale, after.shift)
-            validated = validated._replace(predictions=after(outputs))
+        validated, after = thresholds.folded(trainer, recipe.kind, trainer.predict_evaluated())
         needed = disk.weight_bytes(trainer.model)
         with disk.explained(Path(trainer.args.output_dir or ""), "writing the model", needed):
             trainer.save_model()

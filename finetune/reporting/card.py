@@ -110,7 +110,10 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
     digits = {name: wording.digits(statistics.metrics[name]) for name in headline}
     table = [
         ["---"] * (len(headline) + 1),
-        ["fine-tuned", *(f"{value} ({low} to {high})" for value, low, high in own)],
+        [
+            "fine-tuned",
+            *(f"{value} ({low} to {high})" if low != high else value for value, low, high in own),
+        ],
         *(
             [baseline, *(wording.score(scores[name], digits=digits[name]) for name in headline)]
             for baseline, scores in metrics.baseline.items()

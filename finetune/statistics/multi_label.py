@@ -1,17 +1,19 @@
 """What the predictions of a model that gives each row any number of labels are worth, as it stands
 in ``metrics.json``.
 
-The values are those of scikit-learn with ``zero_division=0``.
+The values are those of scikit-learn with ``zero_division=0``: F1 is 0 of a label that no row has or
+is given, and of a row that neither has nor is given a label, though it is right.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from finetune.statistics import average_precision, intervals, pairs
+from finetune.statistics import average_precision, intervals, label_f1, pairs
 from finetune.statistics.classification import f1_of_class
 from finetune.statistics.counts import divide
 from finetune.statistics.intervals import Interval
@@ -21,21 +23,25 @@ from finetune.statistics.scored import ScoredLabels
 #: Rows that have a label, below which the interval of its average precision is not given: of fewer
 #: it covers less than 93% (see tests/test_multi_label_statistics.py).
 FEWEST_POSITIVES = 20
+#: Rows that each label has, below which macro F1 has no interval: it would cover 90 to 93% only.
+FEWEST_OF_EACH = 2
+_MOST_NAMED = 5
+_UNKNOWN = Interval(math.nan, math.nan, math.nan)
 #: Co-occurrences of more labels are not written down: they would be most of ``metrics.json``.
 MOST_TOGETHER = 100
 
 
 def of(rows: ScoredLabels) -> dict[str, Any]:
-    """Return all of it: facts by name.
+    """Return all of it but :func:`scores`: facts by name.
 
     An interval is ``{"value": ..., "low": ..., "high": ...}`` with a confidence of 95%.
     """
     together = rows.labels.T.astype(np.int64) @ rows.labels
     return {
         "rows": len(rows),
-        "metrics": scores(rows),
         "classes": of_labels(rows),
         "together": together.tolist() if len(together) <= MOST_TOGETHER else None,
+        "notes": _without_interval(rows),
     }
 
 
@@ -46,11 +52,11 @@ def scores(rows: ScoredLabels) -> dict[str, Any]:
     """
     of_rows = _of_rows(rows)
     found = {
-        **_f1(rows.labels, rows.decided),
-        "f1_samples": intervals.of_mean(of_rows["f1_samples"]),
+        **_f1(rows, rows.decided),
+        "f1_samples": _of_shares(of_rows["f1_samples"]),
         "subset_accuracy": intervals.of_share(int(rows.right.sum()), len(rows)),
-        "average_precision": average_precision.mean(rows) or Interval(0.0, 0.0, 1.0),
-        "hamming_loss": intervals.of_mean(of_rows["hamming_loss"]),
+        "average_precision": average_precision.mean(rows) or _UNKNOWN,
+        "hamming_loss": _of_shares(of_rows["hamming_loss"]),
         "log_loss": intervals.of_mean(of_rows["log_loss"]),
     }
     return {name: asdict(each) for name, each in found.items()}
@@ -84,13 +90,12 @@ def differences(first: ScoredLabels, second: ScoredLabels) -> dict[str, Any]:
     """Return how much more of each metric the second model has than the first on the same rows."""
     one, other = _of_rows(first), _of_rows(second)
     found = {
-        **_f1(first.labels, first.decided, second.decided),
+        **_f1(first, first.decided, second.decided),
         **{name: intervals.of_mean(other[name] - one[name]) for name in one},
         "subset_accuracy": pairs.accuracy_difference(
             np.ones(len(first)), first.right.astype(int), second.right.astype(int)
         ),
-        "average_precision": average_precision.difference(first, second)
-        or Interval(0.0, -1.0, 1.0),
+        "average_precision": average_precision.difference(first, second) or _UNKNOWN,
     }
     return {name: asdict(each) for name, each in found.items()}
 
@@ -134,24 +139,36 @@ def _of_rows(rows: ScoredLabels) -> dict[str, np.ndarray]:
     }
 
 
-def _f1(has: np.ndarray, *given: np.ndarray) -> dict[str, Interval]:
+def _of_shares(values: np.ndarray) -> Interval:
+    """Return the interval of the mean of a share of each row: Wilson's where all are the same."""
+    if (values == values[0]).all():
+        return intervals.of_share(float(values.sum()), len(values))
+    return intervals.of_mean(values)
+
+
+def _f1(rows: ScoredLabels, *given: np.ndarray) -> dict[str, Interval]:
     """Return micro and macro F1 of one model; of two, how much more the second has."""
-    both = np.concatenate([has, *given], axis=1)
-    kinds, numbers = np.unique(both, axis=0, return_counts=True)
-    true, *said = np.split(kinds.astype(np.float64), 1 + len(given), axis=1)
-    tallies = np.concatenate([true, *(part for one in said for part in (one, one * true))], axis=1)
+    macro = label_f1.macro(rows.labels, *given)
+    if _rare(rows):
+        macro = Interval(macro.value, math.nan, math.nan)
+    return {"f1_micro": label_f1.micro(rows.labels, *given), "f1_macro": macro}
 
-    def metrics(drawn: np.ndarray) -> np.ndarray:
-        sums = np.asarray(drawn @ tallies).reshape(len(drawn), 1 + 2 * len(given), -1)
-        each = []
-        for index in range(len(given)):
-            right, all_of = sums[:, 2 + 2 * index], sums[:, 0] + sums[:, 1 + 2 * index]
-            micro = divide(2 * right.sum(axis=-1), all_of.sum(axis=-1))
-            each.append(np.stack([micro, divide(2 * right, all_of).mean(axis=-1)]))
-        return np.asarray(each[-1] - each[0] if len(each) > 1 else each[0])
 
-    found = intervals.of_counts(metrics, numbers, tallies.shape[1])
-    return dict(zip(("f1_micro", "f1_macro"), found, strict=True))
+def _rare(rows: ScoredLabels) -> dict[str, int]:
+    """Return the labels that fewer than :data:`FEWEST_OF_EACH` rows have, and how many do."""
+    support = dict(zip(rows.names, rows.labels.sum(axis=0).tolist(), strict=True))
+    return {name: count for name, count in support.items() if count < FEWEST_OF_EACH}
+
+
+def _without_interval(rows: ScoredLabels) -> list[str]:
+    if not (rare := _rare(rows)):
+        return []
+    named = ", ".join(f"'{name}' {count}" for name, count in [*rare.items()][:_MOST_NAMED])
+    more = f" and {len(rare) - _MOST_NAMED} more" if len(rare) > _MOST_NAMED else ""
+    return [
+        f"no confidence interval of macro F1: a label needs {FEWEST_OF_EACH} rows that have it, "
+        f"and of these there are {named}{more}"
+    ]
 
 
 def farthest(rows: ScoredLabels) -> np.ndarray:

@@ -59,7 +59,7 @@ class Assessment:
         counted = self.task.counted(self.scoring)
         found = self.task.statistics(self.rows, counted, temperature)
         own = self.own.metrics() if self.own else {}
-        return {**found, "metrics": {**own, **found["metrics"]}}
+        return {**found, "metrics": found["metrics"] | own}
 
     def beyond(self, baseline: np.ndarray) -> dict[str, Any]:
         """Return the difference of each metric to a baseline, whose outputs are those of a model:
@@ -68,7 +68,7 @@ class Assessment:
         own = self.own.beyond(baseline) if self.own else {}
         counted = self.task.counted(self.scoring)
         other = self.task.scored(self.labels, baseline)
-        return {**own, **self.task.beyond(self.rows, other, counted)}
+        return self.task.beyond(self.rows, other, counted) | own
 
 
 def compared(
@@ -89,4 +89,4 @@ def compared(
     if not has_others(scoring, counted):
         return judged, more
     own = Resampled(compute, second.outputs, second.labels, Budget())
-    return {**own.metrics(), **judged}, {**own.beyond(first.outputs), **more}
+    return judged | own.metrics(), more | own.beyond(first.outputs)

@@ -190,6 +190,10 @@ class Task(ABC, Generic[S]):
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
         """Return what the start block says of the labels of training: a name and a text."""
 
+    def remarks(self, splits: DatasetDict) -> list[str]:
+        """Return sentences about labels of the raw rows that a user must know of."""
+        return []
+
     @abstractmethod
     def on_hub(self, *, is_text: bool) -> str:
         """Return what the Hub calls the task."""
@@ -202,6 +206,10 @@ class Task(ABC, Generic[S]):
         It is folded into the last layer of the model before that is saved. None if nothing is.
         """
         return None
+
+    def unshifted(self) -> Task[S]:
+        """Return the task of a model into which :meth:`fitted` cannot be folded."""
+        return self
 
     def thresholds_of(self, after: Affine) -> dict[str, float] | None:
         """Return the probabilities above which labels were given before ``after``, by name; None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from scipy.special import expit, logit
 from finetune.data import multi_labels, targets
 from finetune.statistics import average_precision, label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics.resampling import Metrics, Scoring, module_of
 from finetune.statistics.scored import LABEL, PREDICTION, ScoredLabels, probability_of
 from finetune.tasks import losses, weights
 from finetune.tasks.base import Affine, RowLoss, Task, Tell
@@ -81,6 +81,27 @@ class MultiLabel(Task[ScoredLabels]):
         rows = f"; {each:.2g} a row on average, {none:.0%} of the rows have none"
         return "labels", f"{len(shares)}: {', '.join(shares[:_MOST_NAMED])}{more}{rows}"
 
+    def remarks(self, splits: DatasetDict) -> list[str]:
+        """Return which labels cannot be learned, and which have no threshold of their own."""
+        rows, held = (self.targets(splits[each][LABEL][:]) for each in ("train", "validation"))
+        told = self._counted(rows, np.isin(rows.sum(axis=0), (0, len(rows))), "training")
+        found = [f"labels that cannot be learned: {told}"] if told else []
+        few = self._counted(held, held.sum(axis=0) < _FEWEST_POSITIVES, "validation")
+        if few and self.thresholds == "label":
+            found.append(
+                f"--thresholds label: below {_FEWEST_POSITIVES} validation rows a label has the "
+                f"threshold of all labels together, not one of its own: {few}"
+            )
+        return found
+
+    def _counted(self, has: np.ndarray, chosen: np.ndarray, split: str) -> str:
+        """Return the names of labels, each with the number of rows that have it."""
+        counts = has.sum(axis=0)
+        told = [f"'{self.labels[each]}' ({counts[each]:,.0f})" for each in np.flatnonzero(chosen)]
+        more = f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
+        named = f"{', '.join(told[:_MOST_NAMED])}{more}"
+        return f"{named} of {len(has):,} {split} rows have it" if told else ""
+
     def on_hub(self, *, is_text: bool) -> str:
         return "text-classification" if is_text else "image-classification"
 
@@ -116,6 +137,9 @@ class MultiLabel(Task[ScoredLabels]):
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
                 found[index] = multi_label.threshold(probabilities[:, index], has[:, index])
         return Affine(np.ones(len(found)), -logit(np.clip(found, 1e-6, 1 - 1e-6)))
+
+    def unshifted(self) -> MultiLabel:
+        return replace(self, thresholds="none")
 
     def thresholds_of(self, after: Affine) -> dict[str, float]:
         """Return the thresholds of which ``after`` makes one half."""
@@ -182,27 +206,41 @@ class MultiLabel(Task[ScoredLabels]):
     # ---- what predictions are worth --------------------------------------------------------------
 
     def counted(self, scoring: Scoring) -> Metrics:
-        """Return those of which the intervals are known: their names, nothing else."""
-        return {name: np.asarray for name in scoring if name in self.metrics}
+        """Return those of which the intervals are known, by module and arguments, and what they are
+        called among these.
+        """
+        known: dict[str, dict[str, dict[str, Any]]] = {
+            "f1": {f"f1_{each}": {"average": each} for each in ("micro", "macro", "samples")},
+            "accuracy": {"subset_accuracy": {}},
+            "average_precision": {"average_precision": {"average": "macro"}},
+        }
+        found = {}
+        for name, each in scoring.items():
+            module, arguments = module_of(name, each)
+            for statistic, its in known.get(module, {}).items():
+                if arguments == its:
+                    found[name] = statistic
+        return found
 
     def scores(self, rows: ScoredLabels, counted: Metrics) -> dict[str, Any]:
-        return multi_label.scores(rows)
+        return _named(multi_label.scores(rows), counted)
 
     def statistics(
         self, rows: ScoredLabels, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        notes = average_precision.remarks("average_precision", rows)
-        return {**multi_label.of(rows), "notes": notes}
+        found = multi_label.of(rows)
+        notes = [*found["notes"], *average_precision.remarks("average_precision", rows)]
+        return {**found, "metrics": self.scores(rows, counted), "notes": notes}
 
     def beyond(
         self, rows: ScoredLabels, baseline: ScoredLabels, counted: Metrics
     ) -> dict[str, Any]:
-        return multi_label.differences(baseline, rows)
+        return self.differences(baseline, rows, counted)
 
     def differences(
         self, first: ScoredLabels, second: ScoredLabels, counted: Metrics
     ) -> dict[str, Any]:
-        return multi_label.differences(first, second)
+        return _named(multi_label.differences(first, second), counted)
 
     def tests(self, rows: Sequence[ScoredLabels]) -> list[McNemar]:
         return [multi_label.test(rows[0], other) for other in rows[1:]]
@@ -234,3 +272,8 @@ class MultiLabel(Task[ScoredLabels]):
             )
             after = self.fitted(validated, held)  # as the model has it
             yield name, tested if after is None else after(tested)
+
+
+def _named(found: dict[str, Any], counted: Metrics) -> dict[str, Any]:
+    """Return statistics with those that a recipe declares under the names it gives them."""
+    return found | {name: found[statistic] for name, statistic in counted.items()}

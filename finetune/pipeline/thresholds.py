@@ -1,0 +1,85 @@
+"""What a task fits on the validation rows, the thresholds of labels: applied in each evaluation of
+a training, and folded into the last layer of the model after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import EvalPrediction
+
+from finetune.errors import UserError
+from finetune.models import head
+from finetune.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers.trainer_utils import PredictionOutput
+
+    from finetune.tasks.base import Affine, Task
+    from finetune.training.trainer import Trainer
+
+
+def without_place(recipe: Recipe, model: torch.nn.Module) -> str | None:
+    """Leave the thresholds of a recipe out where the last layer of its model has no bias that they
+    could be folded into, those of the baselines too; return a sentence that says so.
+    """
+    unshifted = recipe.kind.unshifted()
+    if unshifted == recipe.kind:
+        return None
+    with contextlib.suppress(UserError):  # there is no such layer
+        if head.has_bias(head.last_linear(model, recipe.kind.width)):
+            return None
+    recipe.kind = unshifted
+    return (
+        f"{type(model).__name__}: the last layer has no bias that thresholds could be folded into; "
+        "without them the model and its baselines give labels above a probability of one half"
+    )
+
+
+@contextlib.contextmanager
+def in_evaluations(trainer: Trainer, task: Task[Any]) -> Iterator[None]:
+    """Let evaluations compute metrics of outputs after what the task fits on them, as they are of
+    the model that is saved: these choose the best checkpoint, and stop the training early.
+    """
+    compute = trainer.compute_metrics
+
+    def of_fitted(found: EvalPrediction) -> dict[str, float]:
+        assert compute is not None
+        outputs, targets = map(np.asarray, (found.predictions, found.label_ids))
+        if after := task.fitted(outputs, targets):
+            outputs = after(outputs)
+        return compute(EvalPrediction(outputs, targets, found.inputs, found.losses))
+
+    trainer.compute_metrics = compute and of_fitted
+    try:
+        yield
+    finally:
+        trainer.compute_metrics = compute
+
+
+def folded(
+    trainer: Trainer, task: Task[Any], validated: PredictionOutput
+) -> tuple[PredictionOutput, Affine | None]:
+    """Fold what the task fits on the validation rows into the model.
+
+    Returns:
+        The outputs for these rows, with their loss and metrics, as the model gives them now, and
+        what was folded; None if nothing was.
+    """
+    outputs, targets = map(np.asarray, (validated.predictions, validated.label_ids))
+    after = task.fitted(outputs, targets)
+    if after is None:
+        return validated, None
+    assert trainer.model is not None
+    head.fold(head.last_linear(trainer.model, task.width), after.scale, after.shift)
+    moved = after(outputs)
+    losses = trainer.compute_loss_func.of_rows(torch.as_tensor(moved), torch.as_tensor(targets))
+    scores = {"loss": losses.double().mean().item()}
+    if trainer.compute_metrics is not None:
+        scores |= trainer.compute_metrics(EvalPrediction(moved, targets))
+    metrics = {f"eval_{name}": value for name, value in scores.items()}
+    return validated._replace(predictions=moved, metrics=metrics), after
