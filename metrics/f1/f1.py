@@ -46,9 +46,11 @@ class F1(evaluate.Metric):
             labels: Class ids to score, shape `(n_labels,)`; by default those that occur in
                 either input, sorted. Ignored when `average="binary"`.
             pos_label: The positive class of `average="binary"`.
-            average: "binary", "micro", "macro", "weighted", or None for one score per label.
+            average: "binary", "micro", "macro", "weighted", or None for one score per label; of
+                `multilabel` also "samples", the mean over the examples.
             sample_weight: Weight of each example, shape `(n_examples,)`.
-            zero_division: Score of a class with a zero denominator: 0, 1 or NaN.
+            zero_division: Score of a class with a zero denominator, or of an example that neither
+                has a label nor is given one: 0, 1 or NaN.
 
         Returns:
             `{"f1": score}`: a float, or `n_labels` floats if `average` is None.
