@@ -355,6 +355,10 @@ def test_metrics_of_an_order_need_one(name: str) -> None:
     assert second.startswith("--metrics kappa: it needs classes in an order")
     with pytest.raises(UserError, match=f"{name}: it needs 3 classes or more in an order; use"):
         TASKS["two"].refuse_metrics({name: {}})
+    with pytest.raises(
+        UserError, match=f"{name}: it needs one label a row, of classes in an order"
+    ):
+        TASKS["labels"].refuse_metrics({name: {}})
     TASKS["ordinal"].refuse_metrics({name: {}})
     with pytest.raises(UserError, match=f"{name}: a metric of classes, and the labels are numbers"):
         TASKS["number"].refuse_metrics({name: {}})

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
 RowLoss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+#: Metrics that count how many classes a prediction is off.
+OF_AN_ORDER = ("quadratic_kappa", "mean_absolute_error")
 #: What ``--metrics`` knows of rows that have any number of labels, beside what others have.
 OF_LABEL_SETS: Scoring = {
     "f1_samples": {MODULE: "f1", "average": "samples"},
@@ -293,15 +295,16 @@ class Task(ABC, Generic[S]):
 
     def unsuited(self, name: str, module: str) -> str:
         """Return why a metric is not of labels of this kind, empty if it is: here, metrics of
-        numbers would take those of the classes.
+        numbers would take those of the classes, and some need an order of them.
 
         Args:
             name: Of the metric.
             module: The folder in ``metrics/``, or the path of a module of one's own.
         """
-        return (
-            "a metric of numbers, and the labels are classes" if module in numbers.METRICS else ""
-        )
+        if module in OF_AN_ORDER:
+            return "it needs one label a row, of classes in an order"
+        is_of_numbers = module in numbers.METRICS
+        return "a metric of numbers, and the labels are classes" if is_of_numbers else ""
 
     def counted(self, scoring: Scoring) -> Metrics:
         """Return those of the local metrics that are known, and need no evaluation of resamples."""

@@ -29,7 +29,7 @@ from finetune.statistics.scored import (
     probability_of,
 )
 from finetune.tasks import losses, weights
-from finetune.tasks.base import OF_LABEL_SETS, RowLoss, Task, Tell
+from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task, Tell
 from finetune.tasks.reading import FEWEST_ORDERED
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 #: Classes that the start block names.
 _MOST_NAMED = 12
-#: Metrics that count how many classes a prediction is off.
-_OF_AN_ORDER = ("quadratic_kappa", "mean_absolute_error")
 
 
 class SingleLabel(Task[ScoredRows]):
@@ -148,8 +146,10 @@ class SingleLabel(Task[ScoredRows]):
         """Return it of metrics of numbers, of sets of labels, and of an order if there is none."""
         if name in OF_LABEL_SETS:
             return f"a metric of rows with any number of labels, and these have one; use {module}"
-        if self.is_ordered or module not in _OF_AN_ORDER:
+        if module not in OF_AN_ORDER:
             return super().unsuited(name, module)
+        if self.is_ordered:
+            return ""
         if len(self.labels) < FEWEST_ORDERED:
             return f"it needs {FEWEST_ORDERED} classes or more in an order; use accuracy"
         return (
