@@ -13,6 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from finetune.data import targets
 from finetune.data.delimited import separator_hint
 from finetune.data.labels import listed, refusal_of_lists
+from finetune.data.several import as_text, values_in
 from finetune.errors import UserError, suggestion
 
 _AT_ONCE = 1000  # rows in memory
@@ -102,13 +103,13 @@ def _is_number(text: Any) -> bool:
         return False
 
 
-def names_in(flag: str, words: str | None) -> list[str]:
-    """Return the columns that a flag names, separated by commas.
+def names_in(flag: str, words: Any) -> list[str]:
+    """Return the columns that a flag names, by a text or a list; none if it is None.
 
     Raises:
         UserError: if it names fewer than two.
     """
-    found = [each.strip() for each in (words or "").split(",") if each.strip()]
+    found = values_in(as_text(words, "NAME,NAME", flag) or "")
     if words is not None and len(found) < 2:
         raise UserError(f"{flag} {words}: expected two columns or more, separated by commas")
     return found

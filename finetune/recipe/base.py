@@ -78,11 +78,13 @@ class Recipe(Declared):
     )
     class_weights: str = option(
         "none",
-        "how much rows of a class count in the loss of training: balanced, none, or "
-        "NAME=WEIGHT,NAME=WEIGHT",
+        "how much rows of a class count in the loss of training: balanced, none, or by name",
+        several="NAME=WEIGHT,NAME=WEIGHT",
     )
     metrics: str | None = option(
-        None, "accuracy,f1_macro,f1_micro,roc_auc,./MINE.py,... (unset: those of the task)"
+        None,
+        "accuracy,f1_macro,f1_micro,roc_auc,./MINE.py,... (unset: those of the task)",
+        several="NAME,NAME",
     )
     split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 

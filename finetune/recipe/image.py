@@ -47,7 +47,9 @@ class ImageClassification(Recipe):
         "", "column that holds the label (unset: the one that obviously does)"
     )
     label_map: str | None = option(
-        None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
+        None,
+        "other names for labels, the same for those to be merged",
+        several="LABEL=NAME,LABEL=NAME",
     )
     csv_quoting: Literal["auto", "minimal", "none"] = option(
         "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from finetune.data.several import values_in
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
@@ -21,7 +22,7 @@ class Labelled(Recipe):
 
     label_column: str = option("label", "column that holds the label")
     label_columns: str | None = option(
-        None, "several columns instead: of 0 and 1, or of numbers: funny,sad,angry"
+        None, "several columns instead, of 0 and 1, or of numbers", several="NAME,NAME"
     )
     label_separator: str | None = option(
         None, "what stands between the labels in a cell of --label_column"
@@ -33,10 +34,12 @@ class Labelled(Recipe):
         "auto", "what kind of labels these are (auto: what the training rows say)"
     )
     label_map: str | None = option(
-        None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
+        None,
+        "other names for labels, the same for those to be merged",
+        several="LABEL=NAME,LABEL=NAME",
     )
     label_order: str | None = option(
-        None, "classes from the lowest to the highest, for --task ordinal: low,middle,high"
+        None, "classes from the lowest to the highest, for --task ordinal", several="NAME,NAME,NAME"
     )
     csv_quoting: Literal["auto", "minimal", "none"] = option(
         "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
@@ -133,7 +136,7 @@ class Labelled(Recipe):
     @property
     def _ordered_names(self) -> list[str]:
         """The classes of ``label_order``."""
-        return [each.strip() for each in (self.label_order or "").split(",") if each.strip()]
+        return values_in(self.label_order or "")
 
     def is_ordinal(self, rows: Dataset) -> bool:
         return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))

@@ -42,7 +42,7 @@ class TextClassification(Labelled):
     )
     text_column: str = option("text", "column that holds the text")
     text_columns: str | None = option(
-        None, "several columns instead, of a pair for instance: premise,hypothesis"
+        None, "several columns instead, of a pair for instance", several="NAME,NAME"
     )
     max_length: int = option(512, "truncate texts to this many tokens")
     truncation: Literal["head", "tail", "head_tail"] = option(

@@ -14,6 +14,7 @@ import numpy as np
 from datasets import ClassLabel, List
 
 from finetune.data import labels, multi_labels, numbers
+from finetune.data.several import joined
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
@@ -219,12 +220,12 @@ def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence
     if given:
         if unknown := [each for each in names if each not in given]:
             raise UserError(
-                f"--label_order {','.join(given)}: the labels are also {labels.listed(unknown)}"
+                f"--label_order {joined(given)}: the labels are also {labels.listed(unknown)}"
             )
     elif not labels.in_order(names, known):
         raise UserError(
             f"--task ordinal: the order of the classes {labels.listed(names)} is not known; add "
-            f"--label_order {','.join(names[:5])}{',...' * (len(names) > 5)}, from the lowest to "
+            f"--label_order {joined(names[:5])}{',...' * (len(names) > 5)}, from the lowest to "
             "the highest"
         )
 
