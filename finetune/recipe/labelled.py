@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Labelled(Recipe):
     """Rows with a label of any kind, in one column or in several."""
 
+    exclusive = (("label_column", "label_columns"),)
     label_column: str = option("label", "column that holds the label")
     label_columns: str | None = option(
         None, "several columns instead, of 0 and 1, or of numbers", several="NAME,NAME"
@@ -49,11 +50,21 @@ class Labelled(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._unmapped: Sequence[str] = ()
-        mistakes = self._mistakes_of_order()
+        mistakes = [*self._contradictions(), *self._mistakes_of_order()]
         if self.label_separator == "":
             mistakes.append("--label_separator: expected a character such as ';', found nothing")
         if mistakes:
             raise UserError(*mistakes)
+
+    def _contradictions(self) -> list[str]:
+        """Return a line for each two options of which both are set."""
+        own = {each.name: each.default for each in dataclasses.fields(self)}
+        return [
+            f"--{one} {value} and --{other} {getattr(self, other)}: give one of the two"
+            for one, other in self.exclusive
+            if getattr(self, other) is not None
+            and (value := getattr(self, one)) not in (own[one], self.embedded.get(one))
+        ]
 
     def _mistakes_of_order(self) -> list[str]:
         """Return a line for each thing that is wrong with ``label_order``."""

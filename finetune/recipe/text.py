@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class TextClassification(Labelled):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
-    exclusive = (("text_column", "text_columns"),)
+    exclusive = (*Labelled.exclusive, ("text_column", "text_columns"))
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(
@@ -83,20 +83,14 @@ class TextClassification(Labelled):
 
     def _mistakes_of_columns(self) -> list[str]:
         """Return a line for each option that ``text_columns`` contradicts."""
-        mistakes, own = [], {each.name: each.default for each in dataclasses.fields(self)}
-        if self.text_column not in (own["text_column"], self.embedded.get("text_column")):
-            mistakes.append(
-                f"--text_column {self.text_column} and --text_columns {self.text_columns}: give "
-                "one of the two"
-            )
         if self.long_texts == "windows":
-            mistakes.append("--long_texts windows: reads one column, not --text_columns")
-        elif self.truncation == "head_tail":
-            mistakes.append(
+            return ["--long_texts windows: reads one column, not --text_columns"]
+        if self.truncation == "head_tail":
+            return [
                 "--truncation head_tail: expected head or tail with --text_columns, whose longest "
                 "text is truncated first"
-            )
-        return mistakes
+            ]
+        return []
 
     def without_effect(self, given: Mapping[str, Any]) -> list[str]:
         idle = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
