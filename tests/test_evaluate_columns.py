@@ -109,3 +109,8 @@ def test_columns_of_numbers_are_matched_by_name(tmp_path: Path) -> None:
     assert "missing: 'weight'; unknown: 'text'" in refused(run, data, label_columns="score,text")
     others = frame.rename(columns={"score": "a", "weight": "b"})
     assert scores(run, others, data, label_columns="a,b") == usual
+
+
+def test_a_temperature_is_not_for_several_labels(run: Run) -> None:
+    with pytest.raises(UserError, match="--calibrated: .* predicts any number of labels a row"):
+        finetune.predict(run, ["a text"], calibrated=True)

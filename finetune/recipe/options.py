@@ -44,7 +44,9 @@ def mistakes(recipe: Any) -> list[str]:
             )
         elif plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
             wanted = " or ".join(typed_as(each) for each in allowed if each is not NoneType)
-            found.append(f"--{name}: expected {wanted}, found {value!r}")
+            is_short = "\n" not in repr(value)
+            shown = repr(value) if is_short else f"an object of type {type(value).__name__}"
+            found.append(f"--{name}: expected {wanted}, found {shown}")
         elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
             found.append(f"--{name} {value}: expected a number of rows, 1 or more")
         elif name == "metrics" and value and recipe.own_metrics:
