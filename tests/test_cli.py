@@ -326,7 +326,7 @@ def test_what_is_wanted_of_the_hub_alone_is_named(
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port}")
     wanted = hub.missing({"dataset": str(reviews), "model": "some/model"})
 
-    error = hub.unreachable(wanted)
+    error = hub.unreachable(wanted, packaged="embedded:minilm")
 
     assert wanted == ["the model 'some/model'"]
     assert str(error).startswith("the model 'some/model' cannot be loaded: http://127.0.0.1")
@@ -334,6 +334,10 @@ def test_what_is_wanted_of_the_hub_alone_is_named(
     ways = [line.split("  ")[1] for line in str(error).splitlines()[1:-1]]
     assert ways == ["--model embedded:minilm", "--model DIRECTORY"]
     assert "--embedded" in str(hub.unreachable(wanted, embedded=True))
+    of_images = str(hub.unreachable(wanted, packaged=catalog.find("image").packaged_model))
+    assert "--model embedded:vit  " in of_images
+    assert "minilm" not in of_images
+    assert "embedded:" not in str(hub.unreachable(wanted))
     of_data = str(hub.unreachable(["the data set 'some/data'"], data="--data FILE"))
     assert "--data FILE" in of_data
     assert "--model" not in of_data

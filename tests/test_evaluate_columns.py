@@ -1,4 +1,4 @@
-"""Labels of other data in several columns: matched with those of a run by name, else by position."""
+"""Labels of other data in several columns: matched with those of a run by name, or by position."""
 
 from pathlib import Path
 from typing import Any
@@ -112,5 +112,5 @@ def test_columns_of_numbers_are_matched_by_name(tmp_path: Path) -> None:
 
 
 def test_a_temperature_is_not_for_several_labels(run: Run) -> None:
-    with pytest.raises(UserError, match="--calibrated: .* predicts any number of labels a row"):
+    with pytest.raises(UserError, match=r"--calibrated: .* predicts any number of labels a row"):
         finetune.predict(run, ["a text"], calibrated=True)

@@ -70,7 +70,8 @@ def encoded(
         is_list = len(columns) > 1 or width > 0
         kept[split] = _with_numbers(whole, stacked[valid], is_list=is_list)
     if mistakes and not drop:
-        raise UserError(*(f"{each}; --drop_invalid leaves them out" for each in mistakes))
+        hint = "; --drop_invalid leaves them out" * all(len(rows) for rows in kept.values())
+        raise UserError(*(f"{each}{hint}" for each in mistakes))
     for each in mistakes:
         note(f"dropped {each}")
     return DatasetDict(kept)

@@ -148,8 +148,7 @@ def refuse_changes(found: Resumption, now: Mapping[str, Any], allowed: str | Non
     if changed:
         place = found.path or found.directory
         *others, last = (
-            f"{place} was trained with {_OF.get(name, name)} {_shown(old)}, now it is "
-            f"{_shown(new)}"
+            f"{place} was trained with {_OF.get(name, name)} {_shown(old)}, now it is {_shown(new)}"
             for name, (old, new) in changed.items()
         )
         hint = (

@@ -21,10 +21,12 @@ class Declared:
     Attributes:
         training: Defaults of training arguments, merged down the classes.
         embedded: What ``--embedded`` changes, likewise.
+        packaged_model: The value of ``--model`` that needs no Hub; empty if there is none.
     """
 
     training: ClassVar[Mapping[str, Any]] = {}
     embedded: ClassVar[Mapping[str, Any]] = {}
+    packaged_model: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

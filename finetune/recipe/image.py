@@ -31,6 +31,7 @@ class ImageClassification(Recipe):
     """Images with one label each, on an image classifier from ``transformers``."""
 
     input_column = "image"
+    packaged_model = "embedded:vit"
     training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
 
     dataset: str = option(

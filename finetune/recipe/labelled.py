@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from finetune.data.several import values_in
 from finetune.errors import UserError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Labelled(Recipe):
     """Rows with a label of any kind, in one column or in several."""
 
-    exclusive = (("label_column", "label_columns"),)
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = (("label_column", "label_columns"),)
     label_column: str = option("label", "column that holds the label")
     label_columns: str | None = option(
         None, "several columns instead, of 0 and 1, or of numbers", several="NAME,NAME"
