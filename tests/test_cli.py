@@ -420,3 +420,18 @@ def test_garbage_is_not_looked_for_while_libraries_are_imported(
     with pytest.raises(ModuleNotFoundError):
         imports.at_once("broken_library")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--text-column", "a", "--drop-invalid", "--per-device-eval-batch-size", "8"),
+        ("--label_columns", "a,b", "--label-map", "a=b", "--trust-recipe"),
+    ],
+)
+def test_flags_of_evaluate_have_dashes_too(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", "no/such/run", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no/such/run is not the directory of a run")

@@ -43,7 +43,6 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--text_columns",
-        "--text-columns",
         metavar="NAME,NAME",
         help="columns of FILE with the texts, where the run reads several (default: the run's)",
     )
@@ -55,25 +54,21 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--label_columns",
-        "--label-columns",
         metavar="NAME,NAME",
         help="several columns instead, matched with the run's by name (default: the run's)",
     )
     parser.add_argument(
         "--label_separator",
-        "--label-separator",
         metavar="TEXT",
         help="what stands between the labels in a cell (default: the run's)",
     )
     parser.add_argument(
         "--label_map",
-        "--label-map",
         metavar="LABEL=NAME,LABEL=NAME",
         help="names that the run has for labels of FILE (default: the run's)",
     )
     parser.add_argument(
         "--csv_quoting",
-        "--csv-quoting",
         choices=QUOTING,
         help="quotation marks in FILE: minimal, around fields; none, text (default: the run's)",
     )
@@ -92,7 +87,6 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--cpu_kernels",
-        "--cpu-kernels",
         choices=cpu.CHOICES,
         help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
         "(default: as in the training)",
