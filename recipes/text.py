@@ -42,7 +42,7 @@ class Text(TextClassification):
                 self.label_column = columns.chosen_label(dataset["train"], texts)
                 self.note(f"columns: '{self.label_column}' is the label")
             return self.labelled(dataset)
-        several = (self.label_columns or "").partition(",")[0].strip()
+        several = self.label_sources().get("--label_columns", [""])[0]
         label = several or self.label_column
         found = columns.chosen(dataset["train"], self.text_column, label)
         if several:

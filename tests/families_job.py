@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from finetune import TextClassification
-from finetune.models.pretrained import positions
+from finetune.models.families import positions
+from finetune.models.pretrained import load_config
 from finetune.runtime import distributed
 
 OPTIONS: dict[str, Any] = dict(
@@ -71,7 +72,7 @@ def observe(model: Path, data: str, out: Path) -> dict[str, Any]:
         problem_type=trainer.model.config.problem_type,
         side=tokenizer.padding_side,
         pad=tokenizer.pad_token,
-        positions=positions(str(model)),
+        positions=positions(load_config(str(model))),
         seconds=time.perf_counter() - start,
     )
 

@@ -235,7 +235,7 @@ def test_a_mistake_is_told_and_leaves_no_run(
     monkeypatch.chdir(tmp_path)
     # the Hub and the positions of a model have tests of their own
     monkeypatch.setattr("finetune.runtime.hub.missing", lambda wanted: [])
-    monkeypatch.setattr("finetune.models.pretrained.positions", lambda *words: None)
+    monkeypatch.setattr("finetune.TextClassification._fit_model", lambda recipe: None)
     status = cli.main(words)
     said = capsys.readouterr()
     assert status == 2

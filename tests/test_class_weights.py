@@ -74,6 +74,10 @@ HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
         ("balance", [f"--class_weights balance: {HOW} 'balance'; did you mean 'balanced'?"]),
         ("bad=2,", [f"--class_weights bad=2,: {HOW} ''"]),
         ("bad", [f"--class_weights bad: {HOW} 'bad'"]),
+        (
+            "balanced,bad=2",
+            ["--class_weights balanced,bad=2: 'balanced' stands alone or is left out"],
+        ),
         ("=2", [f"--class_weights =2: {HOW} '=2'"]),
         (
             "bda=2,nice=3",

@@ -326,7 +326,7 @@ def test_what_is_wanted_of_the_hub_alone_is_named(
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port}")
     wanted = hub.missing({"dataset": str(reviews), "model": "some/model"})
 
-    error = hub.unreachable(wanted)
+    error = hub.unreachable(wanted, packaged="embedded:minilm")
 
     assert wanted == ["the model 'some/model'"]
     assert str(error).startswith("the model 'some/model' cannot be loaded: http://127.0.0.1")
@@ -334,6 +334,10 @@ def test_what_is_wanted_of_the_hub_alone_is_named(
     ways = [line.split("  ")[1] for line in str(error).splitlines()[1:-1]]
     assert ways == ["--model embedded:minilm", "--model DIRECTORY"]
     assert "--embedded" in str(hub.unreachable(wanted, embedded=True))
+    of_images = str(hub.unreachable(wanted, packaged=catalog.find("image").packaged_model))
+    assert "--model embedded:vit  " in of_images
+    assert "minilm" not in of_images
+    assert "embedded:" not in str(hub.unreachable(wanted))
     of_data = str(hub.unreachable(["the data set 'some/data'"], data="--data FILE"))
     assert "--data FILE" in of_data
     assert "--model" not in of_data
@@ -416,3 +420,18 @@ def test_garbage_is_not_looked_for_while_libraries_are_imported(
     with pytest.raises(ModuleNotFoundError):
         imports.at_once("broken_library")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--text-column", "a", "--drop-invalid", "--per-device-eval-batch-size", "8"),
+        ("--label_columns", "a,b", "--label-map", "a=b", "--trust-recipe"),
+    ],
+)
+def test_flags_of_evaluate_have_dashes_too(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", "no/such/run", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no/such/run is not the directory of a run")

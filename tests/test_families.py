@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     CLIPConfig,
+    ViTConfig,
     pipeline,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
@@ -23,7 +24,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 import finetune
 from finetune import UserError
 from finetune.models import families
-from finetune.models.pretrained import load_classifier, load_config, load_tokenizer, positions
+from finetune.models.families import positions
+from finetune.models.pretrained import load_classifier, load_config, load_tokenizer
 from tests.conftest import HANGS, ROOT, SCRIPTS
 from tests.families import FAMILIES, PARTICULAR, POSITIONS, write
 from tests.families_job import OPTIONS, Reviews, observe
@@ -220,7 +222,8 @@ def test_a_dropout_is_set_or_refused_by_name(family: str, models: Models) -> Non
 
 
 def test_a_limit_of_positions_is_taken_where_there_is_one(models: Models) -> None:
-    limited = {family for family in EVERY if positions(str(models / family)) is not None}
+    configs = {family: load_config(str(models / family)) for family in EVERY}
+    limited = {family for family, config in configs.items() if positions(config) is not None}
     relative = {"deberta", "deberta-v2", "deberta-v3", "modernbert", "xlnet", "t5"}
     assert limited == set(EVERY) - relative - {"llama", "qwen2", "qwen3", "gemma"}
 
@@ -234,7 +237,7 @@ def test_batches_are_padded_within_the_positions(
     path = str(write(family, tmp_path / family))
     recipe = Reviews(dataset=str(uneven_reviews), model=path)
     rows = recipe.prepared["train"].remove_columns("length")
-    most = positions(path)
+    most = positions(load_config(path))
     assert recipe.max_length == most == recipe.processing_class().model_max_length
     assert f"--max_length {most}: {path} has no more positions" in recipe.notes
     batch = recipe.data_collator()([*rows])
@@ -398,3 +401,24 @@ def test_a_whole_run_of_the_family(
     column = "prediction" if label == "number" else "probability"
     apart = [float(each[column].iloc[0]) for each in alone]
     assert gap(together[column].astype(float), apart) < TOLERANCE
+
+
+def test_a_model_of_images_is_refused_for_texts_before_its_tokenizer(tmp_path: Path) -> None:
+    ViTConfig().save_pretrained(tmp_path)
+    recipe = Reviews(dataset="rows.csv", model=str(tmp_path))
+    for step in (recipe.check, recipe.processing_class):
+        with pytest.raises(UserError, match=r"no head for sequence classification .* 'vit'"):
+            step()
+
+
+def test_the_configuration_of_a_model_is_read_once(
+    models: Models, uneven_reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    monkeypatch.setattr(
+        "finetune.models.pretrained.load_config",
+        lambda *words: read.append(words) or load_config(*words),  # type: ignore[func-returns-value]
+    )
+    recipe = Reviews(dataset=str(uneven_reviews), model=str(models / "bert"), max_length=32)
+    assert set(recipe.prepared) == {"train", "validation", "test"}
+    assert len(read) == 1

@@ -465,3 +465,11 @@ def test_options_of_a_text_recipe_are_checked_at_once() -> None:
         "--attention_dropout -0.1: expected a probability, 0 or more and below 1",
         "--max_length 2: expected at least 3 tokens",
     )
+
+
+def test_leaving_out_every_row_is_no_advice(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text('{"text": "", "label": "a"}\n{"text": " ", "label": "b"}\n')
+    with pytest.raises(UserError, match="2 of 2 train rows without a text") as refusal:
+        catalog.find("text")(dataset=str(path), text_column="text", label_column="label").load()
+    assert "--drop_invalid" not in str(refusal.value)

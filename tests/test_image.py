@@ -311,6 +311,15 @@ def test_inputs_that_cannot_be_predicted(run: Run, photos: Path, tmp_path: Path)
 
     folder = damaged(photos, tmp_path / "photos")
     refused(folder, rf"{folder}/down/text.png cannot be decoded as an image: not an image")
+    for number in range(6):
+        (folder / f"bad{number}.png").write_bytes(b"nothing")
+    with pytest.raises(UserError) as refusal:
+        finetune.predict_file(run, folder, tmp_path / "out.csv")
+    *named, more = refusal.value.mistakes
+    assert [each.partition(" ")[0] for each in named] == [
+        str(folder / f"bad{number}.png") for number in range(5)
+    ]
+    assert re.fullmatch(r"\d more images cannot be decoded", more)
     place = table(photos, photos.parent / "again.csv")
     refused(place, "--image_column: no column 'image' in .*available: photo, kind, light")
     refused(place, "reads images: --image_column", text_column="photo")

@@ -178,7 +178,14 @@ def test_no_rows_give_a_frame_without_rows() -> None:
     ("data", "options", "said"),
     [
         ("one text", {}, "put one text or row into a list"),
-        ([1, 2], {}, "expected texts or rows as mappings, found int"),
+        ([1, 2], {}, "the data, row 1: expected a text, found 1 (all rows are texts,"),
+        (["a", None, 3.5], {}, "the data, row 3: expected a text, found 3.5"),
+        ([{"text": "a"}, "b"], {}, "the data, row 2: expected a mapping, as before, found 'b'"),
+        (
+            pd.DataFrame([["a", "b"]], columns=["text", "text"]),
+            {},
+            "the data has two columns named 'text': rename one",
+        ),
         (["a", "b\ud83d"], {}, r"the data, row 2: \ud83d is half of a character (a surrogate)"),
         ({"text": ["a", "b"]}, {}, "put one text or row into a list, columns into a frame"),
         (pd.DataFrame({"words": ["a"]}), {}, "no column 'text' in the data"),

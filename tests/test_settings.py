@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import DatasetDict
@@ -730,6 +731,60 @@ def test_a_data_set_that_nothing_would_read_is_refused(cls: type[Recipe], reads:
     assert any("loads its own data" in each for each in mistakes.found) is not reads
     assert ("--dataset " in Flags(cls).help()) is reads
     assert ("--embedded " in Flags(cls).help()) is bool(cls.embedded)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("text_columns", ["title", "body, cut"], 'title,"body, cut"'),
+        ("label_columns", ("a", "b"), "a,b"),
+        ("label_columns", pd.Index(["a", "b"]), "a,b"),
+        ("label_order", [5, 4, 3], "5,4,3"),
+        ("label_order", np.array([5, 4, 3]), "5,4,3"),
+        ("class_weights", {"bad": 2, "Sports, outdoors": 0.5}, 'bad=2,"Sports, outdoors=0.5"'),
+        ("label_map", {0: "no", 1: "yes"}, "0=no,1=yes"),
+        ("metrics", ["accuracy", Path("my/cost.py")], "accuracy,my/cost.py"),
+    ],
+)
+def test_several_values_as_a_list_or_a_mapping(name: str, value: Any, text: str) -> None:
+    settings = from_keywords("text", {name: value})
+    assert getattr(settings.recipe, name) == settings.given[name] == text
+    assert getattr(type(settings.recipe)(**{name: value}), name) == text
+    assert getattr(from_command_line("text", [f"--{name}", text]).recipe, name) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"label_columns": {"a", "b"}}, "--label_columns: expected NAME,NAME or a list, found a"),
+        ({"label_columns": {"a": 1}}, "found a mapping, {'a': 1}"),
+        ({"label_columns": []}, "found nothing in []"),
+        ({"label_columns": ["a", None]}, "expected text or a number in the list, found None"),
+        ({"label_columns": [" a", "b"]}, "without blanks around them, found ' a'"),
+        ({"label_map": {"a=b": "c"}}, "'a=b' has '=', which stands between name and value"),
+        ({"class_weights": {}}, "NAME=WEIGHT,NAME=WEIGHT, a mapping or a list, found nothing"),
+    ],
+)
+def test_what_is_no_list_of_values_is_refused(options: dict[str, Any], said: str) -> None:
+    for build in (from_keywords, lambda _, given: catalog.find("text")(**given)):
+        with pytest.raises(UserError, match=re.escape(said)) as refusal:
+            build("text", options)
+        assert len(refusal.value.mistakes) == 1
+
+
+def test_several_values_in_a_file(tmp_path: Path) -> None:
+    weights = ("class_weights:", "  bad: 2", "  'Sports, outdoors': 3")
+    file = config(tmp_path, "label_columns: [a, 'b, c']", *weights, "label_order: [3, 4, 5]")
+    found = from_command_line("text", ["--config", file]).given
+    assert found["label_columns"] == 'a,"b, c"'
+    assert found["class_weights"] == 'bad=2,"Sports, outdoors=3"'
+    assert found["label_order"] == "3,4,5"
+    file = config(tmp_path, "label_columns: {a: 1}", "class_weights: []")
+    with pytest.raises(UserError) as refusal:
+        from_command_line("text", ["--config", file])
+    first, second = refusal.value.mistakes
+    assert first.startswith(f"{file}: 'label_columns': expected NAME,NAME or a list")
+    assert "'class_weights': expected" in second
 
 
 def test_unknown_keywords_are_refused_at_once() -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Options of a recipe that say how a file is read.
 _READING = (
     *("text_column", "text_columns", "image_column", "label_column", "label_columns"),
-    *("csv_quoting", "drop_invalid"),
+    *("label_separator", "label_map", "csv_quoting", "drop_invalid"),
 )
 
 
@@ -43,8 +43,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--text_columns",
-        "--text-columns",
-        metavar="NAMES",
+        metavar="NAME,NAME",
         help="columns of FILE with the texts, where the run reads several (default: the run's)",
     )
     parser.add_argument(
@@ -54,11 +53,22 @@ def main(words: Sequence[str]) -> int:
         "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"
     )
     parser.add_argument(
-        "--label_columns", metavar="NAMES", help="several columns instead (default: the run's)"
+        "--label_columns",
+        metavar="NAME,NAME",
+        help="several columns instead, matched with the run's by name (default: the run's)",
+    )
+    parser.add_argument(
+        "--label_separator",
+        metavar="TEXT",
+        help="what stands between the labels in a cell (default: the run's)",
+    )
+    parser.add_argument(
+        "--label_map",
+        metavar="LABEL=NAME,LABEL=NAME",
+        help="names that the run has for labels of FILE (default: the run's)",
     )
     parser.add_argument(
         "--csv_quoting",
-        "--csv-quoting",
         choices=QUOTING,
         help="quotation marks in FILE: minimal, around fields; none, text (default: the run's)",
     )
@@ -77,7 +87,6 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--cpu_kernels",
-        "--cpu-kernels",
         choices=cpu.CHOICES,
         help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
         "(default: as in the training)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from finetune.cli import console
 from finetune.errors import UserError, option_suggestion
@@ -31,11 +31,15 @@ class Parser(argparse.ArgumentParser):
         )
         self.verb = verb
 
+    def add_argument(self, *names: str, **about: Any) -> argparse.Action:
+        """Add an argument; a flag can be written with dashes, too."""
+        dashed = (name.replace("_", "-") for name in names if name.startswith("--"))
+        return super().add_argument(*dict.fromkeys((*names, *dashed)), **about)
+
     def add_trust_recipe(self) -> None:
         """Add ``--trust_recipe``, of the subcommands that read a run."""
         self.add_argument(
             "--trust_recipe",
-            "--trust-recipe",
             action="store_true",
             help="import the recipe file and the metric files that the run names, which runs their "
             "code; path and sha256 are shown (default: only installed recipes are imported)",

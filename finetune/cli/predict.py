@@ -86,9 +86,7 @@ def _parser() -> Parser:
     parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
     parser.add_trust_recipe()
     for option in fields(Options):
-        flag = f"--{option.name}"
-        spellings = dict.fromkeys((flag, f"--{option.name.replace('_', '-')}"))
-        parser.add_argument(*spellings, **option.metadata)
+        parser.add_argument(f"--{option.name}", **option.metadata)
     return parser
 
 

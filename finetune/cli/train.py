@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     wanted = peek(cls, flags)
     missing = [] if wanted is None else hub.missing(wanted)
     unreachable = (
-        hub.unreachable(missing, embedded=bool(cls.embedded))
+        hub.unreachable(missing, embedded=bool(cls.embedded), packaged=cls.packaged_model)
         if distributed.ranks().rank == 0
         else None
     )

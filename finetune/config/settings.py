@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.flags import CHOICES, Flags, add_unknown, reads_dataset, refuse_clashes
+from finetune.data.several import as_text
 from finetune.errors import Mistakes, UserError, masked
 from finetune.recipe import Recipe, TextClassification, catalog
+from finetune.recipe.options import of_several
 from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:
@@ -258,8 +260,13 @@ def _read_config(cls: type[Recipe], config: str | None, mistakes: Mistakes) -> d
         return {}
     words: list[str] = []
     with mistakes:
+        forms = of_several(cls)
         for name, value in _load_yaml(Path(config).expanduser()).items():
-            if isinstance(value, list):
+            if name in forms and not isinstance(value, str):
+                with mistakes:
+                    text = as_text(value, forms[name], f"{config}: '{name}'")
+                    words.append(f"--{name}={text}")
+            elif isinstance(value, list):
                 words += [f"--{name}", *map(str, value)]
             elif isinstance(value, dict):
                 words.append(f"--{name}={json.dumps(value)}")
@@ -310,9 +317,12 @@ def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) ->
 
     refuse_clashes(cls)
     known = {each.name for each in dataclasses.fields(cls)} | training_names() | set(CHOICES)
-    kept = {}
+    kept, forms = {}, of_several(cls)
     for name, value in options.items():
-        if name in ("embedded", "dry_run") and not isinstance(value, bool):
+        if name in forms:
+            with mistakes:
+                kept[name] = as_text(value, forms[name], f"--{name}")
+        elif name in ("embedded", "dry_run") and not isinstance(value, bool):
             mistakes.add(f"{name}: expected True or False, found {value!r}")
         elif name in known:
             kept[name] = value

@@ -13,6 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from finetune.data import targets
 from finetune.data.delimited import separator_hint
 from finetune.data.labels import Places, listed, number, refusal_of_lists
+from finetune.data.several import as_text, values_in
 from finetune.errors import UserError, suggestion
 
 _AT_ONCE = 1000  # rows in memory
@@ -94,13 +95,13 @@ def _are_numbers(rows: Dataset, column: str) -> bool:
     return all(value is not None and math.isfinite(value) for value in map(number, texts))
 
 
-def names_in(flag: str, words: str | None) -> list[str]:
-    """Return the columns that a flag names, separated by commas.
+def names_in(flag: str, words: Any) -> list[str]:
+    """Return the columns that a flag names, by a text or a list; none if it is None.
 
     Raises:
         UserError: if it names fewer than two.
     """
-    found = [each.strip() for each in (words or "").split(",") if each.strip()]
+    found = values_in(as_text(words, "NAME,NAME", flag) or "")
     if words is not None and len(found) < 2:
         raise UserError(f"{flag} {words}: expected two columns or more, separated by commas")
     return found
@@ -190,7 +191,8 @@ def only_valid(
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))
     if mistakes and not drop:
-        raise UserError(*(f"{each}; --drop_invalid leaves them out" for each in mistakes))
+        hint = "; --drop_invalid leaves them out" * all(len(rows) for rows in kept.values())
+        raise UserError(*(f"{each}{hint}" for each in mistakes))
     for each in mistakes:
         note(f"dropped {each}")
     return DatasetDict(kept)

@@ -166,7 +166,8 @@ def inspected(
                 "(pipeline() clips them)"
             )
     if mistakes and not drop:
-        raise UserError(*(f"{each}; --drop_invalid leaves them out" for each in mistakes))
+        hint = "; --drop_invalid leaves them out" * all(len(rows) for rows in kept.values())
+        raise UserError(*(f"{each}{hint}" for each in mistakes))
     for each in mistakes:
         note(f"dropped {each}")
     return DatasetDict(kept), hashes

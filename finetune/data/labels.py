@@ -15,6 +15,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Json, Value
 
 from finetune.data import targets
 from finetune.data.cells import list_in
+from finetune.data.several import values_in
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
@@ -85,7 +86,7 @@ def mapping(text: str) -> dict[str, str]:
         UserError: if it is not ``LABEL=NAME,LABEL=NAME``.
     """
     found: dict[str, str] = {}
-    for part in text.split(",") if text else ():
+    for part in values_in(text, empty=True):
         label, equals, name = (each.strip() for each in part.partition("="))
         if not (label and equals and name):
             raise UserError(f"--label_map {text}: expected LABEL=NAME,LABEL=NAME, found '{part}'")

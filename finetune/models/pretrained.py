@@ -151,17 +151,6 @@ def load_config(model: str, revision: str | None = None) -> PretrainedConfig:
     return config
 
 
-def positions(model: str, revision: str | None = None) -> int | None:
-    """Return the most tokens that ``model`` has learned positions for; None where it has none.
-
-    Relative and rotary positions go on beyond those that were trained.
-
-    Raises:
-        UserError: if its configuration cannot be loaded.
-    """
-    return families.positions(load_config(model, revision))
-
-
 def identity(model: str) -> str:
     """Return a hash of the configuration in a model directory."""
     facts = {**load_config(model).to_dict(), "transformers_version": None, "_name_or_path": None}

@@ -136,18 +136,35 @@ def refuse_changes(found: Resumption, now: Mapping[str, Any], allowed: str | Non
                 for name in unknown
             )
         )
-    changed = {name: each for name, each in between(found, now).items() if name not in names}
+    before, after = (_outputs(each) for each in (found.configuration, now))
+    fits = before in (None, after)  # else no allowance can help
+    changed = {
+        name: each
+        for name, each in between(found, now).items()
+        if name not in names or (name == "labels" and not fits)
+    }
     if goes_further(found, now):
         changed = {name: each for name, each in changed.items() if name not in _LENGTH}
     if changed:
         place = found.path or found.directory
         *others, last = (
-            f"{place} was trained with {_OF.get(name, name)} {_shown(before)}, now it is "
-            f"{_shown(after)}"
-            for name, (before, after) in changed.items()
+            f"{place} was trained with {_OF.get(name, name)} {_shown(old)}, now it is {_shown(new)}"
+            for name, (old, new) in changed.items()
         )
-        hint = "hint: to resume, restore them, or accept a result that is that of neither:"
-        raise UserError(*others, f"{last}\n{hint} --allow_changed {','.join(changed)}")
+        hint = (
+            "hint: to resume, restore them, or accept a result that is that of neither: "
+            f"--allow_changed {','.join(changed)}"
+            if fits
+            else f"hint: a model of {counted(before or 0, 'output')} cannot go on with {after}: to "
+            "resume, restore the labels; for these, start a new run in another --output_dir"
+        )
+        raise UserError(*others, f"{last}\n{hint}")
+
+
+def _outputs(configuration: Mapping[str, Any]) -> int | None:
+    """Return how many numbers a model puts out for a row; None if its labels are not known."""
+    labels = configuration.get("labels")
+    return None if labels is None else max(1, len(labels))
 
 
 def goes_further(found: Resumption, now: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
+from finetune.recipe.labelled import Labelled
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, versions
 from finetune.training.manifest import Statistics
@@ -87,6 +88,11 @@ def evaluate(
         raise UserError(f"expected the name of a file or data set, found {type(data).__name__}")
     data = None if data is None else str(data)
     recipe = run.recipe()
+    for one, other in recipe.exclusive:
+        if one in reading and other in reading:
+            raise UserError(
+                f"--{one} {reading[one]} and --{other} {reading[other]}: give one of the two"
+            )
     values = argument_values(
         recipe.defaults(),
         {
@@ -169,9 +175,12 @@ def _on(
         if name not in known
     ]:
         raise UserError(*unknown)
-    usual = {"dataset": data, "dataset_revision": None}
+    usual: dict[str, Any] = {"dataset": data, "dataset_revision": None}
     if "label_column" in reading and "label_columns" in known:
         usual["label_columns"] = None
+    if "label_columns" in reading and isinstance(recipe, Labelled):
+        usual["label_column"] = type(recipe).__dataclass_fields__["label_column"].default
+        reading = _by_name(recipe, task, reading, notes)
     if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
         usual["csv_quoting"] = "auto"
     if "image_column" in known and image_files.are_folders(data):
@@ -194,15 +203,71 @@ def _on(
             f"evaluated the {split} split{without}"
             + (f"; not evaluated: {', '.join(others)}" if others else "")
         )
-    over = recipe.over(task.matched(rows, lambda row: source.places(split, [row])))
+    try:
+        matched = task.matched(rows, lambda row: source.places(split, [row]))
+    except UserError as error:
+        hint = "; --label_map OLD=NEW renames labels"
+        hint *= "label_map" in known and task.has_probabilities
+        raise UserError(f"{_label_flag(source)}{error}{hint}") from error
+    over = recipe.over(matched)
     over.kind = replace(task, loss_function=recipe.loss_function or "")
     return over
+
+
+def _by_name(
+    recipe: Labelled, task: Task[Any], reading: dict[str, Any], notes: list[str]
+) -> dict[str, Any]:
+    """Return ``reading`` with the columns of labels in the order in which the model has them.
+
+    Raises:
+        UserError: if only some of them have the names that the model knows, or some are missing.
+    """
+    from finetune.data import labels
+    from finetune.data.findings import names_in
+    from finetune.data.several import joined
+
+    flag = "--label_columns"
+    columns, theirs = names_in(flag, reading["label_columns"]), recipe.label_columns
+    shown, are_numbers = f"{flag} {joined(columns)}", task.name == "regression"
+    if not (are_numbers or task.name == "multi_label"):
+        raise UserError(f"{shown}: the model predicts one class a row; name it by --label_column")
+    known = names_in(flag, theirs) if theirs and are_numbers else task.labels
+    renamed = labels.mapping(reading.get("label_map", recipe.label_map) or "")
+    called = [renamed.get(each, each) for each in columns]
+    if len(columns) == len(known) and theirs and not set(called) & set(known):
+        notes.append(
+            f"{shown}: taken for {', '.join(known)}, in this order, as no column has such a name"
+        )
+        pairs = zip(columns, known, strict=True)
+        by_place = {} if are_numbers else {"label_map": joined(map("=".join, pairs))}
+        return {**reading, **by_place}
+    missing, unknown = (
+        [each for each in some if each not in others]
+        for some, others in ((known, called), (called, known))
+    )
+    if known and (missing or unknown):
+        wrong = {"missing": missing, "unknown": unknown}
+        told = [f"{what}: {labels.listed(names)}" for what, names in wrong.items() if names]
+        raise UserError(f"{shown}: the model predicts {labels.listed(known)}; {'; '.join(told)}")
+    return {**reading, "label_columns": joined(known)} if known and are_numbers else reading
+
+
+def _label_flag(source: Recipe) -> str:
+    """Return the option that names the column of labels, and its value, for messages."""
+    from finetune.data.several import joined
+
+    if isinstance(source, Labelled):
+        ((flag, columns),) = source.label_sources().items()
+        return f"{flag} {joined(columns)}: "
+    column = getattr(source, "label_column", "")
+    return f"--label_column {column}: " if column else ""
 
 
 def _without_split(sentence: str, data: str) -> str:
     """Return a sentence about the training split as one about ``data``, which was read as that."""
     if Path(data).is_dir():  # with a split of each name
         return sentence
+    sentence = sentence.replace("(train data, ", "(")
     named = re.sub(r"\b(the )?train(ing)? data\b", data.replace("\\", r"\\"), sentence)
     return re.sub(r" train(ing)? (rows?)\b", r" \2", named)
 

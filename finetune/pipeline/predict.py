@@ -230,10 +230,15 @@ def _framed(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
         return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     if all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
-    if several:
-        raise UserError(
-            f"expected tuples of {len(columns)} texts ({', '.join(columns)}) or rows as mappings, "
-            f"found {reprlib.repr(next(row for row in rows if not isinstance(row, Mapping)))}"
-        )
-    other = next(row for row in rows if not isinstance(row, (str, Mapping)))
-    raise UserError(f"expected texts or rows as mappings, found {type(other).__name__}")
+    if isinstance(rows[0], Mapping):
+        wanted, fits = "a mapping, as before", [isinstance(row, Mapping) for row in rows]
+    elif several:
+        wanted = f"a tuple of {len(columns)} texts ({', '.join(columns)})"
+        fits = [isinstance(row, tuple) and len(row) == len(columns) for row in rows]
+    else:
+        wanted, fits = "a text", [isinstance(row, str) or row is None for row in rows]
+    number = fits.index(False)
+    raise UserError(
+        f"the data, row {number + 1}: expected {wanted}, found {reprlib.repr(rows[number])} (all "
+        "rows are texts, tuples of texts, or mappings)"
+    )

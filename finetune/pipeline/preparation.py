@@ -146,7 +146,8 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
 
     # an unknown option may be meant to say where data and model are
     missing = [] if mistakes.has_unknown_option else hub.missing(vars(recipe))
-    if unreachable := hub.unreachable(missing, embedded=bool(recipe.embedded)):
+    packaged = recipe.packaged_model
+    if unreachable := hub.unreachable(missing, embedded=bool(recipe.embedded), packaged=packaged):
         mistakes.add(*unreachable.mistakes)
     if not (mistakes.found and hub.missing({**vars(recipe), "dataset": None})):
         with mistakes:

@@ -96,7 +96,13 @@ class Input:
 
     @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Input:
-        """Return the rows of a data frame; missing values become None."""
+        """Return the rows of a data frame; missing values become None.
+
+        Raises:
+            UserError: if two columns have one name.
+        """
+        if twice := frame.columns[frame.columns.duplicated()].tolist():
+            raise UserError(f"the data has two columns named {twice[0]!r}: rename one")
         rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
         columns = tuple(frame.columns)
         return cls("the data", "frame", columns, len(frame), lambda _: files.sliced(rows))

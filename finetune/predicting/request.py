@@ -14,7 +14,8 @@ from finetune.data import files
 from finetune.data.delimited import SEPARATORS, separator_hint
 from finetune.data.files import Chunk
 from finetune.data.findings import names_in
-from finetune.errors import UserError, counted, suggestion
+from finetune.data.images import decoded
+from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Added = Mapping[str, list[Any]]
 #: Takes the position in the input and the rows that are done.
 Tell = Callable[[float, int], object]
+_MOST_NAMED = 5
 
 
 def csv_quoting(run: Run, source: str | Path, options: Mapping[str, Any]) -> str:
@@ -71,8 +73,11 @@ class Request:
             "all_probabilities": self.task.has_probabilities,
             "calibrated": self.task.calibrates,
         }
+        kind = "a number, it has no classes"
+        if self.task.has_probabilities:
+            kind = "any number of labels a row, and a temperature is for one class a row"
         found = [
-            f"--{flag}: {run.path} predicts a number, it has no classes"
+            f"--{flag}: {run.path} predicts {kind}"
             for flag, is_possible in possible.items()
             if getattr(self.options, flag) and not is_possible
         ]
@@ -160,7 +165,12 @@ class Request:
                     self.run, self.precision, self.options.batch_tokens, self.cpu_kernels
                 )
                 step = (chunk.end - start) / len(chunk)
-                added = self._added(predictor, values, partial(self._advance, tell, start, step))
+                advance = partial(self._advance, tell, start, step)
+                try:
+                    added = self._added(predictor, values, advance)
+                except UserError as error:
+                    told = self._unreadable(predictor.recipe) or error.mistakes
+                    raise UserError(*told) from error
             yield chunk, added
             start = chunk.end
             self.rows += len(chunk)
@@ -176,6 +186,25 @@ class Request:
             return columns[0]
         rows = zip(*columns, strict=True)
         return [None if any(value is None for value in row) else row for row in rows]
+
+    def _unreadable(self, recipe: Recipe) -> list[str]:
+        """Return a line for each of the first images of the input that cannot be decoded, and one
+        that counts them if there are more.
+        """
+        reads_files = isinstance(recipe, ImageClassification)
+        if self.input.kind == STANDARD_INPUT or not (reads_files or self.input.kind == "folder"):
+            return []
+        found = Mistakes()
+        for value in (each for chunk in self.input.chunks() for each in self._values(chunk)):
+            with found:
+                if not reads_files:
+                    _refuse_no_picture(self._image(value))
+                elif isinstance(value, (str, Path, Mapping)):
+                    image = value if isinstance(value, Mapping) else {"path": self._image(value)}
+                    decoded(image, "an image")
+        more = len(found.found) - _MOST_NAMED
+        told = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
+        return [*found.found[:_MOST_NAMED], *told]
 
     def _advance(self, tell: Tell, start: int, step: float, done: int) -> None:
         """Tell the position in the middle of a chunk: one of long texts takes a minute."""

@@ -78,11 +78,11 @@ class Recipe(Declared):
     )
     class_weights: str = option(
         "none",
-        "how much rows of a class count in the loss of training: balanced, none, or "
+        "how much rows of a class count in the loss of training: balanced, none, or by name",
         "NAME=WEIGHT,NAME=WEIGHT",
     )
     metrics: str | None = option(
-        None, "accuracy,f1_macro,f1_micro,roc_auc,./MINE.py,... (unset: those of the task)"
+        None, "f1_macro, roc_auc, ./MINE.py and others (unset: those of the task)", "NAME,NAME"
     )
     split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 
@@ -391,7 +391,7 @@ class Recipe(Declared):
 
         versions.warn_once(stacklevel=2)
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
-        hub.require(vars(self), embedded=bool(self.embedded))
+        hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # which may decide the task, and so what the best model is chosen by
         usual = self.training_defaults(training_arguments)
         arguments = argument_values(usual, training_arguments).build()

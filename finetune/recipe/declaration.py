@@ -7,8 +7,9 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
-from finetune.errors import UserError
-from finetune.recipe.options import mistakes, option
+from finetune.data.several import as_text
+from finetune.errors import Mistakes, UserError
+from finetune.recipe.options import mistakes, of_several, option
 from finetune.training.resolution import BATCH_SIZES
 
 
@@ -20,10 +21,12 @@ class Declared:
     Attributes:
         training: Defaults of training arguments, merged down the classes.
         embedded: What ``--embedded`` changes, likewise.
+        packaged_model: The value of ``--model`` that needs no Hub; empty if there is none.
     """
 
     training: ClassVar[Mapping[str, Any]] = {}
     embedded: ClassVar[Mapping[str, Any]] = {}
+    packaged_model: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -38,7 +41,8 @@ class Declared:
                     f"have no effect: write `{name}: {kind} = ...`"
                 )
             if not isinstance(value := cls.__dict__[name], dataclasses.Field):
-                setattr(cls, name, option(value, inherited[name].metadata["help"]))
+                same = inherited[name].metadata
+                setattr(cls, name, option(value, same["help"], same.get("metavar")))
         if "compute_metrics" in cls.__dict__ and "own_metrics" not in cls.__dict__:
             raise UserError(
                 f"{cls.__name__} has a compute_metrics of its own and does not say what it "
@@ -67,6 +71,11 @@ class Declared:
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
+        wrong = Mistakes()
+        for name, form in of_several(self).items():
+            with wrong:
+                setattr(self, name, as_text(getattr(self, name), form, f"--{name}"))
+        wrong.refuse()
         if found := mistakes(self):
             raise UserError(*found)
 

@@ -31,6 +31,7 @@ class ImageClassification(Recipe):
     """Images with one label each, on an image classifier from ``transformers``."""
 
     input_column = "image"
+    packaged_model = "embedded:vit"
     training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
 
     dataset: str = option(
@@ -47,7 +48,9 @@ class ImageClassification(Recipe):
         "", "column that holds the label (unset: the one that obviously does)"
     )
     label_map: str | None = option(
-        None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
+        None,
+        "other names for labels, the same for those to be merged",
+        several="LABEL=NAME,LABEL=NAME",
     )
     csv_quoting: Literal["auto", "minimal", "none"] = option(
         "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from finetune.data.several import values_in
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 class Labelled(Recipe):
     """Rows with a label of any kind, in one column or in several."""
 
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = (("label_column", "label_columns"),)
     label_column: str = option("label", "column that holds the label")
     label_columns: str | None = option(
-        None, "several columns instead: of 0 and 1, or of numbers: funny,sad,angry"
+        None, "several columns instead, of 0 and 1, or of numbers", several="NAME,NAME"
     )
     label_separator: str | None = option(
         None, "what stands between the labels in a cell of --label_column"
@@ -33,10 +35,12 @@ class Labelled(Recipe):
         "auto", "what kind of labels these are (auto: what the training rows say)"
     )
     label_map: str | None = option(
-        None, "other names for labels, the same for those to be merged: 0=negative,1=positive"
+        None,
+        "other names for labels, the same for those to be merged",
+        several="LABEL=NAME,LABEL=NAME",
     )
     label_order: str | None = option(
-        None, "classes from the lowest to the highest, for --task ordinal: low,middle,high"
+        None, "classes from the lowest to the highest, for --task ordinal", several="NAME,NAME,NAME"
     )
     csv_quoting: Literal["auto", "minimal", "none"] = option(
         "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
@@ -46,11 +50,21 @@ class Labelled(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._unmapped: Sequence[str] = ()
-        mistakes = self._mistakes_of_order()
+        mistakes = [*self._contradictions(), *self._mistakes_of_order()]
         if self.label_separator == "":
             mistakes.append("--label_separator: expected a character such as ';', found nothing")
         if mistakes:
             raise UserError(*mistakes)
+
+    def _contradictions(self) -> list[str]:
+        """Return a line for each two options of which both are set."""
+        own = {each.name: each.default for each in dataclasses.fields(self)}
+        return [
+            f"--{one} {value} and --{other} {getattr(self, other)}: give one of the two"
+            for one, other in self.exclusive
+            if getattr(self, other) is not None
+            and (value := getattr(self, one)) not in (own[one], self.embedded.get(one))
+        ]
 
     def _mistakes_of_order(self) -> list[str]:
         """Return a line for each thing that is wrong with ``label_order``."""
@@ -134,7 +148,7 @@ class Labelled(Recipe):
     @property
     def _ordered_names(self) -> list[str]:
         """The classes of ``label_order``."""
-        return [each.strip() for each in (self.label_order or "").split(",") if each.strip()]
+        return values_in(self.label_order or "")
 
     def is_ordinal(self, rows: Dataset) -> bool:
         return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))

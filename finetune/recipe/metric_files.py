@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from finetune.data.several import joined, values_in
 from finetune.errors import UserError
 from finetune.runtime import namesakes
 from finetune.statistics.resampling import MODULE, Scoring
@@ -52,8 +53,7 @@ def is_path(module: object) -> bool:
 
 def absolute(names: str) -> str:
     """Return the value of ``--metrics`` with each path as one that is found from anywhere."""
-    words = filter(None, map(str.strip, names.split(",")))
-    return ",".join(str(_absolute(word)) if is_path(word) else word for word in words)
+    return joined(str(_absolute(word)) if is_path(word) else word for word in values_in(names))
 
 
 def file_of(word: str) -> Path:
@@ -89,7 +89,7 @@ def named_in(scoring: Scoring) -> list[Path]:
 
 def in_option(names: str | None) -> list[Path]:
     """Return the files that the value of ``--metrics`` names, whether they are there or not."""
-    paths = [_absolute(word.strip()) for word in (names or "").split(",") if is_path(word)]
+    paths = [_absolute(word) for word in values_in(names or "") if is_path(word)]
     return [path if path.suffix == ".py" else path / f"{path.name}.py" for path in paths]
 
 
@@ -104,8 +104,7 @@ def hashes(scoring: Scoring) -> dict[str, str]:
 
 def without_places(names: str) -> str:
     """Return the value of ``--metrics`` with the mere names of files, which may lie elsewhere."""
-    words = names.split(",")
-    return ",".join(Path(word).name if is_path(word) else word for word in words)
+    return joined(Path(word).name if is_path(word) else word for word in values_in(names))
 
 
 # ---- whether a file may be run -------------------------------------------------------------------

@@ -9,12 +9,23 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from finetune.errors import suggestion, typed_as
 
 
-def option(default: Any, help: str) -> Any:
+def option(default: Any, help: str, several: str | None = None) -> Any:
     """Return a field of a recipe: an option with its default and its help.
 
-    The help is one line without the default, which the command line adds.
+    Args:
+        default: Its value where nothing is given.
+        help: One line without the default, which the command line adds.
+        several: How several values are written, ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``, where
+            the option takes them; in Python and YAML they may be a list, or a mapping.
     """
-    return dataclasses.field(default=default, metadata={"help": help})
+    metadata = {"help": help} | ({} if several is None else {"metavar": several})
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def of_several(recipe: Any) -> dict[str, str]:
+    """Return how the options that take several values are written, by name."""
+    forms = {each.name: each.metadata.get("metavar", "") for each in dataclasses.fields(recipe)}
+    return {name: form for name, form in forms.items() if "," in form}
 
 
 def mistakes(recipe: Any) -> list[str]:
@@ -33,7 +44,9 @@ def mistakes(recipe: Any) -> list[str]:
             )
         elif plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
             wanted = " or ".join(typed_as(each) for each in allowed if each is not NoneType)
-            found.append(f"--{name}: expected {wanted}, found {value!r}")
+            is_short = "\n" not in repr(value)
+            shown = repr(value) if is_short else f"an object of type {type(value).__name__}"
+            found.append(f"--{name}: expected {wanted}, found {shown}")
         elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
             found.append(f"--{name} {value}: expected a number of rows, 1 or more")
         elif name == "metrics" and value and recipe.own_metrics:

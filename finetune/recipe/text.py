@@ -24,7 +24,7 @@ from finetune.recipe.options import option
 if TYPE_CHECKING:
     import torch
     from datasets import DatasetDict
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.data.encoding import Encoder
     from finetune.data.windows import Windows
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class TextClassification(Labelled):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
-    exclusive = (("text_column", "text_columns"),)
+    packaged_model = "embedded:minilm"
+    exclusive = (*Labelled.exclusive, ("text_column", "text_columns"))
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(
@@ -42,7 +43,7 @@ class TextClassification(Labelled):
     )
     text_column: str = option("text", "column that holds the text")
     text_columns: str | None = option(
-        None, "several columns instead, of a pair for instance: premise,hypothesis"
+        None, "several columns instead, of a pair for instance", several="NAME,NAME"
     )
     max_length: int = option(512, "truncate texts to this many tokens")
     truncation: Literal["head", "tail", "head_tail"] = option(
@@ -83,20 +84,14 @@ class TextClassification(Labelled):
 
     def _mistakes_of_columns(self) -> list[str]:
         """Return a line for each option that ``text_columns`` contradicts."""
-        mistakes, own = [], {each.name: each.default for each in dataclasses.fields(self)}
-        if self.text_column not in (own["text_column"], self.embedded.get("text_column")):
-            mistakes.append(
-                f"--text_column {self.text_column} and --text_columns {self.text_columns}: give "
-                "one of the two"
-            )
         if self.long_texts == "windows":
-            mistakes.append("--long_texts windows: reads one column, not --text_columns")
-        elif self.truncation == "head_tail":
-            mistakes.append(
+            return ["--long_texts windows: reads one column, not --text_columns"]
+        if self.truncation == "head_tail":
+            return [
                 "--truncation head_tail: expected head or tail with --text_columns, whose longest "
                 "text is truncated first"
-            )
-        return mistakes
+            ]
+        return []
 
     def without_effect(self, given: Mapping[str, Any]) -> list[str]:
         idle = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
@@ -174,7 +169,7 @@ class TextClassification(Labelled):
 
     def check(self) -> None:
         if self._builds_pretrained:  # else its positions are not known
-            self._fit_positions()
+            self._fit_model()
         _ = self.windows
         if self.text_columns:
             self.encoder().refuse_too_short(len(self.columns_read()))
@@ -183,11 +178,21 @@ class TextClassification(Labelled):
     def _builds_pretrained(self) -> bool:
         return type(self).build_model is TextClassification.build_model
 
-    def _fit_positions(self) -> None:
-        """Reduce the default ``max_length`` to the positions of the model; refuse another."""
-        from finetune.models.pretrained import positions
+    @functools.cached_property
+    def _config(self) -> PretrainedConfig:
+        """What the model says of itself, as it is stored."""
+        from finetune.models.pretrained import load_config
 
-        most = positions(self.model, self.model_revision)
+        return load_config(self.model, self.model_revision)
+
+    def _fit_model(self) -> None:
+        """Refuse a model without a head for texts, or with fewer positions than ``max_length``,
+        which is reduced to them if it is the default.
+        """
+        from finetune.models import families
+
+        families.require_head(self.model, self._config)
+        most = families.positions(self._config)
         usual = type(self).__dataclass_fields__["max_length"].default
         if most is not None and self.max_length > most:
             if self.max_length != usual:
@@ -199,14 +204,13 @@ class TextClassification(Labelled):
 
     def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         from finetune.models import families
-        from finetune.models.pretrained import load_config
 
         usual = super().training_defaults(given)
         known = self.model and "splits" in vars(self)  # before that it may be out of reach
         if not (known and self._builds_pretrained):
             return usual
         is_open = usual.get("precision", "auto") == "auto"
-        if is_open and families.overflows(load_config(self.model, self.model_revision)):
+        if is_open and families.overflows(self._config):
             return {**usual, "precision": "fp32"}
         return usual
 
@@ -230,12 +234,10 @@ class TextClassification(Labelled):
             return
         from finetune.data import lengths
         from finetune.models import families
-        from finetune.models.pretrained import load_config, positions
 
         raw = vars(self).get("splits", {})
         ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
-        config = load_config(self.model, self.model_revision)
-        remarks = families.remarks(config)
+        remarks = families.remarks(self._config)
         if self.reduced_to is not None:
             remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
         for remark in remarks:
@@ -244,7 +246,7 @@ class TextClassification(Labelled):
             lengths.refuse_ends_inside(prepared, ids, *end)
         if type(self).prepare is TextClassification.prepare:  # which truncates
             return
-        if (most := positions(self.model, self.model_revision)) is not None:
+        if (most := families.positions(self._config)) is not None:
             lengths.refuse_longer(prepared, ids, most, self.model)
 
     def end_token(self) -> tuple[int, str] | None:
@@ -252,11 +254,10 @@ class TextClassification(Labelled):
         None if there is none of that kind.
         """
         from finetune.models import families
-        from finetune.models.pretrained import load_config
 
         if not self._builds_pretrained:
             return None
-        end = families.end_token(load_config(self.model, self.model_revision))
+        end = families.end_token(self._config)
         if end is None:
             return None
         return end, str(self.processing_class().convert_ids_to_tokens(end))
@@ -324,7 +325,7 @@ class TextClassification(Labelled):
         from finetune.models.pretrained import load_tokenizer
 
         if self._builds_pretrained:  # before max_length is saved with the tokenizer
-            self._fit_positions()
+            self._fit_model()
         side = "left" if self.truncation == "tail" else "right"
         return load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length

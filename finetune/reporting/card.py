@@ -12,6 +12,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, Repositor
 
 from finetune.data import embedded
 from finetune.data.encoding import knows_pairs, separator
+from finetune.data.several import values_in
 from finetune.models.pretrained import load_tokenizer
 from finetune.reporting import facts, wording
 from finetune.runs.run import Run
@@ -228,8 +229,7 @@ def _use(run: Run, manifest: Manifest) -> list[str]:
         more = f", truncation=True{more}" if task == "text-classification" else more
         line = f'classify = pipeline("{task}", model="{run.path.name}"{more})'
         if columns := manifest.options.get("text_columns"):
-            names = [name.strip() for name in columns.split(",")]
-            return _use_of_several(run, [imported, "", line], names)
+            return _use_of_several(run, [imported, "", line], values_in(columns))
     else:
         imported = "from finetune import Run"
         line = f'model = Run.load("{run.path.name}").model()'

@@ -51,13 +51,18 @@ def go_offline() -> None:
 
 
 def unreachable(
-    what: Sequence[str], *, embedded: bool = False, data: str = "--dataset FILE"
+    what: Sequence[str],
+    *,
+    embedded: bool = False,
+    packaged: str = "",
+    data: str = "--dataset FILE",
 ) -> UserError | None:
     """Refuse what is :func:`missing`, if the Hub does not answer within a second.
 
     Args:
         what: Sentences of :func:`missing`.
         embedded: Whether ``--embedded`` is a way out.
+        packaged: The model that needs no Hub, if there is one of the kind.
         data: The flag that names other data.
     """
     if not what or (not offline() and answers(endpoint())):
@@ -69,11 +74,12 @@ def unreachable(
     own = [data] * wants_data + ["--model DIRECTORY"] * wants_model
     options = {
         "--embedded": "data and model from installed packages" if embedded else "",
-        "--model embedded:minilm": "a small model from an installed package" if wants_model else "",
+        f"--model {packaged}": "a small model, no download" if wants_model and packaged else "",
         " ".join(own): "your own files",
     }
+    options = {flag: text for flag, text in options.items() if text}
     width = max(map(len, options))
-    lines = [f"  {flag:<{width}}  {text}" for flag, text in options.items() if text]
+    lines = [f"  {flag:<{width}}  {text}" for flag, text in options.items()]
     return UserError(
         "\n".join(
             [
@@ -85,9 +91,9 @@ def unreachable(
     )
 
 
-def require(wanted: Mapping[str, Any], *, embedded: bool) -> None:
+def require(wanted: Mapping[str, Any], *, embedded: bool, packaged: str = "") -> None:
     """Raise what :func:`unreachable` says of what is :func:`missing`."""
-    if refusal := unreachable(missing(wanted), embedded=embedded):
+    if refusal := unreachable(missing(wanted), embedded=embedded, packaged=packaged):
         raise refusal
 
 
@@ -101,7 +107,7 @@ def _is_cached(kind: str, name: str, revision: str | None = None) -> bool:
         return any(
             any(any(snapshot.glob(pattern)) for pattern in weights)
             and (snapshot / "config.json").exists()
-            and any(snapshot.glob("tokenizer*.json"))
+            and any(any(snapshot.glob(each)) for each in ("tokenizer*.json", "preproc*.json"))
             for snapshot in (repository / "snapshots").glob(commit)
         )
     wanted = _spelled_alike(name.replace("/", "___"))

@@ -15,6 +15,7 @@ from datasets import ClassLabel, List
 
 from finetune.data import labels, multi_labels, numbers
 from finetune.data.cells import about_comma, has_unit, list_in, printed, separated
+from finetune.data.several import joined
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
@@ -323,17 +324,17 @@ def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence
     if given:
         if unknown := [each for each in names if each not in given]:
             raise UserError(
-                f"--label_order {','.join(given)}: the labels are also {labels.listed(unknown)}"
+                f"--label_order {joined(given)}: the labels are also {labels.listed(unknown)}"
             )
         if idle := [each for each in given if each not in names]:
             raise UserError(
-                f"--label_order {','.join(given)}: no row has the class {labels.listed(idle)} "
+                f"--label_order {joined(given)}: no row has the class {labels.listed(idle)} "
                 f"(the classes: {labels.listed(names)})"
             )
     elif not labels.in_order(names, known):
         raise UserError(
             f"--task ordinal: the order of the classes {labels.listed(names)} is not known; add "
-            f"--label_order {','.join(names[:5])}{',...' * (len(names) > 5)}, from the lowest to "
+            f"--label_order {joined(names[:5])}{',...' * (len(names) > 5)}, from the lowest to "
             "the highest"
         )
 

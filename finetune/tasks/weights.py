@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from finetune.data.labels import listed
+from finetune.data.several import values_in
 from finetune.errors import UserError, suggestion
 
 #: Beside ``NAME=WEIGHT,NAME=WEIGHT``.
@@ -85,13 +86,15 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
     """Return the weights that ``text`` names, 1 for the others, shape ``(classes,)``."""
     weights, mistakes, seen = np.ones(len(names)), list[str](), set[str]()
     numbers = {name: index for index, name in enumerate(names)}
-    for part in text.split(","):
+    for part in values_in(text, empty=True) or [""]:
         name, equals, written = (each.strip() for each in part.rpartition("="))
         if not (name and equals and written):
             found = part.strip()
             hint = "" if found in names else suggestion(found, (BALANCED, NONE))
             mistakes.append(
-                f"--class_weights {text}: expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, "
+                f"--class_weights {text}: '{found}' stands alone or is left out"
+                if found in (BALANCED, NONE)
+                else f"--class_weights {text}: expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, "
                 f"found '{found}'{hint}"
             )
             continue

@@ -329,3 +329,22 @@ def test_a_collator_that_draws_is_said_not_to_be_exact(
             capfd.readouterr()
             assert cli.main([*typed, "--resume"]) == 0
         assert ("the data collator draws random numbers" in capfd.readouterr().out) == expected
+
+
+@pytest.mark.parametrize("allowed", [None, "labels", "labels,label_columns"])
+def test_another_number_of_outputs_cannot_be_allowed(tmp_path: Path, allowed: str | None) -> None:
+    before = {"labels": ["stars", "cost"], "label_columns": "stars,cost"}
+    now = {"labels": ["stars", "cost", "words"], "label_columns": "stars,cost,words"}
+    found = Resumption(None, tmp_path, None, before)
+    with pytest.raises(UserError) as refusal:
+        changes.refuse_changes(found, now, allowed)
+    said = str(refusal.value)
+    assert 'was trained with labels ["stars", "cost"], now it is ["stars", "cost", "words"]' in said
+    assert "a model of 2 outputs cannot go on with 3" in said
+    assert "--allow_changed" not in said
+
+    renamed = {"labels": ["a", "b"], "label_columns": "a,b"}
+    changes.refuse_changes(found, renamed, "labels,label_columns")
+    changes.refuse_changes(found, {**before, "labels": ["a", "b"]}, "labels")
+    with pytest.raises(UserError, match="--allow_changed labels,label_columns"):
+        changes.refuse_changes(found, renamed, None)

@@ -1,0 +1,67 @@
+"""Options that take several values: a text with commas between them, or a list, or a mapping.
+
+The text is what the command line takes and a manifest keeps. A value with a comma of its own stands
+in quotation marks, as in a CSV: ``'"a, b",c'``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Collection, Iterable, Mapping
+from numbers import Number
+from typing import Any
+
+from finetune.errors import UserError
+
+
+def values_in(text: str, *, empty: bool = False) -> list[str]:
+    """Return the values in ``text``, without blanks around them, and the empty ones if wanted."""
+    lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return [each.strip() for line in lines for each in line if empty or each.strip()]
+
+
+def joined(values: Iterable[str]) -> str:
+    """Return the text that has these values."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="").writerow(values)
+    return text.getvalue()
+
+
+def as_text(value: Any, form: str, flag: str) -> Any:
+    """Return a list or a mapping as the text of an option; any other value as it is.
+
+    Args:
+        value: As given in Python or in YAML.
+        form: How the text is written: ``NAME,NAME`` or ``NAME=WEIGHT,NAME=WEIGHT``.
+        flag: The option, for messages.
+
+    Raises:
+        UserError: if it cannot be written so.
+    """
+    if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
+        return value
+    takes_pairs = "=" in form
+    expected = f"{flag}: expected {form}{', a mapping' * takes_pairs} or a list"
+    if isinstance(value, (set, frozenset)):
+        raise UserError(f"{expected}, found a set, which has no order")
+    if isinstance(value, Mapping) and not takes_pairs:
+        raise UserError(f"{expected}, found a mapping, {value!r}")
+    if not len(value):
+        raise UserError(f"{expected}, found nothing in {value!r}")
+    if not isinstance(value, Mapping):
+        return joined(_word(each, flag) for each in value)
+    names = [_word(each, flag) for each in value]
+    if unclear := [each for each in names if "=" in each]:
+        raise UserError(f"{flag}: '{unclear[0]}' has '=', which stands between name and value")
+    words = [_word(each, flag) for each in value.values()]
+    return joined(f"{name}={word}" for name, word in zip(names, words, strict=True))
+
+
+def _word(value: Any, flag: str) -> str:
+    if not isinstance(value, (str, Number, os.PathLike)):
+        raise UserError(f"{flag}: expected text or a number in the list, found {value!r}")
+    if (word := str(value)) != word.strip() or not word:
+        raise UserError(f"{flag}: expected values without blanks around them, found {word!r}")
+    return word
