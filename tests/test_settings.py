@@ -903,3 +903,10 @@ def test_peek_reads_the_file(tmp_path: Path) -> None:
     # unknown is not "nothing is needed": the process must not go offline for a mistake
     assert peek(Yelp, ["--config", "nowhere.yaml"]) is None
     assert peek(Yelp, ["--embedded", "--push_to_hub"]) is None
+
+
+def test_one_column_of_labels_or_several() -> None:
+    both = {"label_column": "kind", "label_columns": "a,b"}
+    for build in (from_keywords, lambda _, given: catalog.find("text")(**given)):
+        with pytest.raises(UserError, match=r"^--label_column kind and --label_columns a,b: give"):
+            build("text", both)
