@@ -21,7 +21,7 @@ from finetune.data import multi_labels, stratification
 from finetune.pipeline.compare import compare
 from finetune.pipeline.evaluate import evaluate
 from finetune.reporting import wording
-from finetune.statistics import multi_label
+from finetune.statistics import average_precision, multi_label
 from finetune.statistics.scored import ScoredLabels
 from finetune.tasks.multi_label import MultiLabel
 from tests.jobs import TORCHRUN, jobs
@@ -277,9 +277,9 @@ def test_a_label_of_few_rows_has_no_interval_of_its_average_precision() -> None:
     found = multi_label.of_labels(scored(rows=150))
     for name in "abcd":
         assert ("pr_area" in found[name]) == (
-            found[name]["support"] >= multi_label.FEWEST_POSITIVES
+            found[name]["support"] >= average_precision.FEWEST_ROWS
         )
-    assert found["d"]["support"] < multi_label.FEWEST_POSITIVES < found["a"]["support"]
+    assert found["d"]["support"] < average_precision.FEWEST_ROWS < found["a"]["support"]
 
 
 def coverage(rows: int, repeats: int) -> dict[str, float]:

@@ -152,7 +152,7 @@ def precisions(prevalence: float, apart: float, repeats: int) -> float:
         return generator.normal(size=rows) + apart * has, has
 
     true = np.mean([average_precision.jackknife(*label(40_000)).value for _ in range(20)])
-    rows = round(multi_label.FEWEST_POSITIVES / prevalence)
+    rows = round(average_precision.FEWEST_ROWS / prevalence)
     found = [average_precision.of_label(*label(rows)) for _ in range(repeats)]
     return float(np.mean([each.low <= true <= each.high for each in found]))
 

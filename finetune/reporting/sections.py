@@ -15,7 +15,14 @@ from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.predictions import THUMBNAIL
 from finetune.runs.run import Run
-from finetune.statistics import calibration, classification, mistakes, multi_label, threshold
+from finetune.statistics import (
+    average_precision,
+    calibration,
+    classification,
+    mistakes,
+    multi_label,
+    threshold,
+)
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import Manifest, Statistics
 
@@ -112,7 +119,7 @@ def labels(shown: Shown) -> Section:
         {"labels": plots.classes(found, "label")},
         {
             "classes": found,
-            "fewest": multi_label.FEWEST_POSITIVES,
+            "fewest": average_precision.FEWEST_ROWS,
             "thresholds": shown.statistics.thresholds or {},
             "right": f"{rows.right.sum():,} of {len(rows):,}",
             "mistakes": [

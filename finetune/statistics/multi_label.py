@@ -20,13 +20,9 @@ from finetune.statistics.intervals import Interval
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.scored import ScoredLabels
 
-#: Rows that have a label, below which the interval of its average precision is not given: of fewer
-#: it covers less than 93% (see tests/test_multi_label_statistics.py).
-FEWEST_POSITIVES = 20
 #: Rows that each label has, below which macro F1 has no interval: it would cover 90 to 93% only.
 FEWEST_OF_EACH = 2
 _MOST_NAMED = 5
-_UNKNOWN = Interval(math.nan, math.nan, math.nan)
 #: Co-occurrences of more labels are not written down: they would be most of ``metrics.json``.
 MOST_TOGETHER = 100
 
@@ -55,7 +51,7 @@ def scores(rows: ScoredLabels) -> dict[str, Any]:
         **_f1(rows, rows.decided),
         "f1_samples": _of_shares(of_rows["f1_samples"]),
         "subset_accuracy": intervals.of_share(int(rows.right.sum()), len(rows)),
-        "average_precision": average_precision.mean(rows) or _UNKNOWN,
+        "average_precision": average_precision.mean(rows),
         "hamming_loss": _of_shares(of_rows["hamming_loss"]),
         "log_loss": intervals.of_mean(of_rows["log_loss"]),
     }
@@ -66,7 +62,7 @@ def of_labels(rows: ScoredLabels) -> dict[str, Any]:
     """Return precision, recall, F1, average precision and support of each label, by name.
 
     The average precision is left out where no row, or every row, has the label, and its interval,
-    ``pr_area``, where fewer than :data:`FEWEST_POSITIVES` have it.
+    ``pr_area``, where fewer than :data:`average_precision.FEWEST_ROWS` have it.
     """
     decided, found = rows.decided, {}
     for index, name in enumerate(rows.names):
@@ -81,7 +77,7 @@ def of_labels(rows: ScoredLabels) -> dict[str, Any]:
         if 0 < true < len(rows):
             area = average_precision.of_label(rows.probabilities[:, index], has)
             found[name] |= {"average_precision": area.value}
-            if true >= FEWEST_POSITIVES:
+            if true >= average_precision.FEWEST_ROWS:
                 found[name] |= {"pr_area": asdict(area)}
     return found
 
@@ -95,7 +91,7 @@ def differences(first: ScoredLabels, second: ScoredLabels) -> dict[str, Any]:
         "subset_accuracy": pairs.accuracy_difference(
             np.ones(len(first)), first.right.astype(int), second.right.astype(int)
         ),
-        "average_precision": average_precision.difference(first, second) or _UNKNOWN,
+        "average_precision": average_precision.difference(first, second),
     }
     return {name: asdict(each) for name, each in found.items()}
 
