@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from transformers import EvalPrediction
 
 from finetune import TextClassification, UserError
@@ -48,6 +49,16 @@ def test_numbers_are_in_their_order(tmp_path: Path) -> None:
     assert recipe(tmp_path, [10, 9, 2]).kind.name == "single_label"
 
 
+def test_half_stars_are_classes_in_an_order(tmp_path: Path) -> None:
+    made = recipe(tmp_path, [2.5, 1.0, 10.0, 1.5], task="ordinal")
+    assert made.labels == ["1.0", "1.5", "2.5", "10.0"]
+    rows = Dataset.from_dict({"id": [0, 1], "label": ["10.0", "1.5"]})
+    assert made.kind.matched(rows)["label"][:] == [3, 1]
+    asked = recipe(tmp_path, [2.5, 1.0, 10.0, 1.5])
+    assert asked.kind.name == "regression"
+    assert asked.task_reason.endswith("; --task ordinal if they are grades")
+
+
 def test_a_recipe_says_that_its_classes_have_an_order(tmp_path: Path) -> None:
     names = list(Stars.label_names)
 
@@ -59,6 +70,12 @@ def test_a_recipe_says_that_its_classes_have_an_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
+        (
+            [each / 10 for each in range(30)],
+            dict(task="ordinal"),
+            "--task ordinal: 'label' holds 30 different numbers, some with a fraction; of more "
+            "than 20 such, use --task regression",
+        ),
         (
             WORDS,
             dict(task="ordinal"),

@@ -48,6 +48,8 @@ def encode(
     note: Callable[[str], None] = lambda sentence: None,
     called: str = "label",
     places: Places = row_numbers,
+    *,
+    fractions: bool = False,
 ) -> DatasetDict:
     """Return ``dataset`` with its ``label``, none missing, as one ``ClassLabel`` for all splits.
 
@@ -60,12 +62,13 @@ def encode(
         note: Called with a sentence if the values are not the names of the classes.
         called: What the user calls the column.
         places: Returns the positions of rows of a split, by their ``id``.
+        fractions: Whether numbers with a fraction can be classes.
 
     Raises:
         UserError: if the labels are lists, numbers with a fraction, or 1 and "1" in one split; it
             names the column and the first such row.
     """
-    values = _all_as_names(dataset, called, places)
+    values = _all_as_names(dataset, called, places, fractions)
     for sentence in dict.fromkeys(filter(None, map(_naming, dataset.values()))):
         note(sentence)
     present: set[str] = set().union(*values.values())
@@ -101,13 +104,15 @@ def mapped(
     names: Mapping[str, str],
     called: str = "label",
     places: Places = row_numbers,
+    *,
+    fractions: bool = False,
 ) -> tuple[DatasetDict, list[str]]:
     """Return ``dataset`` with other names for some labels, and those of ``names`` it lacks; the
     rest as in :func:`encode`.
     """
     if not names:
         return dataset, []
-    values = _all_as_names(dataset, called, places)
+    values = _all_as_names(dataset, called, places, fractions)
     present: set[str] = set().union(*values.values())
     renamed = {
         split: rows.remove_columns("label").add_column(
@@ -202,7 +207,7 @@ def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str])
     Raises:
         UserError: if there are labels that the model does not know.
     """
-    values = _as_names(rows, "label", place)
+    values = _as_names(rows, "label", place, has_fractions(names))
     refuse_unknown(rows, [[each] for each in values], names, place)
     return _with_label(rows, names, values)
 
@@ -238,14 +243,18 @@ def _with_label(rows: Dataset, names: Sequence[str], values: list[str]) -> Datas
     return rows.remove_columns("label").add_column("label", numbers, feature=label)
 
 
-def _all_as_names(dataset: DatasetDict, called: str, places: Places) -> dict[str, list[str]]:
+def _all_as_names(
+    dataset: DatasetDict, called: str, places: Places, fractions: bool
+) -> dict[str, list[str]]:
     return {
-        split: _as_names(rows, called, functools.partial(place, rows, split, places))
+        split: _as_names(rows, called, functools.partial(place, rows, split, places), fractions)
         for split, rows in dataset.items()
     }
 
 
-def _as_names(rows: Dataset, called: str, where: Callable[[int], str]) -> list[str]:
+def _as_names(
+    rows: Dataset, called: str, where: Callable[[int], str], fractions: bool
+) -> list[str]:
     """Return the name of the class of each row; refuse values that are no classes."""
     feature, values = rows.features["label"], rows["label"][:]
     if isinstance(feature, ClassLabel):
@@ -272,7 +281,7 @@ def _as_names(rows: Dataset, called: str, where: Callable[[int], str]) -> list[s
             refuse(refusal_of_lists(value, f" ({where(row)})"))
     numbers = {row: natural(name)[1] for row, name in names.items() if not natural(name)[0]}
     floats = any(isinstance(value, float) for value in known.values())
-    if floats or len(numbers) == len(names):
+    if not fractions and (floats or len(numbers) == len(names)):
         for row, value in numbers.items():
             if not value.is_integer():
                 refuse(
@@ -315,6 +324,12 @@ def number(value: Any) -> float | None:
 def are_numbers(names: Sequence[str]) -> bool:
     """Return whether all names of classes are numbers."""
     return not any(is_word for is_word, *_ in map(natural, names))
+
+
+def has_fractions(names: Sequence[str]) -> bool:
+    """Return whether the names of some classes are numbers with a fraction."""
+    numbers = (natural(each) for each in names)
+    return any(not (is_word or number.is_integer()) for is_word, number, _ in numbers)
 
 
 def in_order(names: Sequence[str], known: Sequence[str]) -> bool:

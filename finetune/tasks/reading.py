@@ -256,7 +256,10 @@ def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
 def _of_numbers(values: list[float], called: str) -> tuple[Name, str]:
     """Return the task of labels that are these different numbers, in a column."""
     if fractions := [each for each in values if not each.is_integer() and math.isfinite(each)]:
-        return "regression", f"the labels are numbers with a fraction, such as {fractions[0]:g}"
+        why = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
+        if FEWEST_ORDERED <= len(values) <= _SURELY_CLASSES:
+            why += "; --task ordinal if they are grades"
+        return "regression", why
     ordered = np.unique(values)
     gapless = ordered[0] in (0, 1) and ordered[-1] - ordered[0] == len(ordered) - 1
     if len(ordered) <= _SURELY_CLASSES or gapless:
@@ -274,8 +277,12 @@ def _of_numbers(values: list[float], called: str) -> tuple[Name, str]:
 def _classes(
     dataset: DatasetDict, how: Reading, note: Callable[[str], None]
 ) -> tuple[DatasetDict, list[str]]:
-    renamed, lacking = labels.mapped(dataset, how.renamed, how.called, how.places)
-    return labels.encode(renamed, how.names, note, how.called, how.places), lacking
+    fractions = how.task == "ordinal"
+    renamed, lacking = labels.mapped(
+        dataset, how.renamed, how.called, how.places, fractions=fractions
+    )
+    found = labels.encode(renamed, how.names, note, how.called, how.places, fractions=fractions)
+    return found, lacking
 
 
 def _label_sets(
@@ -299,6 +306,11 @@ def _ordered_classes(
     """Return the same, numbers in their order whatever that of the source is."""
     found, lacking = _classes(dataset, how, note)
     names = class_names(found["train"])
+    if len(names) > _SURELY_CLASSES and labels.has_fractions(names):
+        raise UserError(
+            f"--task ordinal: '{how.called}' holds {len(names):,} different numbers, some with a "
+            f"fraction; of more than {_SURELY_CLASSES} such, use --task regression"
+        )
     if labels.are_numbers(names) and not labels.in_order(names, how.names):
         found = labels.encode(found, sorted(names, key=float))
     return found, lacking
