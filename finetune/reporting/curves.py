@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -67,7 +68,11 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
             label = wording.name(name.removeprefix("eval_"))
             axes["scores"].plot(*columns(validated, name), color=colour, marker=marker, label=label)
             alt.append(f"final validation {label} {validated[-1][name]:.3f}")
-        titled(axes["scores"], f"Validation metrics{kept}", legend=bool(names))
+        is_last = panels[-1] == "scores"
+        titled(axes["scores"], f"Validation metrics{kept}", legend=is_last and bool(names))
+        if names and not is_last:  # between the panels, where no line is
+            axes["scores"].legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=2)
+            figure.set_figheight(figure.get_figheight() + 0.25 * math.ceil(len(names) / 2))
     if is_trained:
         axes["rates"].plot(*columns(trained, "learning_rate"), color=GREY)
         axes["rates"].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
