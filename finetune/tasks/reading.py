@@ -152,8 +152,7 @@ def _of_values(
         task, why = "single_label", "the labels are words"
         _refuse_unlike_words(rows, how, words)
     merged = {how.renamed.get(each, each) for each in distinct}
-    many = len(merged) > _SURELY_CLASSES or len(merged) == len(rows)
-    if many and 2 * len(merged) > len(rows):
+    if len(merged) > _SURELY_CLASSES and 2 * len(merged) > len(rows):
         raise UserError(
             f"--task: {_holds(rows, how, 0)}, one of {len(merged):,} different labels in "
             f"{counted(len(rows), 'row')}: is --label_column the right column? If they are "

@@ -401,7 +401,7 @@ def test_hostile_shards_are_named_and_those_of_torch_are_not(tmp_path: Path, can
 def test_code_of_a_model_is_never_asked_for(
     place: str, model: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from finetune.models.pretrained import load_classifier, load_tokenizer, positions
+    from finetune.models.pretrained import load_classifier, load_config, load_tokenizer
 
     def ask(question: str = "") -> str:
         raise AssertionError(f"asked: {question}")
@@ -411,7 +411,7 @@ def test_code_of_a_model_is_never_asked_for(
     if place == "config.json":
         code = {"AutoConfig": "code.C", "AutoModelForSequenceClassification": "code.M"}
         changed(model / place, auto_map=code, model_type="unheard_of", architectures=["M"])
-        loading = (positions, load_tokenizer, lambda name: load_classifier(name, ["a", "b"]))
+        loading = (load_config, load_tokenizer, lambda name: load_classifier(name, ["a", "b"]))
         for load in loading:
             with pytest.raises(UserError, match=r"needs code of its own .* which is never run"):
                 load(str(model))
