@@ -235,7 +235,11 @@ def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
 
 
 def refuse_untrainable(
-    dataset: DatasetDict, notes: Sequence[str] = (), places: Places = lambda split, rows: ""
+    dataset: DatasetDict,
+    notes: Sequence[str] = (),
+    places: Places = lambda split, rows: "",
+    column: str = "label",
+    renames: bool = False,
 ) -> None:
     """Refuse splits without rows, and those with classes that training does not have.
 
@@ -243,11 +247,14 @@ def refuse_untrainable(
         dataset: The three splits.
         notes: What the user was to be told so far: it says which rows were left out.
         places: Returns the positions of rows of a split, by their ``id``.
+        column: What the user calls that of the labels.
+        renames: Whether there is ``--label_map``.
 
     Raises:
         UserError: one line for each mistake.
     """
     names, trained = targets.class_names(dataset["train"]), targets.occurring(dataset["train"])
+    other = "write them as training does, by --label_map OLD=NEW, " if renames else ""
     mistakes = []
     for split in ("validation", "test"):
         if not len(dataset[split]):
@@ -255,10 +262,10 @@ def refuse_untrainable(
         unknown = sorted(targets.occurring(dataset[split]) - trained) if names else []
         if unknown:
             mistakes.append(
-                f"the {split} data has labels that the training data does not have: "
+                f"the {split} data has labels in '{column}' that the training data does not have: "
                 f"{listed([names[label] for label in unknown])}"
                 f"{_first(split, dataset[split], unknown, places)} "
-                "(add training rows for them, or leave them out)"
+                f"({other}add training rows for them, or leave them out)"
             )
     if mistakes:
         raise UserError(*mistakes)

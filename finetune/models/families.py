@@ -34,14 +34,16 @@ _HEAD_DROPOUTS = (
 )
 #: Families that look positions up in a table: beyond its end there is an error.
 _LEARNED_POSITIONS = (
-    *("albert", "bart", "bert", "big_bird", "convbert", "distilbert", "electra", "ernie", "fnet"),
-    *("gpt2", "gpt_neo", "mbart", "megatron-bert", "mobilebert", "mvp", "nystromformer"),
-    *("openai-gpt", "opt", "plbart", "rembert", "squeezebert", "xlm", "flaubert"),
+    *("albert", "bart", "bert", "big_bird", "bigbird_pegasus", "biogpt", "canine", "convbert"),
+    *("ctrl", "distilbert", "electra", "ernie", "flaubert", "fnet", "gpt2", "gpt_neo", "gptj"),
+    *("layoutlm", "mbart", "megatron-bert", "mobilebert", "mra", "mvp", "nystromformer"),
+    *("openai-gpt", "opt", "perceiver", "plbart", "rembert", "roc_bert", "roformer"),
+    *("squeezebert", "xlm", "yoso"),
 )
 #: Those of them in which the first positions are left to padding.
 _OFFSET_POSITIONS = (
-    *("camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta"),
-    *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    *("camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "markuplm"),
+    *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 #: Families whose heads look for a special token: the one that ends a text, or that of padding.
 _FIND_END = (

@@ -228,8 +228,8 @@ def _by_name(
 
     flag = "--label_columns"
     columns, theirs = names_in(flag, reading["label_columns"]), recipe.label_columns
-    shown, are_numbers = f"{flag} {joined(columns)}", task.name == "regression"
-    if not (are_numbers or task.name == "multi_label"):
+    shown, are_numbers = f"{flag} {joined(columns)}", not task.are_named
+    if not task.in_columns:
         raise UserError(f"{shown}: the model predicts one class a row; name it by --label_column")
     known = names_in(flag, theirs) if theirs and are_numbers else task.labels
     renamed = labels.mapping(reading.get("label_map", recipe.label_map) or "")

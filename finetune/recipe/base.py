@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -188,22 +187,13 @@ class Recipe(Declared):
         """Return the metrics of :attr:`scoring`: of classes, accuracy and macro F1."""
         return self._scoring(prediction, self.presumed_kind)
 
-    @classmethod
-    def short_name(cls) -> str:
-        """Return the name of its file, or of the class where there is none, as in a notebook."""
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        return Path(file).stem if file else cls.__name__.lower()
-
-    @classmethod
-    def defaults(cls) -> dict[str, Any]:
-        """Return the training arguments of the recipe, and where runs go: no clock in a path."""
-        return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
-
     def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return :meth:`defaults`, which ``given`` is set over; the best model is chosen by one of
-        the metrics, the first if they lack that of the recipe. The data may decide which they are.
+        the metrics: the first if a user names them, or if they lack that of the recipe.
         """
         usual, is_loaded = self.defaults(), "splits" in vars(self)
+        if self.metrics != type(self).metrics:
+            usual.pop("metric_for_best_model", None)
         if not ((self.metrics or is_loaded) and self.known_scoring):
             return usual
         from finetune.recipe import scoring
@@ -225,7 +215,8 @@ class Recipe(Declared):
         findings.refuse_unusable(dataset, self.notes)
         loaded, remarks = len(self.notes), labels.remarks(dataset)
         dataset = self.split(dataset)
-        findings.refuse_untrainable(dataset, self.notes, self.places)
+        renames = hasattr(self, "label_map")
+        findings.refuse_untrainable(dataset, self.notes, self.places, self.label_name, renames)
         remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
         self.notes[loaded:loaded] = remarks
         return dataset
@@ -284,6 +275,10 @@ class Recipe(Declared):
         """Return the targets of the raw rows of a split: see :attr:`kind`."""
         return self.kind.targets(self.splits[split]["label"][:])
 
+    def training_targets(self) -> np.ndarray:
+        """Return the targets of what one epoch trains on: see :meth:`targets`."""
+        return self.targets("train")
+
     @functools.cached_property
     def weights(self) -> np.ndarray | None:
         """How much each class counts in training, shape ``(classes,)``; None if all alike.
@@ -291,7 +286,8 @@ class Recipe(Declared):
         Raises:
             UserError: what is wrong with ``class_weights``.
         """
-        return self.kind.told_weights(self.class_weights, self.splits["train"], self.note)
+        targets = self.training_targets()
+        return self.kind.told_weights(self.class_weights, targets, self.note)
 
     @property
     def presumed_kind(self) -> Task[Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from finetune.data.several import as_text
@@ -88,3 +90,14 @@ class Declared:
         the recipe does not know.
         """
         return ""
+
+    @classmethod
+    def short_name(cls) -> str:
+        """Return the name of its file, or of the class where there is none, as in a notebook."""
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        return Path(file).stem if file else cls.__name__.lower()
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the training arguments of the recipe, and where runs go: no clock in a path."""
+        return {"output_dir": f"runs/{cls.short_name()}", **cls.training}

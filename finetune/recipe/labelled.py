@@ -131,13 +131,14 @@ class Labelled(Recipe):
 
     def with_targets(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``label`` as the task has it; the data decides an open task."""
-        from finetune.tasks import reading
+        from finetune.tasks import kinds, reading
 
         how = self.reading()
         if is_auto := self.task == reading.AUTO:
             self.task, self.task_reason = reading.decided(dataset["train"], how, self.note)
             how = dataclasses.replace(how, task=self.task)
-        self.target_names = how.columns if self.label_columns and self.task == "regression" else []
+        are_numbers = not kinds.KINDS[how.task].are_named
+        self.target_names = how.columns if self.label_columns and are_numbers else []
         self.label_name = how.shown[0]
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         in_order = self.task == "single_label" and super().is_ordinal(dataset["train"])

@@ -22,6 +22,7 @@ from finetune.recipe.labelled import Labelled
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from datasets import DatasetDict
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -261,6 +262,12 @@ class TextClassification(Labelled):
         if end is None:
             return None
         return end, str(self.processing_class().convert_ids_to_tokens(end))
+
+    def training_targets(self) -> np.ndarray:
+        """Return the targets of training, of each window where texts are read in windows."""
+        if self.windows is None or self.class_weights == "none":
+            return super().training_targets()
+        return np.asarray(self.prepared["train"]["labels"][:])
 
     @property
     def windows(self) -> Windows | None:

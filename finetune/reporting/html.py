@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def write(path: Path, template: str, content: Mapping[str, Any]) -> None:
 
 
 def excerpt(text: str) -> str:
-    """Return the first 1,200 characters."""
+    """Return the first 1,200 characters, without blank lines; a page shows line breaks."""
+    text = re.sub(r"\s*\n\s*", "\n", text)
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"

@@ -37,7 +37,6 @@ def of(rows: ScoredLabels) -> dict[str, Any]:
         "rows": len(rows),
         "classes": of_labels(rows),
         "together": together.tolist() if len(together) <= MOST_TOGETHER else None,
-        "notes": _without_interval(rows),
     }
 
 
@@ -156,13 +155,14 @@ def _rare(rows: ScoredLabels) -> dict[str, int]:
     return {name: count for name, count in support.items() if count < FEWEST_OF_EACH}
 
 
-def _without_interval(rows: ScoredLabels) -> list[str]:
+def without_interval(name: str, rows: ScoredLabels) -> list[str]:
+    """Return what to know of macro F1, of that name, where it has no interval."""
     if not (rare := _rare(rows)):
         return []
     named = ", ".join(f"'{name}' {count}" for name, count in [*rare.items()][:_MOST_NAMED])
     more = f" and {len(rare) - _MOST_NAMED} more" if len(rare) > _MOST_NAMED else ""
     return [
-        f"no confidence interval of macro F1: a label needs {FEWEST_OF_EACH} rows that have it, "
+        f"{name} has no confidence interval: a label needs {FEWEST_OF_EACH} rows that have it, "
         f"and of these there are {named}{more}"
     ]
 

@@ -17,7 +17,7 @@ from finetune.errors import UserError, suggestion
 from finetune.statistics import numbers
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import MODULE, Metrics, Scoring, module_of
-from finetune.statistics.scored import LABEL, Scored
+from finetune.statistics.scored import Scored
 from finetune.tasks import weights
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class Task(ABC, Generic[S]):
         name: Of the task, as ``run.json`` has it.
         problem_type: What it is called in the configuration of a model.
         metric_config: The configuration of the local metrics, where that is not the usual one.
-        metrics: Those of a recipe that names none; the first chooses the best model.
+        metrics: Those of a recipe that names none; one chooses the best model, the first unless
+            the recipe says so.
         losses: What ``--loss_function`` names: logits and targets to the loss of each row, shape
             ``(rows,)``; the first is the usual one.
         unweighted: What an evaluation has instead of one of :attr:`losses` that weighs rows.
@@ -70,6 +71,8 @@ class Task(ABC, Generic[S]):
         calibrates: Whether a temperature can mend these.
         bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
         label_word: What a message calls :attr:`labels`.
+        in_columns: Whether the labels of a row may be in several columns.
+        are_named: Whether labels have names that the data is matched by, or are numbers.
         labels: The names of the classes, in the order of their numbers; of the numbers, where a row
             has several; none in a regression of one.
         loss_function: One of :attr:`losses`, or empty for the first.
@@ -87,6 +90,8 @@ class Task(ABC, Generic[S]):
     calibrates: ClassVar[bool] = False
     bears_bf16: ClassVar[bool] = False
     label_word: ClassVar[str] = "labels"
+    in_columns: ClassVar[bool] = False
+    are_named: ClassVar[bool] = True
 
     labels: list[str] = field(default_factory=list)
     loss_function: str = ""
@@ -156,12 +161,12 @@ class Task(ABC, Generic[S]):
             return None
         raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
 
-    def told_weights(self, text: str, rows: Dataset, note: Tell) -> np.ndarray | None:
-        """Return :meth:`class_weights` of raw training rows, and tell of them."""
+    def told_weights(self, text: str, targets: np.ndarray, note: Tell) -> np.ndarray | None:
+        """Return :meth:`class_weights` of the targets of training, and tell of them."""
         if evaluated := self.unweighted.get(self.loss_function):
             name = evaluated.__name__.replace("_", " ")
             note(f"--loss_function {self.loss_function}: the evaluation loss is the {name}")
-        found = self.class_weights(text, self.targets(rows[LABEL][:]))
+        found = self.class_weights(text, targets)
         if found is not None:
             note(weights.note(text, self.labels, found))
         return found

@@ -51,7 +51,7 @@ class MultiLabel(Task[ScoredLabels]):
     }
     unweighted = {"focal": losses.binary_cross_entropy}
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
-    has_probabilities = bears_bf16 = True
+    has_probabilities = bears_bf16 = in_columns = True
 
     thresholds: str = "one"
 
@@ -228,9 +228,21 @@ class MultiLabel(Task[ScoredLabels]):
     def statistics(
         self, rows: ScoredLabels, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        found = multi_label.of(rows)
-        notes = [*found["notes"], *average_precision.remarks("average_precision", rows)]
-        return {**found, "metrics": self.scores(rows, counted), "notes": notes}
+        remarks = {
+            "f1_macro": multi_label.without_interval,
+            "average_precision": average_precision.remarks,
+        }
+        notes = [
+            remark
+            for name, statistic in counted.items()
+            if statistic in remarks
+            for remark in remarks[statistic](name, rows)
+        ]
+        return {
+            **multi_label.of(rows),
+            "metrics": self.scores(rows, counted),
+            "notes": notes,
+        }
 
     def beyond(
         self, rows: ScoredLabels, baseline: ScoredLabels, counted: Metrics

@@ -40,6 +40,8 @@ class Regression(Task[ScoredNumbers]):
     sections = ("predictions", "targets", "training")
     problem_type = "regression"
     label_word = "targets"
+    in_columns = True
+    are_named = False
     metrics = {each: {} for each in ("r2", "mae", "rmse", "pearson", "spearman")}
     losses = number_losses.LOSSES
 
