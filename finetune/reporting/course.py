@@ -136,9 +136,11 @@ class _Told:
     def _too_few(self) -> str:
         steps = self.manifest.steps or 0
         count = len(self.evaluations)
-        told = f"{count} evaluation{'s' * (count != 1)}" if count else "No evaluation"
+        told = f"{count} evaluation{'s' * (count != 1)} cannot show a trend"
+        if not count:
+            told = "No evaluation has a finite loss"
         return (
-            f"{told} cannot show a trend: to see whether the model overfits or still improves, "
+            f"{told}: to see whether the model overfits or still improves, "
             f"--eval_strategy steps --eval_steps {max(1, steps // 6)}."
         )
 

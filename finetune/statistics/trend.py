@@ -14,6 +14,7 @@ known from seven evaluations on.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -196,7 +197,7 @@ def judge(
     if verdict and verdict.kind == "unclear" and of_loss and lead is of_metric and not found:
         falling = _of_end(of_loss, is_loss=True)
         verdict = falling if falling and falling.kind == "improves" else verdict
-    if verdict and not (worse and verdict.kind != "stopped"):
+    if verdict and not (worse and (verdict.kind != "stopped" or lead is of_loss)):
         found.append(verdict)
     if not (worse and lead is of_loss):
         found += _of_best(lead, kept, is_loss=lead is of_loss)
@@ -246,15 +247,24 @@ def _critical(
     sources = np.concatenate([np.concatenate(of_rows, axis=1), block_diag(*own)])
     error = np.concatenate(errors)
     scaled = sources[:, error > 0] / error[error > 0]
-    generator = np.random.default_rng(SEED)
-    at_once, largest = max(1, _AT_ONCE // max(scaled.shape)), []
-    for start in range(0, _DRAWS, at_once):
-        drawn = generator.standard_normal((min(at_once, _DRAWS - start), len(scaled)))
-        largest.append(np.abs(drawn @ scaled).max(axis=1))
-    found = np.concatenate(largest)
-    if np.isfinite(freedom):
-        found = found / np.sqrt(generator.chisquare(freedom, _DRAWS) / freedom)
+    normal, spread = _drawn(len(scaled), freedom)
+    at_once = max(1, _AT_ONCE // scaled.shape[1])
+    largest = [
+        np.abs(normal[start : start + at_once] @ scaled).max(axis=1)
+        for start in range(0, _DRAWS, at_once)
+    ]
+    found = np.concatenate(largest) / spread
     return float(np.quantile(found, LEVEL))
+
+
+@functools.lru_cache(maxsize=1)
+def _drawn(sources: int, freedom: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return normal draws, shape ``(draws, sources)``, and what divides them to be Student's."""
+    generator = np.random.default_rng(SEED)
+    normal = generator.standard_normal((_DRAWS, sources))
+    if not np.isfinite(freedom):
+        return normal, np.ones(_DRAWS)
+    return normal, np.sqrt(generator.chisquare(freedom, _DRAWS) / freedom)
 
 
 @dataclass(frozen=True)
