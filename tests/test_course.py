@@ -227,3 +227,6 @@ def test_page_and_card_have_the_sentences(tmp_path: Path) -> None:
     assert f"<p>{first}</p>" in page.write(run).read_text(encoding="utf-8")
     training = card.write(run).read_text(encoding="utf-8").partition("## Training")[2]
     assert first in training
+    dataclasses.replace(run.manifest, steps=0, history=[]).write(tmp_path)
+    assert course.of(run.manifest).sentences == []
+    page.write(run)
