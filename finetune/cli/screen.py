@@ -29,7 +29,7 @@ from finetune.pipeline.events import (
     Started,
 )
 from finetune.recipe import Recipe, TextClassification, catalog
-from finetune.reporting import wording
+from finetune.reporting import course, wording
 from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
@@ -132,6 +132,8 @@ def _end(event: Finished) -> None:
         console.targets(found.targets)
     for sentence in wording.unbeaten(found, columns, wording.directions(manifest)):
         console.sentence(f"\n{sentence}")
+    if to_do := course.of(manifest).to_do:
+        console.sentence(f"\n{to_do}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
     console.say(

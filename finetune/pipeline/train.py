@@ -230,11 +230,11 @@ def _trained(
     Raises:
         Stopped: on every rank, if a signal asked for it; what is trained is in a checkpoint.
     """
-    from finetune.pipeline import thresholds
+    from finetune.pipeline import noise, thresholds
     from finetune.training import disk
 
     started, recipe = time.perf_counter(), prepared.settings.recipe
-    with thresholds.in_evaluations(trainer, recipe.kind):
+    with thresholds.in_evaluations(trainer, recipe.kind, noise.kept(trainer, recipe)):
         trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
     seconds = time.perf_counter() - started
     trainer.refuse_broken_weights()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from finetune.reporting import curves, html, plots, ranking, residuals, wording
+from finetune.reporting import course, curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.predictions import THUMBNAIL
 from finetune.runs.run import Run
@@ -81,7 +81,11 @@ def training(shown: Shown) -> Section:
     """Show how the training went."""
     history = shown.manifest.history
     learned = curves.learning_curves(history, shown.manifest.best_step)
-    return Section({"learning_curves": learned, "speed": curves.speed(history)})
+    told = course.of(shown.manifest)
+    return Section(
+        {"learning_curves": learned, "speed": curves.speed(history)},
+        {"course": told} if told.sentences else {},
+    )
 
 
 def predictions(shown: Shown) -> Section:
