@@ -78,7 +78,8 @@ def _run(words: list[str]) -> int:
     if verb == "list":
         Parser("list", "List the recipes, one line each.").parse_args(rest)
         recipes = {name: catalog.summary(name) for name in catalog.names()}
-        print("\n".join(wrapping.table(recipes)))
+        width = max(map(len, recipes), default=0)  # not wrapped: scripts read it line by line
+        print("\n".join(f"  {name:<{width}}  {text}" for name, text in recipes.items()))
         return 0
     if hint := suggestion(verb, ("--help", "--version"), 0.7) if verb.startswith("-") else "":
         raise UserError(f"unknown option {verb}{hint}")
