@@ -68,7 +68,8 @@ def _folded(line: str) -> Iterator[str]:
 
 def _paragraphs(lines: Iterator[str]) -> Iterator[str]:
     for has_words, group in groupby(lines, bool):
-        yield from _wrapper().wrap(" ".join(group)) if has_words else group
+        paragraph = list(group)
+        yield from _wrapper().wrap(" ".join(paragraph)) if has_words else paragraph
 
 
 def _wrapper(first: str = "", others: str = "") -> TextWrapper:
