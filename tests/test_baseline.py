@@ -1,6 +1,7 @@
 """The baselines: what they predict, and what happens where they cannot be fitted."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +32,30 @@ def test_bag_of_words_learns_words() -> None:
     predicted, limits = fitted
     assert predicted.argmax(axis=1).tolist() == [1, 0]
     assert limits == []
+
+
+@pytest.mark.parametrize(("size", "suffix"), [(6, ".json"), (7, ".npz"), (9, "")])
+def test_outputs_are_remembered_in_a_bounded_form(
+    size: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline, "MOST_AS_TEXT", 6)
+    monkeypatch.setattr(baseline, "MOST_KEPT", 8)
+    monkeypatch.setattr("finetune.runtime.hub.caches", lambda: {"datasets": tmp_path})
+    outputs, calls = np.log(np.array([[0.25, 0.75], [0.1, 0.9]])).round(6), []
+
+    def fit() -> tuple[np.ndarray, list[str]]:
+        calls.append(1)
+        return outputs, ["30 rows"]
+
+    first, second = (baseline.remembered("key", fit, size) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert len(calls) == (1 if suffix else 2)
+    np.testing.assert_array_equal(first[0], second[0])
+    np.testing.assert_allclose(second[0], outputs, rtol=1e-7)
+    assert first[1] == second[1] == ["30 rows"]
+    kept = [path.suffix for path in (tmp_path / "finetune-baselines").glob("*[!3]")]
+    assert kept == ([suffix] if suffix else [])
 
 
 def test_bag_of_words_of_a_large_set_is_fitted_on_a_share() -> None:

@@ -1,5 +1,6 @@
 """The command line: it answers at once, refuses in one message, and leaves nothing half made."""
 
+import builtins
 import gc
 import os
 import re
@@ -8,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from finetune import cli
-from finetune.cli import imports
+from finetune.cli import dispatch, imports
 from finetune.errors import UserError
 from finetune.recipe import catalog
 from finetune.runtime import hub
@@ -72,12 +74,12 @@ def test_the_light_commands_import_no_library(words: list[str]) -> None:
 
 
 def test_help_names_verbs_and_recipes() -> None:
-    text = cli.usage()
+    text = dispatch.usage()
 
     assert len(RECIPES) >= 3
     for name in RECIPES:
-        assert f"  {name:<{max(map(len, RECIPES))}}  {catalog.summary(name)}" in text
-    for verb in cli.VERBS:
+        assert f" {name} {catalog.summary(name)} " in " ".join(text.split())
+    for verb in dispatch.VERBS:
         assert re.search(rf"^  {verb} ", text, flags=re.MULTILINE)
 
 
@@ -182,6 +184,20 @@ def test_ctrl_c_before_the_training_is_told(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(catalog, "find", interrupted)
     assert cli.main(["yelp"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str, *rest: Any) -> Any:
+        if name == "finetune.cli":
+            raise KeyboardInterrupt
+        return imported(name, *rest)
+
+    imported = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert cli.main(["list"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from finetune import cli
+from finetune.cli import dispatch
 from finetune.config.flags import Flags
 from finetune.recipe import catalog
 from tests.conftest import ROOT
@@ -127,7 +127,7 @@ def test_batch_script_passes_a_signal_on_and_queues_the_job_again(place: Path) -
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_in_words(command: str) -> None:
     name, *flags = shlex.split(command.partition("`")[0])
-    if name in cli.VERBS:
+    if name in dispatch.VERBS:
         assert not flags
     else:
         assert Flags(catalog.find(name)).read(flags) or not flags

@@ -9,7 +9,7 @@ import pytest
 
 import finetune
 from finetune import Run, UserError
-from finetune.pipeline.evaluate import evaluate
+from finetune.pipeline.evaluate import _in_own_flags, evaluate
 from tests import number_runs
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.trains]
@@ -114,3 +114,20 @@ def test_columns_of_numbers_are_matched_by_name(tmp_path: Path) -> None:
 def test_a_temperature_is_not_for_several_labels(run: Run) -> None:
     with pytest.raises(UserError, match=r"--calibrated: .* predicts any number of labels a row"):
         finetune.predict(run, ["a text"], calibrated=True)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("--task regression: 2 rows; --drop_invalid leaves them out", "2 rows; --drop_invalid"),
+        ("x, or --dataset TABLE with paths", "x, or --data TABLE with paths"),
+        ("words are labels of --task single_label", "words are for runs trained with --task s"),
+        (
+            "several labels per row are --task multi_label;",
+            "row are for runs trained with --task m",
+        ),
+    ],
+)
+def test_messages_of_the_data_name_flags_of_the_verb(sentence: str, expected: str) -> None:
+    assert expected in _in_own_flags(sentence)
+    assert not _in_own_flags(sentence).startswith("--task")

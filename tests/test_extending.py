@@ -17,6 +17,7 @@ from transformers import EvalPrediction
 
 import finetune
 from finetune import Run, cli
+from finetune.cli import dispatch
 from finetune.recipe.scoring import Scoring
 from finetune.tasks.single_label import SingleLabel
 from tests.conftest import ROOT
@@ -151,13 +152,13 @@ def test_the_verb_of_the_page(
     assert re.search(r"global_batch_size +16\n", capsys.readouterr().out)
     assert Run.load(run.path).manifest == run.manifest
     lines = re.findall(r'^    ("hyperparameters": .*)$', PAGE, re.MULTILINE)
-    for registry, line in zip((cli.VERBS, vars(finetune)["_HOME"]), lines, strict=True):
+    for registry, line in zip((dispatch.VERBS, vars(finetune)["_HOME"]), lines, strict=True):
         (entry,) = ast.literal_eval("{" + line + "}").items()
         monkeypatch.setitem(registry, *entry)
     name = "finetune.cli.hyperparameters"
     monkeypatch.setitem(sys.modules, name, module(checkout / "cli" / "hyperparameters.py"))
     assert cli.main(["hyperparameters", str(run.path)]) == 0
     assert re.search(r"global_batch_size +16\n", capsys.readouterr().out)
-    assert "  hyperparameters  show the training arguments" in cli.usage()
+    assert "  hyperparameters  show the training arguments" in dispatch.usage()
     assert finetune.hyperparameters(run)["learning_rate"] == "5e-05"
     del vars(finetune)["hyperparameters"]  # a name that was asked for stays

@@ -46,7 +46,7 @@ MALFORMED = {
     "too few fields": ("a.csv", "text,label\nx,good\ny\n", "a.csv, line 3: expected 2 fields"),
     "too many fields": ("a.csv", 'text,label\n"x\ny",good\nz,,bad\n', "a.csv, line 4: expected 2"),
     "an open quote": ("a.csv", 'label,text\ngood,"x\nbad\n', "a.csv, line 2: the file ends in"),
-    "one name twice": ("a.csv", "text,text,label\nx,y,good\n", "two columns are called 'text'"),
+    "one name twice": ("a.csv", "text,text,label\nx,y,good\n", "columns are called 'text': rename"),
     "Latin 1": ("a.csv", "text,label\nx,good\n\udce9,bad\n", "byte (line 3, byte 0xe9)"),
     "no rows": ("a.csv", "text,label\n", "a.csv holds no rows"),
     "nothing": ("a.csv", "", "a.csv holds no rows"),
@@ -56,6 +56,7 @@ MALFORMED = {
     "two readings": ("a.csv", "text,label\n" + '"x, y\nz",good\n' * 4, "csv_quoting none (8 rows"),
     "no JSON": ("a.jsonl", '{"text": "x", "label": "good"}\n{"text: "y"}\n', "a.jsonl, line 2: "),
     "no object": ("a.jsonl", '"x"\n', "a.jsonl, line 1: expected an object"),
+    "huge integer": ("a.jsonl", '{"text": "x", "n": ' + "9" * 5000 + "}\n", "line 1: an int"),
 }  # fmt: skip
 #: A third of the texts begin with a quotation mark; read as quotes they leave 150 of 300 rows.
 LONE_QUOTES = "text\tlabel\n" + "".join(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import wasserstein_distance
@@ -9,6 +10,8 @@ from torch.autograd import gradcheck
 from torch.nn import functional
 
 from finetune.tasks import losses
+from finetune.tasks.multi_label import MultiLabel
+from finetune.tasks.single_label import SingleLabel
 
 ROWS, CLASSES = 12, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -158,3 +161,21 @@ def test_ordinal_losses_know_how_far_off_a_prediction_is(loss: Loss) -> None:
     assert found.unique().numel() == CLASSES
     plain = losses.cross_entropy(sure, torch.zeros(CLASSES, dtype=torch.int64))[1:]
     torch.testing.assert_close(plain, plain[:1].expand(CLASSES - 1))
+
+
+@pytest.mark.parametrize(
+    ("task", "evaluated"),
+    [
+        (SingleLabel(labels=["a", "b"], loss_function="focal"), losses.cross_entropy),
+        (MultiLabel(labels=["a", "b"], loss_function="focal"), losses.binary_cross_entropy),
+    ],
+)
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0])])
+def test_a_focal_training_is_evaluated_by_cross_entropy(
+    task: SingleLabel | MultiLabel, evaluated: Loss, weights: np.ndarray | None
+) -> None:
+    logits = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    targets = torch.tensor([1, 0]) if isinstance(task, SingleLabel) else torch.eye(2)
+    found = task.global_loss(task.loss, weights)
+    torch.testing.assert_close(found.of_rows(logits, targets), evaluated(logits, targets))
+    assert not torch.allclose(found.in_training(logits, targets), evaluated(logits, targets))

@@ -203,6 +203,14 @@ def test_a_missing_file_in_a_missing_directory(tmp_path: Path) -> None:
         ),
         ({"reviews.jsonl": '{"text": "a"}\n{"text": '}, r"reviews.jsonl, line 2: Expecting value"),
         ({"reviews.jsonl": '[{"text": "a"}]'}, r"reviews.jsonl, line 1: expected an object"),
+        (
+            {"reviews.jsonl": '{"text": "a"}\n\n{"n": ' + "9" * 23 + "}\n"},
+            r"reviews.jsonl, line 3: the column 'n' holds an integer of more than 64 bits; write",
+        ),
+        (
+            {"reviews.jsonl": '{"text": "a"}\n{"n": ' + "9" * 5000 + "}\n"},
+            r"reviews.jsonl, line 2: an integer of more than 4,300 digits; write it as text",
+        ),
         ({"reviews.parquet": "text"}, r"cannot read .*reviews.parquet: "),
     ],
 )

@@ -1,5 +1,16 @@
 """The command line: one file per subcommand, which parses, calls the pipeline and prints."""
 
-from finetune.cli.dispatch import VERBS, main, usage
+import sys
+from collections.abc import Sequence
 
-__all__ = ["VERBS", "main", "usage"]
+__all__ = ["main"]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; see :func:`finetune.cli.dispatch.main`."""
+    try:
+        from finetune.cli import dispatch
+    except KeyboardInterrupt:  # from here on it is handled there
+        print("interrupted", file=sys.stderr)
+        return 130
+    return dispatch.main(words)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from finetune.cli.parser import Parser
+from finetune.config import wrapping
 from finetune.errors import RunError, UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import distributed, faults, import_path, namesakes, signals, versions
@@ -76,7 +77,9 @@ def _run(words: list[str]) -> int:
     verb, *rest = words
     if verb == "list":
         Parser("list", "List the recipes, one line each.").parse_args(rest)
-        print("\n".join(_lines({name: catalog.summary(name) for name in catalog.names()})))
+        recipes = {name: catalog.summary(name) for name in catalog.names()}
+        width = max(map(len, recipes), default=0)  # not wrapped: scripts read it line by line
+        print("\n".join(f"  {name:<{width}}  {text}" for name, text in recipes.items()))
         return 0
     if hint := suggestion(verb, ("--help", "--version"), 0.7) if verb.startswith("-") else "":
         raise UserError(f"unknown option {verb}{hint}")
@@ -106,20 +109,15 @@ def usage() -> str:
             "       accelerate launch -m finetune RECIPE [flags]",
             "",
             "recipes (or the path of your own, path/to/mine.py)",
-            *_lines(recipes),
+            *wrapping.table(recipes),
             "",
             "subcommands",
-            *_lines(VERBS),
+            *wrapping.table(VERBS),
             "",
             "python -m finetune RECIPE --help   the flags of a recipe",
             "python -m finetune --version",
         ]
     )
-
-
-def _lines(described: dict[str, str]) -> list[str]:
-    width = max(map(len, described), default=0)
-    return [f"  {name:<{width}}  {text}" for name, text in described.items()]
 
 
 def _may_be_recipe(word: str) -> bool:

@@ -7,6 +7,7 @@ import re
 from typing import Any, NoReturn
 
 from finetune.cli import console
+from finetune.config import wrapping
 from finetune.errors import UserError, option_suggestion
 from finetune.runs.run import Run
 
@@ -25,16 +26,20 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, verb: str, description: str | None) -> None:
         super().__init__(
             prog=f"python -m finetune {verb}",
-            description=description and description.replace("``", "`"),
+            description=description and wrapping.prose(description.replace("``", "`")),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.verb = verb
 
     def add_argument(self, *names: str, **about: Any) -> argparse.Action:
-        """Add an argument; a flag can be written with dashes, too."""
-        dashed = (name.replace("_", "-") for name in names if name.startswith("--"))
-        return super().add_argument(*dict.fromkeys((*names, *dashed)), **about)
+        """Add an argument; a flag can be written with dashes, too, which the help leaves out."""
+        action = super().add_argument(*names, **about)
+        flags = [name for name in names if name.startswith("--")]
+        if dashed := [name.replace("_", "-") for name in flags if "_" in name]:
+            hidden = {**about, "dest": action.dest, "help": argparse.SUPPRESS}
+            super().add_argument(*dashed, **hidden)
+        return action
 
     def add_trust_recipe(self) -> None:
         """Add ``--trust_recipe``, of the subcommands that read a run."""

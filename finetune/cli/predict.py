@@ -10,7 +10,8 @@
 INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, an image, a folder with images at any depth,
 or - for the lines of the standard input. Paths of images in a table are relative to its folder. Its
 columns and its order are kept; the columns label and probability are added (in a regression,
-prediction). Where INPUT has a label already, the added one is "predicted label". Where the text is
+prediction). Where INPUT has a label already, the added one is "predicted label". As all columns are
+kept, two of the same name are refused, even if the model reads neither. Where the text is
 missing (an empty field of a .csv or .tsv, as in training, or a null) the added fields are empty. An
 empty text in JSON lines or parquet, and a blank line of a .txt or the standard input, are
 predicted. A blank line of a .csv or .tsv with a single column is a row without a text; other blank

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from finetune.config import wrapping
 from finetune.errors import Mistakes, UserError, option_suggestion, typed_as
 from finetune.recipe import Recipe, TextClassification, catalog
 from finetune.training.retired import successor
@@ -126,7 +127,7 @@ class Flags:
         defaults = {**self.defaults, **self.cls.defaults(), **own}
         formatter = argparse.RawDescriptionHelpFormatter(self._parser.prog, max_help_position=30)
         formatter.add_text(f"usage: {self._parser.prog} [flags]")
-        formatter.add_text(inspect.getdoc(sys.modules[self.cls.__module__]))
+        formatter.add_text(wrapping.prose(sys.modules[self.cls.__module__].__doc__ or ""))
         for title, names in groups.items():
             formatter.start_section(title)
             for name in names:

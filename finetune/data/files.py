@@ -20,6 +20,7 @@ import contextlib
 import io
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -246,6 +247,11 @@ def json_object(line: str, place: str) -> Row:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: {error.msg} (character {error.pos + 1})") from error
+    except ValueError as error:  # of Python's own limit
+        most = f"{sys.get_int_max_str_digits():,}"
+        raise UserError(
+            f"{place}: an integer of more than {most} digits; write it as text, in quotation marks"
+        ) from error
     if not isinstance(row, dict):
         raise UserError(f"{place}: expected an object, found {line[:40]!r}")
     if "\\u" in line:

@@ -22,6 +22,7 @@ from datasets import (
     DatasetDict,
     DownloadManager,
     Features,
+    Json,
     load_dataset,
     load_dataset_builder,
 )
@@ -51,7 +52,7 @@ _DATA = {each[1:] for each in hub.FILES} | {
     "txt",
     "arrow",
 }
-_CACHE_VERSION = 3  # increment when the same file should yield other rows
+_CACHE_VERSION = 4
 
 
 def read(
@@ -207,7 +208,7 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
                 written = Path(directory) / cached.name
                 with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as rows:
                     for chunk in _chunks(path, quoting, "converting"):
-                        rows.write_table(_typed(chunk, schema))
+                        rows.write_table(_typed(path, chunk, schema))
                 os.replace(written, cached)
             seals.seal(cached)
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
@@ -258,7 +259,7 @@ def _stored(schema: pa.Schema) -> pa.Schema:
     return Features.from_arrow_schema(schema).arrow_schema
 
 
-def _typed(chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
+def _typed(path: Path, chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
     if not isinstance(chunk.rows, list):
         return chunk.rows.cast(schema)
     columns = []
@@ -266,8 +267,25 @@ def _typed(chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
         values = chunk.values(field.name)
         if field.type == pa.json_():
             values = [None if value is None else json.dumps(value) for value in values]
+            _refuse_unreadable(path, chunk, field.name, values)
         columns.append(pa.array(values, field.type))
     return pa.table(columns, schema=schema)
+
+
+def _refuse_unreadable(
+    path: Path, chunk: files.Chunk, column: str, values: Sequence[str | None]
+) -> None:
+    """Refuse JSON that the library cannot read back, which has integers of 64 bits."""
+    for number, value in enumerate(values):
+        try:
+            if value is not None:
+                Json().decode_example(value)
+        except ValueError as error:
+            place = files.places(path, [chunk.number * files.CHUNK_ROWS + number])
+            raise UserError(
+                f"{path}, {place}: the column '{column}' holds an integer of more than 64 bits; "
+                "write it as text, in quotation marks, in every row, or leave the column out"
+            ) from error
 
 
 def revision(rows: Dataset) -> str | None:

@@ -190,7 +190,8 @@ def _on(
         raw = numbered(source.load())
         findings.refuse_unlabelled(raw, recipe.input_column)
     except UserError as error:
-        raise UserError(*(_without_split(each, data) for each in error.mistakes)) from error
+        told = (_in_own_flags(_without_split(each, data)) for each in error.mistakes)
+        raise UserError(*told) from error
     split = next(name for name in ("test", "validation", "train") if name in raw)
     rows, path = raw[split], Path(data).expanduser()
     notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
@@ -270,6 +271,13 @@ def _without_split(sentence: str, data: str) -> str:
     sentence = sentence.replace("(train data, ", "(")
     named = re.sub(r"\b(the )?train(ing)? data\b", data.replace("\\", r"\\"), sentence)
     return re.sub(r" train(ing)? (rows?)\b", r" \2", named)
+
+
+def _in_own_flags(sentence: str) -> str:
+    """Return a sentence about the data of a training with the flags that an evaluation has."""
+    sentence = sentence.replace("--dataset ", "--data ").removeprefix("--task regression: ")
+    # the task is that of the run
+    return re.sub(r"\bare (labels )?(of )?--task ", "are for runs trained with --task ", sentence)
 
 
 def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:

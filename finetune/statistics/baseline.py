@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,16 @@ from datasets import DatasetDict, Value
 
 from finetune.data import seals
 from finetune.runtime import hub
-from finetune.runtime.files import write_whole
+from finetune.runtime.files import replacing, write_whole
 
 #: More rows take scikit-learn longer than the training of the model itself.
 MOST_ROWS = 100_000
 #: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
 #: one for each row and class.
 MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
-#: Outputs or predictions of more rows and classes are computed again each time: they would fill a
-#: disk.
-MOST_KEPT = 2_000_000
+#: Outputs of more rows and classes are kept as float32 instead of text, up to 200 MB; beyond, they
+#: would fill a disk and are computed by each training.
+MOST_AS_TEXT, MOST_KEPT = 2_000_000, 50_000_000
 #: What is predicted for each test text, and in words where the baseline was bounded.
 Fitted = tuple[np.ndarray, list[str]]
 _CACHE_VERSION = 2  # increment when the same rows should yield other outputs
@@ -87,22 +89,41 @@ def _bounds(classes: int) -> tuple[int, int]:
 
 
 def remembered(key: str, fit: Callable[[], Fitted | None], size: int = 0) -> Fitted | None:
-    """Return what was fitted before under that key, or fit it; a damaged file is fitted again, and
-    of more than :data:`MOST_KEPT` numbers, ``size``, none is written.
+    """Return what was fitted before under that key, or fit it; a damaged file is fitted again.
+
+    Args:
+        key: Of everything that it depends on.
+        fit: Returns it.
+        size: How many numbers that will be. Of more than :data:`MOST_AS_TEXT` float32 is kept, and
+            returned already by the first call; of more than :data:`MOST_KEPT` nothing.
     """
     if size > MOST_KEPT:
         return fit()
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    cached = hub.caches()["datasets"] / "finetune-baselines" / f"{name}.json"
+    as_text = size <= MOST_AS_TEXT
+    name = hashlib.sha256(key.encode()).hexdigest()[:16] + (".json" if as_text else ".npz")
+    cached = hub.caches()["datasets"] / "finetune-baselines" / name
     if seals.intact(cached, lambda sentence: None):
-        content = json.loads(cached.read_text(encoding="utf-8"))
-        return content and (np.asarray(content["classes"]), content["limits"])
+        return _read(cached)
     fitted = fit()
-    content = fitted and {"classes": fitted[0].tolist(), "limits": fitted[1]}
+    if fitted and not as_text:
+        fitted = fitted[0].astype(np.float32), fitted[1]
     cached.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(cached, json.dumps(content))
+    if fitted and not as_text:
+        with replacing(cached) as new, new.open("wb") as file:
+            np.savez_compressed(file, classes=fitted[0], limits=np.array(fitted[1], dtype=str))
+    else:
+        content = fitted and {"classes": fitted[0].tolist(), "limits": fitted[1]}
+        write_whole(cached, json.dumps(content))
     seals.seal(cached)
     return fitted
+
+
+def _read(cached: Path) -> Fitted | None:
+    if zipfile.is_zipfile(cached):
+        with np.load(cached) as content:
+            return content["classes"], content["limits"].tolist()
+    found = json.loads(cached.read_text(encoding="utf-8"))
+    return found and (np.asarray(found["classes"]), found["limits"])
 
 
 def majority(train_labels: Sequence[int], classes: int, rows: int) -> np.ndarray:

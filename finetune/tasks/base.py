@@ -147,6 +147,10 @@ class Task(ABC, Generic[S]):
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
+    def evaluation_loss(self, rows: RowLoss) -> RowLoss:
+        """Return the loss of each row in an evaluation, where a training has ``rows``."""
+        return self.unweighted.get(self.loss_function, rows)
+
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
         """Return how much each label counts in training, shape ``(labels,)``; None if all alike.
 

@@ -113,7 +113,7 @@ class MultiLabel(Task[ScoredLabels]):
 
         from finetune.training.loss import GlobalLoss
 
-        evaluated = self.unweighted.get(self.loss_function, rows)
+        evaluated = self.evaluation_loss(rows)
         if weights is None:
             return GlobalLoss(evaluated, training_rows=rows)
         chosen: Any = self.losses[self.loss_function or next(iter(self.losses))]

@@ -78,7 +78,7 @@ class SingleLabel(Task[ScoredRows]):
         from finetune.training.loss import GlobalLoss
 
         return GlobalLoss(
-            self.unweighted.get(self.loss_function, rows),
+            self.evaluation_loss(rows),
             training_rows=rows,
             class_weights=() if weights is None else tuple(weights.tolist()),
         )
