@@ -109,15 +109,16 @@ def classes(shown: Shown) -> Section:
     rows: ScoredRows = shown.rows
     matrix, found = rows.once(classification.confusion), shown.classes
     figures: dict[str, Plot | None] = {"classes": plots.classes(found)}
-    content: dict[str, Any] = {"classes": found, "all": len(found), "table": of_classes.CLASSES}
+    some, confused = found, list[dict[str, Any]]()
     if len(matrix) <= classification.MOST_CONFUSED:
         figures = {"confusion": plots.confusion(matrix, rows.names), **figures}
     else:
-        content["confused"] = _confused(matrix, rows.names)
+        confused = _confused(matrix, rows.names)
     if len(found) > of_classes.MOST_WRITTEN:
         lowest = sorted(found, key=lambda name: found[name]["f1"]["value"])[:_CLASSES]
-        content["classes"] = {name: found[name] for name in lowest}
-    return Section(figures, content)
+        some = {name: found[name] for name in lowest}
+    about = {"all": len(found), "table": of_classes.CLASSES, "confused": confused}
+    return Section(figures, {"classes": some, **about})
 
 
 def _confused(matrix: np.ndarray, names: list[str]) -> list[dict[str, Any]]:
