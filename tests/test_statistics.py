@@ -20,6 +20,7 @@ from finetune.statistics import (
     pairs,
     ranking,
 )
+from finetune.statistics.blocks import Summary
 from finetune.statistics.resampling import Budget
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks.assessment import Assessment
@@ -116,16 +117,16 @@ def test_the_scores_of_ordered_classes_are_those_by_hand() -> None:
 def test_areas_are_those_of_scikit_learn() -> None:
     probabilities, labels = probabilities_of(400, 4)
     probabilities = probabilities.round(2)  # with ties
-    areas = ranking.of_classes(probabilities, labels)
+    areas = ranking.swept(probabilities, labels).classes
     for each, found in enumerate(areas):
         assert found is not None
         roc = sklearn.metrics.roc_auc_score(labels == each, probabilities[:, each])
         assert found.roc.value == pytest.approx(roc)
         assert found.roc.low < roc < found.roc.high
-    mean = ranking.mean_roc(probabilities, labels)
+    mean = ranking.mean_roc(ranking.swept(probabilities, labels), labels)
     assert mean is not None
     assert mean.value == pytest.approx(np.mean([each.roc.value for each in areas if each]))
-    assert ranking.of_classes(probabilities, np.zeros(400, dtype=int)) == [None] * 4
+    assert ranking.swept(probabilities, np.zeros(400, dtype=int)).classes == [None] * 4
 
 
 # ---- intervals -----------------------------------------------------------------------------------
@@ -353,7 +354,9 @@ def test_intervals_of_areas_hold_the_truth() -> None:
     labels = np.repeat([0, 1], ROWS // 2)
     for _ in range(REPEATS):
         score = expit(generator.normal(loc=1.5 * labels))
-        found = ranking.mean_roc(np.stack([1 - score, score], axis=1), labels)
+        found = ranking.mean_roc(
+            ranking.swept(np.stack([1 - score, score], axis=1), labels), labels
+        )
         assert found is not None
         hits += found.low <= truth <= found.high
     assert 0.935 < covered(hits) < 0.965
@@ -366,7 +369,9 @@ def test_intervals_of_areas_of_few_rows_hold_the_truth(ones: int) -> None:
     labels = np.repeat([0, 1], [100, ones])
     for _ in range(REPEATS):
         score = expit(generator.normal(loc=2.3 * labels))
-        found = ranking.mean_roc(np.stack([1 - score, score], axis=1), labels)
+        found = ranking.mean_roc(
+            ranking.swept(np.stack([1 - score, score], axis=1), labels), labels
+        )
         assert found is not None
         hits += found.low <= truth <= found.high
     assert 0.935 < covered(hits) < 0.985  # Newcombe's method errs on the wide side
@@ -375,7 +380,10 @@ def test_intervals_of_areas_of_few_rows_hold_the_truth(ones: int) -> None:
 def test_an_area_without_an_error_has_an_interval() -> None:
     labels = np.repeat([0, 1], [50, 10])
     probabilities = np.stack([1 - labels * 0.8, labels * 0.8], axis=1)
-    area, each = ranking.mean_roc(probabilities, labels), ranking.of_classes(probabilities, labels)
+    area, each = (
+        ranking.mean_roc(ranking.swept(probabilities, labels), labels),
+        ranking.swept(probabilities, labels).classes,
+    )
     assert area is not None
     assert each[1] is not None
     for found in (area, each[1].roc, each[1].precision_recall):
@@ -397,7 +405,7 @@ def test_intervals_of_a_difference_of_areas_hold_the_truth() -> None:
             for apart, each in zip((1.0, 1.5), own, strict=True)
         )
         found = ranking.mean_roc_difference(
-            *(np.stack([1 - each, each], axis=1) for each in (one, other)), labels
+            *(ranking.swept(np.stack([1 - each, each], axis=1), labels) for each in (one, other))
         )
         assert found is not None
         hits += found.low <= truth <= found.high
@@ -620,7 +628,7 @@ def test_a_fast_metric_is_resampled_a_thousand_times_and_paired() -> None:
 
 def test_a_calibrated_model_has_no_calibration_error_and_a_temperature_of_one() -> None:
     probabilities, labels = probabilities_of(50_000, 4)
-    assert calibration.expected_calibration_error(probabilities, labels) < 0.01
+    assert calibration.expected_calibration_error(Summary.of(probabilities, labels)) < 0.01
     assert calibration.temperature(np.log(probabilities), labels) == 1
 
 
@@ -665,7 +673,7 @@ def test_temperature_mends_a_model_that_is_too_sure_or_not_sure_enough(sharper: 
     mended = softmax(np.log(judged_on[0]) / hot, axis=1)
     np.testing.assert_array_equal(mended.argmax(axis=1), judged_on[0].argmax(axis=1))
     before, after = (
-        calibration.expected_calibration_error(each, judged_on[1])
+        calibration.expected_calibration_error(Summary.of(each, judged_on[1]))
         for each in (judged_on[0], mended)
     )
     assert before > 0.05
@@ -674,19 +682,20 @@ def test_temperature_mends_a_model_that_is_too_sure_or_not_sure_enough(sharper: 
 
 def test_scores_of_probabilities_are_those_of_scikit_learn() -> None:
     probabilities, labels = probabilities_of(500, 3)
-    assert calibration.log_losses(probabilities, labels).mean() == pytest.approx(
+    assert calibration.log_losses(Summary.of(probabilities, labels)).mean() == pytest.approx(
         sklearn.metrics.log_loss(labels, probabilities)
     )
     truth = np.eye(3)[labels]
-    assert calibration.brier_scores(probabilities, labels).mean() == pytest.approx(
+    assert calibration.brier_scores(Summary.of(probabilities, labels)).mean() == pytest.approx(
         ((probabilities - truth) ** 2).sum(axis=1).mean()
     )
 
 
 def test_reliability_puts_every_row_into_one_bin() -> None:
     found = calibration.reliability(
-        np.array([[1.0, 0.0], [0.5, 0.5], [0.52, 0.48], [0.9, 0.1]]),
-        np.array([0, 1, 0, 1]),
+        Summary.of(
+            np.array([[1.0, 0.0], [0.5, 0.5], [0.52, 0.48], [0.9, 0.1]]), np.array([0, 1, 0, 1])
+        ),
         bins=10,
     )
     assert found["rows"].tolist() == [2, 2]
@@ -696,7 +705,7 @@ def test_reliability_puts_every_row_into_one_bin() -> None:
 
 def test_coverage_begins_with_the_rows_of_which_the_model_is_surest() -> None:
     probabilities = np.array([[0.6, 0.4], [0.9, 0.1], [0.2, 0.8]])
-    found = calibration.coverage(probabilities, np.array([1, 0, 1]))
+    found = calibration.coverage(Summary.of(probabilities, np.array([1, 0, 1])))
     assert found.tolist() == pytest.approx([1.0, 1.0, 2 / 3])
 
 

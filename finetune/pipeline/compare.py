@@ -118,10 +118,12 @@ def _compared(runs: Sequence[Run]) -> Comparison:
     if not headline:
         raise UserError(f"{runs[0].path} has no numeric metric: nothing to compare")
     tables = [run.predictions for run in runs]
+    task, scoring = runs[0].kind, runs[0].manifest.scoring
+    each = [runs[0].scored(tables[0])]
     for run, table in zip(runs[1:], tables[1:], strict=True):
         _refuse_other_rows(runs[0], tables[0], run, table)
-    task, scoring = runs[0].kind, runs[0].manifest.scoring
-    each = [task.scored_in(table) for table in tables]
+        each.append(run.scored(table, task))
+        _refuse_other_labels(runs[0], each[0].labels, run, each[-1].labels)
     own = functools.cache(
         lambda: without_counted(runs[0].compute_metrics, scoring, task)
     )  # its recipe may not be importable
@@ -171,11 +173,14 @@ def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.Dat
             f"{runs} different test rows ({len(one):,} and {len(other):,}): compare runs with the "
             "same --dataset, --split_seed and --eval_samples"
         )
-    labels = [task.scored_in(table).labels for table in (one, other)]
-    if apart := int((labels[0] != labels[1]).reshape(len(one), -1).any(axis=1).sum()):
+
+
+def _refuse_other_labels(first: Run, one: np.ndarray, second: Run, other: np.ndarray) -> None:
+    if apart := int((one != other).reshape(len(one), -1).any(axis=1).sum()):
         raise UserError(
-            f"{runs} different {LABEL}s for {apart:,} of the same {counted(len(one), 'test row')}: "
-            "compare runs with the same --label_column or --label_columns, and the same --label_map"
+            f"{first.path} and {second.path} have different {LABEL}s for {apart:,} of the same "
+            f"{counted(len(one), 'test row')}: compare runs with the same --label_column or "
+            "--label_columns, and the same --label_map"
         )
 
 

@@ -128,6 +128,7 @@ def predict_file(
 
     from finetune.predicting.inputs import Input
     from finetune.predicting.output import PartialOutput
+    from finetune.predicting.overlap import behind
     from finetune.predicting.request import Request, columns_read, csv_quoting
 
     versions.warn_once(stacklevel=2)
@@ -145,20 +146,24 @@ def predict_file(
             parts.begin(request.facts(), resume)
         return request
 
-    def wanted(number: int) -> bool:
-        return number % me.world_size == me.rank and not parts.has(number)
+    def mine(number: int) -> bool:
+        return number % me.world_size == me.rank
 
     request = distributed.rank_zero_first(prepared)
     distributed.join(None, _LONGEST_WAIT, use_cpu=not torch.accelerator.is_available())
     started = time.perf_counter()
     count = done = 0
     with parts.after_a_mistake() if me.rank == 0 else contextlib.nullcontext():
-        for chunk, added in stream(request, on_rank_zero(progress), wanted):
-            count += 1
-            if added:
-                parts.write(request.input.columns, chunk, added)
-                done += len(chunk)
-        predicted = sum(distributed.gather(done))
+        with behind(parts.write) as write:
+            found = stream(request, on_rank_zero(progress), mine, parts.has)
+            for chunk, added in found:
+                count += 1
+                if added:
+                    write(request.input.columns, chunk, added)
+                    done += len(chunk)
+        predicted, request.missing = map(
+            sum, zip(*distributed.gather((done, request.missing)), strict=True)
+        )
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if me.rank == 0:
@@ -176,22 +181,25 @@ def predict_file(
 def stream(
     request: Request,
     progress: Progress = ignore,
-    wanted: Callable[[int], bool] = lambda number: True,
+    mine: Callable[[int], bool] = lambda number: True,
+    done: Callable[[int], bool] = lambda number: False,
 ) -> Iterator[tuple[Chunk, Added]]:
     """Predict an input chunk by chunk, in this process.
 
     Args:
         request: What is predicted.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
-        wanted: Whether the chunk of this number is to be predicted.
+        mine: Whether the chunk of this number is for this process.
+        done: Whether it was predicted before.
 
     Returns:
-        Each chunk, and the columns that are added to it: none if it is not wanted.
+        Each chunk, and the columns that are added to it: none if nothing is to be predicted.
     """
     source = request.input
     return request.predict(
         lambda position, rows: progress(Predicted(position, source.total, rows, source.counted)),
-        wanted,
+        mine,
+        done,
     )
 
 

@@ -20,6 +20,8 @@ from finetune.training.effects import NO_WARMUP
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
 
+#: Log entries of the loss that a run has, unless ``--logging_steps`` says how many.
+MOST_LOGGED = 500
 #: Optimizer steps below which a pretrained encoder was seen to be undertrained.
 _FEWEST_STEPS = 50
 
@@ -121,6 +123,8 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{BEFORE} are not profiled"
         )
+    if "logging_steps" not in chosen.given and steps > MOST_LOGGED * values.logging_steps:
+        chosen = replace(chosen, training={**chosen.training, "logging_steps": 1 / MOST_LOGGED})
     remarks = (
         too_few_steps(recipe, values, steps),
         _endless_warmup(values, steps),

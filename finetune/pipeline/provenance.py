@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
+_MOST_IN_HISTORY = 1000
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
 
 
@@ -115,8 +116,18 @@ def outcome(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "speed": speed,
         "best_step": state.best_global_step if state.best_model_checkpoint else None,
-        "history": state.log_history,
+        "history": thinned(state.log_history),
     }
+
+
+def thinned(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a history for ``run.json``: every n-th entry of the loss where there are more than
+    1,000, with the last, and all others. ``trainer_state.json`` of a checkpoint has every one.
+    """
+    logged = [number for number, entry in enumerate(history) if "loss" in entry]
+    every = -(-len(logged) // _MOST_IN_HISTORY) or 1
+    left_out = set(logged[:-1]) - set(logged[::every])
+    return [entry for number, entry in enumerate(history) if number not in left_out]
 
 
 def validation_metrics(

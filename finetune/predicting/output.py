@@ -12,7 +12,7 @@ import csv
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -43,6 +43,7 @@ class PartialOutput:
 
     output: Path
     csv_safe: bool = False
+    _known: dict[str, Path] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def directory(self) -> Path:
@@ -119,8 +120,9 @@ class PartialOutput:
         with replacing(path) as new:
             if suffix == ".parquet":
                 _write_parquet(new, columns, chunk, added)
-                if first := next(self._done(), None):
+                if first := self._known.get("first") or next(self._done(), None):
                     _schema([first, new])  # what cannot be joined is told now
+                self._known["first"] = first or path  # a directory of many parts is not listed
             else:
                 with new.open("w", encoding="utf-8", newline="") as file:
                     write_rows(file, suffix, columns, chunk, added, self.csv_safe)

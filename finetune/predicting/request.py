@@ -19,6 +19,7 @@ from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
+from finetune.predicting.overlap import ahead
 from finetune.recipe import ImageClassification, TextClassification
 from finetune.runs.run import Run
 
@@ -60,7 +61,7 @@ class Request:
         precision: Of the computation.
         cpu_kernels: ``auto`` or ``off``, on a CPU.
         rows: The rows so far.
-        missing: How many of them have no value in one of these columns.
+        missing: How many of those for this process have no value in one of these columns.
     """
 
     def __init__(self, run: Run, input: Input, options: Mapping[str, Any]) -> None:
@@ -142,25 +143,30 @@ class Request:
         }
 
     def predict(
-        self, tell: Tell, wanted: Callable[[int], bool] = lambda number: True
+        self,
+        tell: Tell,
+        mine: Callable[[int], bool] = lambda number: True,
+        done: Callable[[int], bool] = lambda number: False,
     ) -> Iterator[tuple[Chunk, Added]]:
         """Predict the input chunk by chunk; the model is loaded for the first one.
 
         Args:
             tell: Is called after each batch and each chunk.
-            wanted: Returns whether to predict the chunk of this number; its rows are counted
-                either way.
+            mine: Returns whether the chunk of this number is for this process; the rows of others
+                are counted, and not looked at.
+            done: Returns whether it was predicted before.
 
         Yields:
-            A chunk, and the columns that are added to it: none if it is not wanted.
+            A chunk, and the columns that are added to it: none if nothing is to be predicted.
 
         Raises:
             UserError: if a row holds what the model cannot read.
         """
         predictor, start = None, 0
-        for chunk in self.input.chunks():
-            values, added = self._values(chunk), {}
-            if wanted(chunk.number):
+        for chunk in self._chunks():
+            values = self._values(chunk) if mine(chunk.number) else []
+            added: dict[str, list[Any]] = {}
+            if mine(chunk.number) and not done(chunk.number):
                 predictor = predictor or engine.Predictor(
                     self.run, self.precision, self.options.batch_tokens, self.cpu_kernels
                 )
@@ -176,6 +182,11 @@ class Request:
             self.rows += len(chunk)
             self.missing += sum(value is None for value in values)
             tell(start, self.rows)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """Read the next chunk while one is predicted; a user who types is waited for here."""
+        chunks = self.input.chunks()
+        return chunks if self.input.kind == STANDARD_INPUT else ahead(chunks)
 
     def _values(self, chunk: Chunk) -> list[Any]:
         """Return what the model reads of each row, None where it is missing: for several columns,

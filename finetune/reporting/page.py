@@ -11,6 +11,7 @@ from typing import Any
 from finetune.reporting import facts, html, wording
 from finetune.reporting.figure import Plot
 from finetune.reporting.sections import SECTIONS, WORDS, Shown
+from finetune.runs import classes
 from finetune.runs.run import Run
 from finetune.runtime.files import refuse_link
 from finetune.training.manifest import Statistics
@@ -41,7 +42,8 @@ def write(run: Run) -> Path:
 def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     manifest, metrics, table, task = run.manifest, run.metrics, run.predictions, run.kind
     statistics, headline = run.statistics, run.headline
-    about = Shown(run, manifest, statistics, table, task.scored_in(table))
+    rows, every = run.scored(table), classes.scores(run)
+    about = Shown(run, manifest, statistics, table, rows, every)
     drawn = {name: SECTIONS[name](about) for name in task.sections}
     every = {name: plot for each in drawn.values() for name, plot in each.figures.items()}
     figures = {name: plot for name, plot in every.items() if plot is not None}

@@ -126,7 +126,7 @@ def _plot(
 
 def _curve(kind: _Kind, predicted: ScoredRows, each: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the curve of a class against the rest, from left to right, of 501 points at most."""
-    true, scores = predicted.labels == each, predicted.probabilities[:, each]
+    true, scores = predicted.labels == each, predicted.column(each)
     if kind.area == "roc_area":
         x, y, _ = roc_curve(true, scores)
     else:
@@ -150,7 +150,7 @@ def _mark_thresholds(
         marked.append((value, "D", GREEN, f"best on validation rows: {value:.3f}"))
     style: Any = {"markeredgecolor": INK, "linestyle": "", "markersize": 7, "zorder": 3}
     for value, marker, colour, label in marked:
-        chosen = predicted.probabilities[:, positive] >= value
+        chosen = predicted.column(positive) >= value
         hits, false = (chosen & true).sum(), (chosen & ~true).sum()
         recall = hits / true.sum()
         x, y = (recall, hits / max(1, chosen.sum()))

@@ -13,6 +13,7 @@ import pandas as pd
 
 from finetune.reporting import course, curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
+from finetune.runs import classes as of_classes
 from finetune.runs.predictions import THUMBNAIL
 from finetune.runs.run import Run
 from finetune.statistics import (
@@ -26,7 +27,7 @@ from finetune.statistics import (
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import Manifest, Statistics
 
-_MISTAKES, _SLICES, _TARGETS = 20, 10, 6
+_MISTAKES, _SLICES, _TARGETS, _CLASSES = 20, 10, 6, 50
 _NONE = np.array([], dtype=np.int64)
 #: What a reader calls the plots that a run of few steps or rows does not have.
 WORDS = {
@@ -55,6 +56,7 @@ class Shown:
         statistics: Of its test rows.
         table: Its ``predictions.parquet``.
         rows: The same as the statistics of its task take them.
+        classes: The scores of each class or label, by name.
     """
 
     run: Run
@@ -62,6 +64,7 @@ class Shown:
     statistics: Statistics
     table: pd.DataFrame
     rows: Any
+    classes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,16 +111,43 @@ def targets(shown: Shown) -> Section:
 def classes(shown: Shown) -> Section:
     """Show how well each class is found, and with which it is confused."""
     rows: ScoredRows = shown.rows
-    found = shown.statistics.classes or {}
-    matrix = plots.confusion(classification.confusion(rows), rows.names)
-    return Section({"confusion": matrix, "classes": plots.classes(found)}, {"classes": found})
+    matrix, found = rows.once(classification.confusion), shown.classes
+    figures: dict[str, Plot | None] = {"classes": plots.classes(found)}
+    some, confused = found, list[dict[str, Any]]()
+    if len(matrix) <= classification.MOST_CONFUSED:
+        figures = {"confusion": plots.confusion(matrix, rows.names), **figures}
+    else:
+        confused = _confused(matrix, rows.names)
+    if len(found) > of_classes.MOST_WRITTEN:
+        lowest = sorted(found, key=lambda name: found[name]["f1"]["value"])[:_CLASSES]
+        some = {name: found[name] for name in lowest}
+    about = {"all": len(found), "table": of_classes.CLASSES, "confused": confused}
+    return Section(figures, {"classes": some, **about})
+
+
+def _confused(matrix: np.ndarray, names: list[str]) -> list[dict[str, Any]]:
+    """Return the most frequent confusions, where a plot of all would be too fine to be read."""
+    apart = matrix.copy()
+    np.fill_diagonal(apart, 0)
+    pairs = np.argsort(-apart, axis=None, kind="stable")[:_MISTAKES]
+    cells = [divmod(int(each), len(names)) for each in pairs]
+    return [
+        {
+            "label": names[true],
+            "prediction": names[said],
+            "rows": int(apart[true, said]),
+            "share": apart[true, said] / matrix[true].sum(),
+        }
+        for true, said in cells
+        if apart[true, said]
+    ]
 
 
 def labels(shown: Shown) -> Section:
     """Show how well each label is found, of those that a row has any number of, and the mistakes
     that the model is most confident about.
     """
-    found, rows = shown.statistics.classes or {}, shown.rows
+    found, rows = shown.classes, shown.rows
     order = multi_label.farthest(rows)[:_MISTAKES]
     return Section(
         {"labels": plots.classes(found, "label")},
@@ -163,7 +193,7 @@ def probabilities(shown: Shown) -> Section:
         "coverage": plots.coverage(statistics.coverage or [], statistics.rows),
         **ranking.plots(
             rows,
-            statistics.classes or {},
+            shown.classes,
             threshold.positive_class(shown.manifest.scoring),
             best,
         ),
@@ -291,7 +321,7 @@ def _rows(
     predicted: ScoredRows, table: pd.DataFrame, chosen: np.ndarray, suspected: np.ndarray = _NONE
 ) -> list[dict[str, Any]]:
     """Return what a table of rows shows; those whose label is ``suspected`` are marked."""
-    labels, classes = predicted.labels, predicted.classes
+    labels, classes, summary = predicted.labels, predicted.classes, predicted.summary
     return [
         {
             "id": table["id"].iloc[index],
@@ -299,9 +329,9 @@ def _rows(
             "image": html.inlined(table[THUMBNAIL].iloc[index]) if THUMBNAIL in table else None,
             "file": table["file"].iloc[index] if THUMBNAIL in table and "file" in table else "",
             "label": predicted.names[labels[index]],
-            "of_label": predicted.probabilities[index, labels[index]],
+            "of_label": summary.of_label[index],
             "prediction": predicted.names[classes[index]],
-            "probability": predicted.probabilities[index, classes[index]],
+            "probability": summary.confidence[index],
             "suspected": index in suspected,
         }
         for index in chosen

@@ -11,7 +11,7 @@ import pandas as pd
 from datasets import Dataset, Image, Value
 
 from finetune.data import images
-from finetune.runs.run import PREDICTIONS
+from finetune.runs.run import LOGITS, PREDICTIONS
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
 from finetune.statistics.scored import ScoredRows
@@ -27,10 +27,10 @@ def write(
     rows: Dataset,
     outputs: Any,
     tokens: Sequence[int] | None = None,
-) -> None:
+) -> np.ndarray:
     """Write ``predictions.parquet``: id, text and tokens (where there are); label, prediction, and
     what else the task has; then what other columns the data has, and small copies of the images
-    that the report shows.
+    that the report shows. Of many classes ``logits.npy`` beside it has the outputs.
 
     Args:
         directory: Of the run.
@@ -38,21 +38,33 @@ def write(
         rows: The raw test rows, with ``id`` and ``label``.
         outputs: Of the model, in the order of ``rows``.
         tokens: Of each text, before truncation.
+
+    Returns:
+        The outputs as the files have them, which statistics are to be computed from.
     """
+    found: np.ndarray = np.asarray(outputs)
+    kept = task.kept(found)
+    if kept is None:
+        (directory / LOGITS).unlink(missing_ok=True)
+    else:
+        found = kept
+        with replacing(directory / LOGITS) as new, new.open("wb") as file:
+            np.lib.format.write_array(file, kept, allow_pickle=False)
     columns: dict[str, object] = {"id": rows["id"][:]}
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
     if tokens is not None:
         columns["tokens"] = tokens
     targets = task.targets(rows["label"][:])
-    columns |= task.columns(targets, np.asarray(outputs))
+    columns |= task.columns(targets, found)
     for name in rows.column_names:
         if name not in columns and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]
     if isinstance(rows.features.get("image"), Image):
-        columns[THUMBNAIL] = _thumbnails(rows, task.scored(targets, np.asarray(outputs)))
+        columns[THUMBNAIL] = _thumbnails(rows, task.scored(targets, found))
     with replacing(directory / PREDICTIONS) as new:
         pd.DataFrame(columns).to_parquet(new, index=False)
+    return found
 
 
 def _thumbnails(rows: Dataset, scored: Any) -> list[bytes | None]:

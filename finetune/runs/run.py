@@ -4,7 +4,10 @@ runs/yelp/
   config.json model.safetensors tokenizer...   loads with ``from_pretrained`` and ``pipeline()``
   run.json              recipe, options, arguments, versions, data, launch, times, status
   metrics.json          {"validation": {...}, "test": {...}, "baseline": {...}, "statistics": {...}}
-  predictions.parquet   the test rows: id, text, label, prediction, probability of every class
+  predictions.parquet   the test rows: id, text, label, prediction, probability of every class; above
+                        50 classes of the five most probable ones and the true one
+  logits.npy            above 50 classes: those of all, float16, in the order of these rows
+  classes.csv           above 200 classes: the scores of each
   report.html plots/    what the run is worth, to look at
   README.md             the model card
   checkpoint-N/         resumable
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
     from finetune.tasks.base import Task
 
-PREDICTIONS = "predictions.parquet"
+PREDICTIONS, LOGITS = "predictions.parquet", "logits.npy"
 PROFILE = Path("profile", "profile.json")
 
 
@@ -222,6 +225,50 @@ class Run:
             return pd.read_parquet(path)
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from error
+
+    def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
+        """Return the test rows as the statistics of a task take them.
+
+        Args:
+            table: Of :attr:`predictions`.
+            task: Of the labels in another order; :attr:`kind` if None.
+
+        Raises:
+            UserError: if ``logits.npy`` is needed, and is missing or not that of the table.
+        """
+        import numpy as np
+
+        from finetune.statistics.scored import LABEL, PREDICTION, numbers_in
+
+        own = self.kind
+        task = task or own
+        if not own.needs_kept(table):
+            return task.scored_in(table)
+        path, shape = self.path / LOGITS, (len(table), own.width)
+        if not path.is_file():
+            raise UserError(
+                f"{path} is missing: of {own.width:,} classes {PREDICTIONS} has the most probable "
+                "ones only; copy the file from where the run was trained, or train the run again"
+            )
+        try:
+            logits = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from error
+        if logits.shape != shape or logits.dtype.kind != "f":
+            raise UserError(
+                f"{path} is damaged: expected {shape[0]:,} rows of {shape[1]:,} logits, found "
+                f"{logits.dtype} of shape {logits.shape}"
+            )
+        if task.labels != own.labels:
+            logits = logits[:, [own.labels.index(name) for name in task.labels]]
+        names = np.array(task.labels, dtype=object)
+        rows = task.scored(numbers_in(table, LABEL, task.labels), logits)
+        if apart := int((names[rows.classes] != table[PREDICTION].to_numpy()).sum()):
+            raise UserError(
+                f"{path} is not that of {PREDICTIONS}: {apart:,} of {len(table):,} rows have "
+                "another most probable class; copy both from where the run was trained"
+            )
+        return rows
 
     @property
     def profile(self) -> dict[str, Any] | None:

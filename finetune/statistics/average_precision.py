@@ -19,13 +19,14 @@ from finetune.data import labels
 from finetune.statistics import intervals
 from finetune.statistics.counts import divide
 from finetune.statistics.intervals import LEVEL, UNDEFINED, Interval
-from finetune.statistics.scored import ScoredLabels
+from finetune.statistics.scored import OneVsRest, ScoredLabels
 
 #: Rows that have a label, and that have not, below which the mean over the labels has no interval:
 #: of fewer it covers less than 93% (see tests/test_multi_label_statistics.py).
 FEWEST_ROWS = 20
 _UPPER = (1 + LEVEL) / 2
 _TINY = 1e-9
+Labels = ScoredLabels | OneVsRest
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def of_label(scores: np.ndarray, has: np.ndarray) -> Interval:
     return _on_the_logit_scale(jackknife(scores, has), int(has.sum()))
 
 
-def mean(rows: ScoredLabels) -> Interval:
+def mean(rows: Labels) -> Interval:
     """Return the mean over the labels that some rows have and others have not; NaN without one.
 
     The interval is that of :func:`of_label` with the rows of the rarest label. Its ends are NaN if
@@ -77,7 +78,7 @@ def mean(rows: ScoredLabels) -> Interval:
     return _on_the_logit_scale(found, rarest)
 
 
-def difference(first: ScoredLabels, second: ScoredLabels) -> Interval:
+def difference(first: Labels, second: Labels) -> Interval:
     """Return how much higher that mean is for the second model on the same rows."""
     one, other = _mean(first), _mean(second)
     if one is None or other is None:
@@ -90,7 +91,7 @@ def difference(first: ScoredLabels, second: ScoredLabels) -> Interval:
     return Interval(gap.value, float(max(-1.0, low)), float(min(1.0, high)))
 
 
-def remarks(name: str, rows: ScoredLabels) -> list[str]:
+def remarks(name: str, rows: Labels) -> list[str]:
     """Return what to know of :func:`mean`: the labels that it leaves out, or lack rows for an
     interval.
 
@@ -98,7 +99,7 @@ def remarks(name: str, rows: ScoredLabels) -> list[str]:
         name: Of the metric.
         rows: What it is computed of.
     """
-    counts, left = rows.labels.sum(axis=0), _defined(rows)
+    counts, left = rows.supports, _defined(rows)
     if not left.any():
         return [f"{name} is not defined: no label is that of some test rows and not of others"]
     found = []
@@ -120,45 +121,49 @@ def jackknife(scores: np.ndarray, has: np.ndarray) -> Jackknife:
     """Return the average precision as scikit-learn has it, and that without each row; the only row
     of a label is never left out. Arguments are those of :func:`of_label`.
     """
-    order = np.argsort(-scores, kind="stable")
-    sure, right = scores[order], has[order]
-    last = np.append(np.flatnonzero(np.diff(sure)), len(sure) - 1)  # equal ones: one threshold
-    place = np.searchsorted(last, np.arange(len(sure)))
-    above, positive = last + 1.0, np.cumsum(right)[last].astype(np.float64)
-    gained, total = np.diff(positive, prepend=0), positive[-1]
+    ranked = np.sort(scores[has])
+    levels, gained = np.unique(ranked, return_counts=True)  # equal scores are one threshold
+    total = len(ranked)
+    positive = (total - np.searchsorted(ranked, levels)).astype(np.float64)
+    # the levels at or below each row: without the row, so many thresholds have one row fewer
+    reached = np.searchsorted(levels, scores, "right")
+    above = len(scores) - np.cumsum(np.bincount(reached, minlength=len(levels)))[: len(levels)]
     parts = gained * positive / above
-    before = np.cumsum(parts) - parts
-
-    def after(numerators: np.ndarray) -> np.ndarray:
-        shares = divide(gained * numerators, above - 1)
-        return np.asarray(np.cumsum(shares[::-1])[::-1] - shares)
-
-    a_negative = before + divide(gained * positive, above - 1) + after(positive)
-    a_positive = before + divide((gained - 1) * (positive - 1), above - 1) + after(positive - 1)
     value = float(parts.sum() / total)
-    of_positive = a_positive[place] / (total - 1) if total > 1 else value
-    without = np.empty(len(sure))
-    without[order] = np.where(right, of_positive, a_negative[place] / total)
+    higher = np.append(np.cumsum(parts[::-1])[::-1], 0.0)
+
+    def below(numerators: np.ndarray) -> np.ndarray:
+        """Sum over the levels before each one; the last has them all."""
+        return np.append(0.0, np.cumsum(divide(gained * numerators, above - 1.0)))
+
+    of_negative = below(positive) + higher
+    place = np.arange(len(levels))
+    own = divide((gained - 1) * (positive - 1), above - 1.0)
+    of_positive = below(positive - 1)[place] + own + higher[place + 1]
+    without = of_negative[reached] / total
+    chosen = reached[has] - 1
+    without[has] = of_positive[chosen] / (total - 1) if total > 1 else value
     return Jackknife(value, without)
 
 
-def _defined(rows: ScoredLabels) -> np.ndarray:
+def _defined(rows: Labels) -> np.ndarray:
     """Return which labels some rows have and others have not, shape ``(labels,)``."""
-    return np.asarray(rows.labels.any(axis=0) & ~rows.labels.all(axis=0))
+    return np.asarray((rows.supports > 0) & (rows.supports < len(rows)))
 
 
-def _rarest(rows: ScoredLabels) -> int:
+def _rarest(rows: Labels) -> int:
     """Return how many rows have the rarest of these labels, or have not the most frequent one."""
-    counts = rows.labels.sum(axis=0)[_defined(rows)]
+    counts = rows.supports[_defined(rows)]
     return int(np.minimum(counts, len(rows) - counts).min(initial=len(rows)))
 
 
-def _mean(rows: ScoredLabels) -> Jackknife | None:
+def _mean(rows: Labels) -> Jackknife | None:
     values, without = [], np.zeros(len(rows))
-    for label in np.flatnonzero(_defined(rows)):
-        found = jackknife(rows.probabilities[:, label], rows.labels[:, label])
-        values.append(found.value)
-        without += found.without
+    for (scores, has), is_defined in zip(rows.columns(), _defined(rows), strict=True):
+        if is_defined:
+            found = jackknife(scores, has)
+            values.append(found.value)
+            without += found.without
     return Jackknife(float(np.mean(values)), without / len(values)) if values else None
 
 

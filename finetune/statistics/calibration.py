@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
 from scipy.stats import chi2
+
+from finetune.statistics.blocks import Softmax, Summary
 
 BINS = 15
 #: Where a temperature is looked for.
@@ -14,20 +15,19 @@ COLDEST, HOTTEST = 0.05, 20.0
 _NEAR_AN_END = 1.01
 
 
-def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> pd.DataFrame:
+def reliability(rows: Summary, bins: int = BINS) -> pd.DataFrame:
     """Return accuracy against confidence, in bins of equal width.
 
     Args:
-        probabilities: Shape ``(rows, classes)``.
-        labels: The true classes, shape ``(rows,)``.
+        rows: Of predictions.
         bins: Between 0 and 1; those without rows are left out.
 
     Returns:
         For each bin ``confidence``, the mean probability of the predicted class; ``accuracy``, the
         share that is right; and ``rows``, how many.
     """
-    sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-    table = pd.DataFrame({"confidence": sure, "accuracy": right.astype(float), "rows": 1})
+    sure, right = rows.confidence, rows.right.astype(float)
+    table = pd.DataFrame({"confidence": sure, "accuracy": right, "rows": 1})
     by_bin = table.groupby(bins_of(sure, bins))
     return by_bin.agg({"confidence": "mean", "accuracy": "mean", "rows": "sum"})
 
@@ -37,31 +37,27 @@ def bins_of(sure: np.ndarray, bins: int = BINS) -> np.ndarray:
     return np.asarray(np.minimum((sure * bins).astype(int), bins - 1))
 
 
-def expected_calibration_error(
-    probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
-) -> float:
+def expected_calibration_error(rows: Summary, bins: int = BINS) -> float:
     """Return the mean distance of accuracy from confidence over the bins, weighted by their rows
     (Guo et al., On Calibration of Modern Neural Networks, ICML 2017).
     """
-    found = reliability(probabilities, labels, bins)
+    found = reliability(rows, bins)
     return float(np.average(np.abs(found.accuracy - found.confidence), weights=found.rows))
 
 
-def brier_scores(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def brier_scores(rows: Summary) -> np.ndarray:
     """Return the squared distance of the probabilities from the truth, summed over the classes
     (Brier, Monthly Weather Review 78, 1950): 0 is best, 2 is worst.
 
     Returns:
         Of each row, shape ``(rows,)``.
     """
-    right = probabilities[np.arange(len(labels)), labels]
-    return np.asarray((probabilities**2).sum(axis=1) - 2 * right + 1)
+    return np.asarray(rows.squares - 2 * rows.of_label + 1)
 
 
-def log_losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def log_losses(rows: Summary) -> np.ndarray:
     """Minus the logarithm of the probability of the true class, in nats, shape ``(rows,)``."""
-    right = probabilities[np.arange(len(labels)), labels]
-    return np.asarray(-np.log(np.maximum(right, np.finfo(np.float64).tiny)))
+    return np.asarray(-np.log(np.maximum(rows.of_label, np.finfo(np.float64).tiny)))
 
 
 def temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
@@ -80,10 +76,12 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
         for a model that knows nothing of these rows: then no temperature mends the probabilities.
     """
     rows = np.arange(len(labels))
+    of_label = logits[rows, labels].astype(np.float64)
 
     def loss(logarithm: float) -> float:
-        scaled = log_softmax(logits / np.exp(logarithm), axis=1)
-        return float(-scaled[rows, labels].mean())
+        hot = float(np.exp(logarithm))
+        highest, total = Softmax(logits, hot).ends
+        return float((highest + np.log(total) - of_label / hot).mean())
 
     found = minimize_scalar(loss, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded")
     best = float(np.exp(found.x))
@@ -93,13 +91,13 @@ def temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     return best if gain > chi2.ppf(0.95, 1) else 1.0
 
 
-def coverage(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def coverage(rows: Summary) -> np.ndarray:
     """Return the accuracy on the most confident rows (Geifman and El-Yaniv, Selective
     Classification for Deep Neural Networks, 2017).
 
     Returns:
         Shape ``(rows,)``: the accuracy on the most confident row, on two, ... on all.
     """
-    order = np.argsort(-probabilities.max(axis=1), kind="stable")
-    right = (probabilities.argmax(axis=1) == labels)[order]
-    return np.cumsum(right) / np.arange(1, len(labels) + 1)
+    order = np.argsort(-rows.confidence, kind="stable")
+    right = rows.right[order]
+    return np.cumsum(right) / np.arange(1, len(right) + 1)

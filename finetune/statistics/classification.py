@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import confusion_matrix
 
 from finetune.statistics import (
     average_precision,
@@ -43,7 +42,7 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
         Facts by name. An interval is ``{"value": ..., "low": ..., "high": ...}`` with a confidence
         of 95%.
     """
-    matrix = confusion(predicted)
+    matrix = predicted.once(confusion)
     found: dict[str, Any] = {
         "rows": len(predicted),
         "metrics": scores(predicted, metrics),
@@ -71,16 +70,14 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
 
 def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
     """Return the metrics, then those that every classifier has, each with its interval."""
-    labels, probabilities = predicted.labels, predicted.probabilities
-    matrix = confusion(predicted)
     ranked, of_counts = _parted(metrics)
     found = {
-        **intervals.of_matrix(of_counts, matrix),
+        **intervals.of_matrix(of_counts, predicted.once(confusion)),
         **{name: each.of(predicted) for name, each in ranked.items()},
-        "log_loss": intervals.of_mean(calibration.log_losses(probabilities, labels)),
-        "brier_score": intervals.of_mean(calibration.brier_scores(probabilities, labels)),
+        "log_loss": intervals.of_mean(calibration.log_losses(predicted.summary)),
+        "brier_score": intervals.of_mean(calibration.brier_scores(predicted.summary)),
     }
-    if area := ranking.mean_roc(probabilities, labels):
+    if area := ranking.mean_roc(predicted.once(ranking.sweep), predicted.labels):
         found["roc_area"] = area
     return _plain(found)
 
@@ -106,11 +103,9 @@ def remarks(predicted: ScoredRows, metrics: Metrics) -> list[str]:
 
 def calibrated(predicted: ScoredRows) -> dict[str, Any]:
     """Return the calibration error, and the bins that it is made of."""
-    bins = calibration.reliability(predicted.probabilities, predicted.labels)
+    bins = calibration.reliability(predicted.summary)
     return {
-        "expected_calibration_error": calibration.expected_calibration_error(
-            predicted.probabilities, predicted.labels
-        ),
+        "expected_calibration_error": calibration.expected_calibration_error(predicted.summary),
         "interval": asdict(_calibration_error(predicted)),
         "bins": bins.to_dict("records"),
     }
@@ -118,14 +113,11 @@ def calibrated(predicted: ScoredRows) -> dict[str, Any]:
 
 def _calibration_error(predicted: ScoredRows) -> Interval:
     """With what other rows might have given; the error of few rows is too large by itself."""
-    sure, right = predicted.probabilities.max(axis=1), predicted.classes == predicted.labels
+    sure, right = predicted.summary.confidence, predicted.right
     number, apart = calibration.bins_of(sure), right - sure
-
-    def errors(drawn: np.ndarray) -> np.ndarray:
-        sums = [np.bincount(number[rows], apart[rows], calibration.BINS) for rows in drawn]
-        return np.asarray(np.abs(sums).sum(axis=1)[None] / len(predicted))
-
-    return intervals.of_rows(errors, len(predicted))[0]
+    return intervals.of_sums(
+        lambda sums: np.abs(sums).sum(axis=-1) / len(predicted), number, apart, calibration.BINS
+    )
 
 
 def beyond(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict[str, Any]:
@@ -138,13 +130,13 @@ def beyond(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict[str,
 
 def differences(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict[str, Any]:
     """Return :func:`beyond`, and the same of the losses and the mean area under the ROC curves."""
-    labels, one, other = first.labels, first.probabilities, second.probabilities
     losses = {"log_loss": calibration.log_losses, "brier_score": calibration.brier_scores}
     found = {
-        name: intervals.of_mean(of_rows(other, labels) - of_rows(one, labels))
+        name: intervals.of_mean(of_rows(second.summary) - of_rows(first.summary))
         for name, of_rows in losses.items()
     }
-    if area := ranking.mean_roc_difference(one, other, labels):
+    one, other = first.once(ranking.sweep), second.once(ranking.sweep)
+    if area := ranking.mean_roc_difference(one, other):
         found["roc_area"] = area
     return beyond(first, second, metrics) | _plain(found)
 
@@ -157,8 +149,9 @@ def _parted(metrics: Metrics) -> tuple[dict[str, Ranked], dict[str, Any]]:
 
 def confusion(predicted: ScoredRows) -> np.ndarray:
     """Return counts of true by predicted class, shape ``(classes, classes)``."""
-    every = range(len(predicted.names))
-    return np.asarray(confusion_matrix(predicted.labels, predicted.classes, labels=every))
+    classes = len(predicted.names)
+    cells = np.bincount(predicted.labels * classes + predicted.classes, minlength=classes**2)
+    return cells.reshape(classes, classes)
 
 
 def _plain(found: Mapping[str, Interval]) -> dict[str, Any]:
@@ -167,13 +160,16 @@ def _plain(found: Mapping[str, Interval]) -> dict[str, Any]:
 
 def _classes(predicted: ScoredRows, matrix: np.ndarray) -> dict[str, Any]:
     """Of each class: precision, recall, F1, areas, and how many rows have it."""
-    areas = ranking.of_classes(predicted.probabilities, predicted.labels)
+    areas = predicted.once(ranking.sweep).classes
     right, true, said = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
+    precision, recall, shares = (
+        intervals.of_shares(right, rows) for rows in (said, true, true + said - right)
+    )
     return {
         name: {
-            "precision": asdict(intervals.of_share(right[index], said[index])),
-            "recall": asdict(intervals.of_share(right[index], true[index])),
-            "f1": asdict(f1_of_class(right[index], true[index], said[index])),
+            "precision": asdict(precision[index]),
+            "recall": asdict(recall[index]),
+            "f1": asdict(_f1_of_share(shares[index])),
             **(
                 {"roc_area": asdict(area.roc), "pr_area": asdict(area.precision_recall)}
                 if (area := areas[index])
@@ -189,7 +185,10 @@ def f1_of_class(right: int, true: int, said: int) -> Interval:
     """Return F1 of one class, by way of the share of the rows that have or are given the class
     that are right (the Jaccard index), of which it is a function: 2 J / (1 + J).
     """
-    share = intervals.of_share(right, true + said - right)
+    return _f1_of_share(intervals.of_share(right, true + said - right))
+
+
+def _f1_of_share(share: Interval) -> Interval:
     return Interval(*(2 * each / (1 + each) for each in (share.value, share.low, share.high)))
 
 
@@ -198,9 +197,7 @@ def _top_k(predicted: ScoredRows) -> dict[str, Any]:
 
     Classes that are as probable as the true one come before it or after it by chance.
     """
-    right = predicted.probabilities[np.arange(len(predicted)), predicted.labels][:, None]
-    above = (predicted.probabilities > right).sum(axis=1)
-    alike = (predicted.probabilities == right).sum(axis=1)
+    above, alike = predicted.summary.above, predicted.summary.alike
     return {
         str(k): asdict(
             intervals.of_share(float(np.clip((k - above) / alike, 0, 1).sum()), len(predicted))
@@ -212,7 +209,7 @@ def _top_k(predicted: ScoredRows) -> dict[str, Any]:
 
 def _coverage(predicted: ScoredRows) -> list[dict[str, Any]]:
     """Return the accuracy on the most confident share of the rows."""
-    accuracy = calibration.coverage(predicted.probabilities, predicted.labels)
+    accuracy = calibration.coverage(predicted.summary)
     rows = [max(1, round(share * len(predicted))) for share in COVERAGES]
     return [
         {

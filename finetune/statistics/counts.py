@@ -56,10 +56,16 @@ def tallies(matrices: np.ndarray) -> np.ndarray:
     Returns:
         Shape ``(..., 5, classes)``, float64.
     """
-    classes = matrices.shape[-1]
-    place = placement(*np.divmod(np.arange(classes**2), classes), classes)
-    flat = np.asarray(matrices).reshape(-1, classes**2) @ place
-    return np.asarray(flat).reshape(*matrices.shape[:-2], 5, classes)
+    whole, place = np.asarray(matrices, dtype=np.float64), np.arange(matrices.shape[-1])
+    off = np.abs(place[:, None] - place)
+    found = [
+        np.diagonal(whole, axis1=-2, axis2=-1),
+        whole.sum(axis=-1),
+        whole.sum(axis=-2),
+        (whole * off).sum(axis=-1),
+        (whole * off**2).sum(axis=-1),
+    ]
+    return np.stack(found, axis=-2)
 
 
 def hidden(matrix: np.ndarray, rows: float, chosen: np.ndarray) -> Iterator[np.ndarray]:

@@ -11,7 +11,7 @@ import pandas as pd
 from finetune.data.findings import is_own_column
 from finetune.statistics import intervals
 from finetune.statistics.intervals import Interval
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics.scored import OF_MANY, ScoredRows
 
 _FEWEST_ROWS = 20
 _MOST_VALUES = 30
@@ -49,8 +49,8 @@ class Suspicion:
 
 def most_confident(predicted: ScoredRows) -> np.ndarray:
     """Return the indices of the mistakes, the one with the highest probability first."""
-    wrong = np.flatnonzero(predicted.classes != predicted.labels)
-    sure = predicted.probabilities.max(axis=1)[wrong]
+    wrong = np.flatnonzero(~predicted.right)
+    sure = predicted.summary.confidence[wrong]
     return wrong[np.argsort(-sure, kind="stable")]
 
 
@@ -66,11 +66,11 @@ def suspicion(predicted: ScoredRows) -> Suspicion | None:
         None of fewer than 100 rows, and if more than a third of all labels are contradicted: then
         too many of the most confident predictions are wrong themselves.
     """
-    wrong: np.ndarray = predicted.classes != predicted.labels
+    wrong = ~predicted.right
     if len(predicted) < _FEWEST_TO_SUSPECT or wrong.mean() > _MOST_CONTRADICTED:
         return None
     confident = len(predicted) // _TENTH
-    order = np.argsort(-predicted.probabilities.max(axis=1), kind="stable")[:confident]
+    order = np.argsort(-predicted.summary.confidence, kind="stable")[:confident]
     rows = order[wrong[order]]
     return Suspicion(rows, confident, intervals.of_share(float(len(rows)), confident))
 
@@ -84,24 +84,31 @@ def worst_slices(predicted: ScoredRows, table: pd.DataFrame, most: int) -> list[
             it has 2 to 30 values.
         most: How many slices; those of fewer than 20 rows are left out.
     """
-    right = predicted.classes == predicted.labels
-    groups = {
-        f"true class '{name}'": predicted.labels == index
-        for index, name in enumerate(predicted.names)
-    }
+    right = predicted.right
+    groups: dict[str, np.ndarray] = {}
     if "tokens" in table:
         groups |= _by_length(table["tokens"].to_numpy())
     for column in table.columns:
-        if is_own_column(column):
+        if is_own_column(column) or column in OF_MANY:
             continue
         values = table[column]
         kinds = values.dropna().unique()
         if 1 < len(kinds) <= _MOST_VALUES:
             groups |= {f"{column} = {each}": (values == each).to_numpy() for each in kinds}
+    counted = {
+        f"true class '{name}'": (rows, hits)
+        for name, rows, hits in zip(
+            predicted.names,
+            np.bincount(predicted.labels, minlength=len(predicted.names)).tolist(),
+            np.bincount(predicted.labels, right, len(predicted.names)).tolist(),
+            strict=True,
+        )
+    }
+    counted |= {name: (int(each.sum()), right[each].sum()) for name, each in groups.items()}
     found = [
-        _slice(name, right[chosen], float(right.mean()))
-        for name, chosen in groups.items()
-        if _FEWEST_ROWS <= chosen.sum() < len(right)
+        _slice(name, rows, float(hits), float(right.mean()))
+        for name, (rows, hits) in counted.items()
+        if _FEWEST_ROWS <= rows < len(right)
     ]
     return sorted(found, key=lambda each: each.accuracy.value)[:most]
 
@@ -116,6 +123,6 @@ def _by_length(tokens: np.ndarray) -> dict[str, np.ndarray]:
     return groups
 
 
-def _slice(name: str, right: np.ndarray, overall: float) -> Slice:
-    accuracy = intervals.of_share(float(right.sum()), len(right))
-    return Slice(name, len(right), accuracy, accuracy.high < overall)
+def _slice(name: str, rows: int, hits: float, overall: float) -> Slice:
+    accuracy = intervals.of_share(hits, rows)
+    return Slice(name, rows, accuracy, accuracy.high < overall)

@@ -12,9 +12,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 from scipy.stats import norm
-from sklearn.metrics import average_precision_score
 
-from finetune.statistics import average_precision, intervals
+from finetune.statistics import average_precision, blocks, intervals
+from finetune.statistics.blocks import Probabilities
 from finetune.statistics.intervals import LEVEL, UNDEFINED, Interval
 from finetune.statistics.resampling import Scoring, module_of
 from finetune.statistics.scored import ScoredRows
@@ -58,27 +58,64 @@ def of_scoring(scoring: Scoring) -> dict[str, Ranked]:
     }
 
 
-def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> list[Areas | None]:
-    """Return the areas of each class against the rest; None of a class that no row, or every row,
-    has.
+@dataclass(frozen=True)
+class Sweep:
+    """What one pass over the classes gives.
+
+    Attributes:
+        classes: The areas of each class; None of one that no row, or every row, has.
+        influences: What each row adds to the error of the mean area under the ROC curves, shape
+            ``(rows,)``.
+        area: That mean over the classes that have one, of two classes that of the second; None
+            without any.
+    """
+
+    classes: list[Areas | None]
+    influences: np.ndarray
+    area: float | None
+
+
+def sweep(rows: ScoredRows) -> Sweep:
+    """Go through the classes of rows; see :meth:`~finetune.statistics.scored.ScoredRows.once`."""
+    return swept(rows.probabilities, rows.labels)
+
+
+def swept(probabilities: Probabilities, labels: np.ndarray) -> Sweep:
+    """Return the areas of each class against the rest, and of their mean.
 
     Args:
         probabilities: Shape ``(rows, classes)``.
         labels: The true classes, shape ``(rows,)``.
     """
-    return [of_class(scores, labels == each) for each, scores in enumerate(probabilities.T)]
+    found, total, areas = list[Areas | None](), np.zeros(len(labels)), []
+    for number, scores in enumerate(blocks.columns(probabilities)):
+        own = np.flatnonzero(labels == number)
+        if not 0 < len(own) < len(labels):
+            found.append(None)
+            continue
+        influences, area, precision = _ranked(scores, own)
+        roc = _roc(area, influences, len(own), len(labels) - len(own))
+        found.append(Areas(roc, _binomial(precision, len(own))))
+        if number or probabilities.shape[1] != 2:  # of two classes, both have the same curve
+            total += influences
+            areas.append(area)
+    if not areas:
+        return Sweep(found, total, None)
+    return Sweep(found, total / len(areas), float(np.mean(areas)))
 
 
-def mean_roc(probabilities: np.ndarray, labels: np.ndarray) -> Interval | None:
+def mean_roc(found: Sweep, labels: np.ndarray) -> Interval | None:
     """Return the mean of the areas under the ROC curves of the classes; None if no class has one.
 
-    The classes share their rows, so the variance is that of the mean of their components. Shapes
-    are those of :func:`of_classes`.
+    The classes share their rows, so the variance is that of the mean of their components.
+
+    Args:
+        found: Of all classes.
+        labels: The true classes, shape ``(rows,)``.
     """
-    found = _mean_influences(probabilities, labels)
-    if found is None:
+    if found.area is None:
         return None
-    influences, area = found
+    influences, area = found.influences, found.area
     supports = np.bincount(labels)
     supports = supports[supports > 0]
     if len(supports) > 2 and influences.any():  # together they are enough, if each has few rows
@@ -86,68 +123,47 @@ def mean_roc(probabilities: np.ndarray, labels: np.ndarray) -> Interval | None:
     return _roc(area, influences, supports[-1], len(labels) - supports[-1])
 
 
-def mean_roc_difference(
-    first: np.ndarray, second: np.ndarray, labels: np.ndarray
-) -> Interval | None:
+def mean_roc_difference(first: Sweep, second: Sweep) -> Interval | None:
     """Return how much larger the mean area of the second model is on the same rows (DeLong et al.,
-    1988); probabilities of both have shape ``(rows, classes)``.
+    1988).
     """
-    one, other = (_mean_influences(each, labels) for each in (first, second))
-    if one is None or other is None:
+    if first.area is None or second.area is None:
         return None
-    gap = other[1] - one[1]
-    reach = _REACH * float(np.linalg.norm(other[0] - one[0]))
+    gap = second.area - first.area
+    reach = _REACH * float(np.linalg.norm(second.influences - first.influences))
     return Interval(gap, max(-1.0, gap - reach), min(1.0, gap + reach))
 
 
-def of_class(scores: np.ndarray, positive: np.ndarray) -> Areas | None:
-    """Return the areas of one class; None if no row, or every row, has it.
-
-    Args:
-        scores: Its probabilities, shape ``(rows,)``.
-        positive: Whether a row has it, shape ``(rows,)``.
-    """
-    rows = int(positive.sum())
-    if not 0 < rows < len(positive):
-        return None
-    influences, area = _influences(scores, positive)
-    return Areas(
-        _roc(area, influences, rows, len(positive) - rows),
-        _binomial(float(average_precision_score(positive, scores)), rows),
-    )
-
-
-def _mean_influences(
-    probabilities: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, float] | None:
-    """:func:`_influences` of the mean over the classes that some rows have and some have not."""
-    count = probabilities.shape[1]
-    total, areas = np.zeros(len(labels)), []
-    for each in range(count == 2, count):  # of two classes, both have the same curve
-        if 0 < (labels == each).sum() < len(labels):
-            influences, area = _influences(probabilities[:, each], labels == each)
-            total += influences
-            areas.append(area)
-    return (total / len(areas), float(np.mean(areas))) if areas else None
-
-
-def _influences(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return what each row adds to the error of the area under the ROC curve, and the area.
+def _ranked(scores: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """Return what each row adds to the error of the area under the ROC curve, that area, and the
+    average precision.
 
     The structural components of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988), ties as
-    halves, each divided so that the sum of the squares is the variance of the area.
+    halves, each divided so that the sum of the squares is the variance of the area. Only the rows
+    of the class are sorted: of many classes each has few.
+
+    Args:
+        scores: Probabilities of the class, shape ``(rows,)``.
+        own: The indices of its rows.
     """
-    influences = np.empty(len(scores))
-    for chosen in (positive, ~positive):
-        own, others = scores[chosen], np.sort(scores[~chosen])
-        below = np.searchsorted(others, own, "left") + np.searchsorted(others, own, "right")
-        beaten = below / 2 / len(others)
-        count, mean = len(beaten), float(beaten.mean())
-        influences[chosen] = (beaten - mean) / np.sqrt(count * max(1, count - 1))
-        if chosen is positive:
-            area = mean
-    influences[~positive] *= -1  # a row that is not of the class is right below, not above
-    return influences, area
+    of_own = scores[own]
+    order = np.argsort(of_own, kind="stable")
+    ranked, count, rest = of_own[order], len(own), len(scores) - len(own)
+    # rows of the class below each row, and those at most as high; then the other way round
+    less, upto = (np.searchsorted(ranked, scores, side) for side in ("left", "right"))
+    until, under = (np.cumsum(np.bincount(each, minlength=count + 1)) for each in (less, upto))
+    own_less, own_upto = less[own][order], upto[own][order]
+    under, until = under[:count] - own_less, until[:count] - own_upto
+    beaten = np.empty(count)
+    beaten[order] = (under + until) / 2 / rest
+    area = float(beaten.mean())
+    by_own = (less + upto) / 2 / count
+    mean = float(by_own.sum() - by_own[own].sum()) / rest
+    # a row that is not of the class is right below, not above
+    influences = (mean - by_own) / np.sqrt(rest * max(1, rest - 1))
+    influences[own] = (beaten - area) / np.sqrt(count * max(1, count - 1))
+    hits = count - own_less
+    return influences, area, float(np.mean(hits / (hits + rest - under)))
 
 
 def _roc(area: float, influences: np.ndarray, ones: float, zeros: float) -> Interval:
@@ -190,10 +206,9 @@ def _binomial(precision: float, positives: int) -> Interval:
 #: By the names of the folders in ``metrics/``.
 METRICS: Mapping[str, Ranked] = {
     "roc_auc": Ranked(
-        lambda rows: mean_roc(rows.probabilities, rows.labels) or UNDEFINED,
+        lambda rows: mean_roc(rows.once(sweep), rows.labels) or UNDEFINED,
         lambda first, second: (
-            mean_roc_difference(first.probabilities, second.probabilities, first.labels)
-            or UNDEFINED
+            mean_roc_difference(first.once(sweep), second.once(sweep)) or UNDEFINED
         ),
     ),
     "average_precision": Ranked(

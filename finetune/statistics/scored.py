@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
-from scipy.special import logit, softmax
+from scipy.special import logit
+
+from finetune.statistics import blocks
+from finetune.statistics.blocks import Probabilities, Softmax, Summary
 
 #: The names of columns of ``predictions.parquet``, and those that ``predict`` adds.
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
+#: That of the probability of the true class, where there is no column for every class.
+LABEL_PROBABILITY = "label_probability"
+#: Of more classes ``predictions.parquet`` has the most probable ones only, so many, and the logits
+#: of all are in a file beside it.
+MOST_COLUMNS, MOST_PROBABLE = 50, 5
+#: The names of their columns, the first without a number, and of the true class.
+OF_MANY = (
+    PROBABILITY,
+    LABEL_PROBABILITY,
+    *(f"{name}_{n}" for n in range(2, MOST_PROBABLE + 1) for name in (PREDICTION, PROBABILITY)),
+)
+_LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
+_Remembered = TypeVar("_Remembered")
 
 
 def probability_of(name: str) -> str:
@@ -37,7 +55,7 @@ class Scored(Protocol):
     def __len__(self) -> int: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoredRows:
     """Rows with their true class, shape ``(rows,)``, and the probability of every class, shape
     ``(rows, classes)``, float64; the names of the classes are in the order of their numbers.
@@ -45,52 +63,132 @@ class ScoredRows:
 
     names: list[str]
     labels: np.ndarray
-    probabilities: np.ndarray
+    probabilities: Probabilities
+    _memory: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
-        """Return those in the table of ``predictions.parquet``."""
-        number = {name: index for index, name in enumerate(names)}
-        return cls(
-            names,
-            table[LABEL].map(number).to_numpy(dtype=np.int64),
-            table[[probability_of(name) for name in names]].to_numpy(dtype=np.float64),
-        )
+        """Return those in the table of ``predictions.parquet``, which has every class."""
+        columns = [probability_of(name) for name in names]
+        return cls(names, numbers_in(table, LABEL, names), table[columns].to_numpy(np.float64))
 
     @classmethod
     def of_outputs(
         cls, names: list[str], labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
     ) -> ScoredRows:
         """Return those of logits, shape ``(rows, classes)``, whatever their precision."""
-        return cls(names, labels, softmax(outputs.astype(np.float64) / temperature, axis=1))
+        return cls(names, labels, blocks.softmax(outputs, temperature))
+
+    @functools.cached_property
+    def summary(self) -> Summary:
+        """What most statistics take of the probabilities of each row."""
+        return Summary.of(self.probabilities, self.labels)
 
     @property
     def classes(self) -> np.ndarray:
         """Return the most probable class of each row, shape ``(rows,)``."""
-        classes: np.ndarray = self.probabilities.argmax(axis=1)
-        return classes
+        return self.summary.classes
 
     @property
     def right(self) -> np.ndarray:
         """Whether the most probable class of each row is its own, shape ``(rows,)``."""
-        right: np.ndarray = self.classes == self.labels
-        return right
+        return self.summary.right
 
     @property
     def outputs(self) -> np.ndarray:
-        """The logarithms of the probabilities, which are logits, too."""
+        """The logarithms of the probabilities, which are logits, too; or the logits there are."""
+        if isinstance(self.probabilities, Softmax):
+            assert self.probabilities.temperature == 1
+            return self.probabilities.outputs
         outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
         return outputs
 
     @property
-    def one_vs_rest(self) -> ScoredLabels:
+    def one_vs_rest(self) -> OneVsRest:
         """Each class as a label of its own; of two classes, the second alone."""
-        chosen = slice(len(self.names) == 2, None)
-        has = self.labels[:, None] == np.arange(len(self.names))
-        return ScoredLabels(self.names[chosen], has[:, chosen], self.probabilities[:, chosen])
+        return OneVsRest(self, int(len(self.names) == 2))
+
+    def column(self, number: int) -> np.ndarray:
+        """Return the probability of one class, shape ``(rows,)``."""
+        return blocks.column(self.probabilities, number)
+
+    def once(self, compute: Callable[[ScoredRows], _Remembered]) -> _Remembered:
+        """Return what a function computes of these rows, which it does once."""
+        if compute not in self._memory:
+            self._memory[compute] = compute(self)
+        found: _Remembered = self._memory[compute]
+        return found
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class OneVsRest:
+    """The classes of rows from ``start`` on, each as a label that some rows have."""
+
+    rows: ScoredRows
+    start: int
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the labels."""
+        return self.rows.names[self.start :]
+
+    @property
+    def supports(self) -> np.ndarray:
+        """How many rows have each label, shape ``(labels,)``."""
+        return np.bincount(self.rows.labels, minlength=len(self.rows.names))[self.start :]
+
+    def columns(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the probabilities of each label, and which rows have it; shape ``(rows,)``."""
+        every = blocks.columns(self.rows.probabilities, self.start)
+        for number, scores in enumerate(every, start=self.start):
+            yield scores, self.rows.labels == number
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def numbers_in(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
+    """Return the numbers of the classes that a column of a table names, shape ``(rows,)``."""
+    number = {name: index for index, name in enumerate(names)}
+    return table[column].map(number).to_numpy(dtype=np.int64)
+
+
+def kept(outputs: np.ndarray) -> np.ndarray:
+    """Return logits as a file of them keeps them: float16, the highest of each row 0.
+
+    Differences between logits are what probabilities depend on, and near 0 float16 is fine: no
+    other class becomes the most probable one.
+
+    Args:
+        outputs: Shape ``(rows, classes)``.
+    """
+    found = np.empty(outputs.shape, dtype=np.float16)
+    for some in blocks.slices(*outputs.shape):
+        block = outputs[some].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # what is not finite stays so, and is refused later
+            block -= block.max(axis=1, keepdims=True)
+        inside = (block < 0) & np.isfinite(block)
+        # what would round to 0 and is not: two classes would be the most probable ones
+        found[some] = np.where(inside, np.clip(block, _LOWEST, -_SMALLEST), block)
+    return found
+
+
+def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most probable classes of each row in their order, and their probabilities, both
+    of shape ``(rows, MOST_PROBABLE)``.
+    """
+    shape = (len(rows), MOST_PROBABLE)
+    classes, probabilities = np.empty(shape, dtype=np.int64), np.empty(shape)
+    for some, block in blocks.rows(rows.probabilities):
+        left, every = block.copy(), np.arange(len(block))
+        for place in range(MOST_PROBABLE):
+            best = left.argmax(axis=1)  # the first of several, as everywhere
+            classes[some, place], probabilities[some, place] = best, block[every, best]
+            left[every, best] = -1
+    return classes, probabilities
 
 
 @dataclass(frozen=True)
@@ -137,6 +235,15 @@ class ScoredLabels:
         """Whether each row is given exactly the labels it has, shape ``(rows,)``."""
         right: np.ndarray = (self.decided == self.labels).all(axis=1)
         return right
+
+    @property
+    def supports(self) -> np.ndarray:
+        """How many rows have each label, shape ``(labels,)``."""
+        return np.asarray(self.labels.sum(axis=0))
+
+    def columns(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the probabilities of each label, and which rows have it; shape ``(rows,)``."""
+        return zip(self.probabilities.T, self.labels.T, strict=True)
 
     @property
     def outputs(self) -> np.ndarray:

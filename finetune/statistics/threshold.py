@@ -45,7 +45,7 @@ def chosen(
     scores = metric(counts.tallies(matrices))
     best = np.flatnonzero(scores == scores.max())
     value = float(cuts[best[np.abs(cuts[best] - 0.5).argmin()]])
-    predicted = np.where(tested.probabilities[:, positive] >= value, positive, 1 - positive)
+    predicted = np.where(tested.column(positive) >= value, positive, 1 - positive)
     gain = pairs.difference({name: metric}, tested.labels, tested.classes, predicted, 2)[name]
     return {
         "metric": name,
@@ -62,7 +62,7 @@ def _candidates(rows: ScoredRows, positive: int) -> tuple[np.ndarray, np.ndarray
     where that is between them, shape ``(thresholds,)``, and the confusion matrices that it makes,
     shape ``(thresholds, 2, 2)``.
     """
-    true, scores = rows.labels == positive, rows.probabilities[:, positive]
+    true, scores = rows.labels == positive, rows.column(positive)
     false_rate, true_rate, reached = roc_curve(true, scores, drop_intermediate=False)
     high, low = np.append(1.0 + 1e-9, reached[1:]), np.append(reached[1:], 0.0)
     cuts = np.where((low < 0.5) & (high >= 0.5), 0.5, (high + low) / 2)

@@ -252,7 +252,15 @@ class Task(ABC, Generic[S]):
 
     @abstractmethod
     def scored_in(self, table: pd.DataFrame) -> S:
-        """Return the same of the table that :meth:`columns` was written to."""
+        """Return the same of the table that :meth:`columns` was written to, which has all of it."""
+
+    def kept(self, outputs: np.ndarray) -> np.ndarray | None:
+        """Return the outputs as a file beside that table keeps them; None where it has all."""
+        return None
+
+    def needs_kept(self, table: pd.DataFrame) -> bool:
+        """Return whether a table has not all, and :meth:`scored` needs what :meth:`kept` gave."""
+        return False
 
     @abstractmethod
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:

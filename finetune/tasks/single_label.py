@@ -17,8 +17,10 @@ from finetune.statistics import (
     pairs,
     ranking,
     resampling,
+    scored,
     threshold,
 )
+from finetune.statistics.blocks import Softmax
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import (
@@ -87,7 +89,7 @@ class SingleLabel(Task[ScoredRows]):
         return np.asarray(np.argmax(outputs, axis=-1))
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return self.scored(np.empty(0), outputs).probabilities
+        return Softmax(outputs).rows(slice(None))
 
     def made_up(self) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(len(self.labels))
@@ -113,24 +115,39 @@ class SingleLabel(Task[ScoredRows]):
     def scored_in(self, table: pd.DataFrame) -> ScoredRows:
         return ScoredRows.of_table(table, self.labels)
 
+    def kept(self, outputs: np.ndarray) -> np.ndarray | None:
+        return scored.kept(outputs) if len(self.labels) > scored.MOST_COLUMNS else None
+
+    def needs_kept(self, table: pd.DataFrame) -> bool:
+        many = len(self.labels) > scored.MOST_COLUMNS
+        return many and probability_of(self.labels[0]) not in table  # which older runs have
+
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
-        rows = self.scored(labels, outputs)
-        return {
-            LABEL: [self.labels[label] for label in rows.labels],
-            PREDICTION: [self.labels[label] for label in rows.classes],
-            **{
-                probability_of(name): rows.probabilities[:, index]
-                for index, name in enumerate(self.labels)
-            },
+        rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
+        if len(names) <= scored.MOST_COLUMNS:
+            of_classes = {
+                probability_of(name): rows.column(index) for index, name in enumerate(names)
+            }
+            return {LABEL: names[rows.labels], PREDICTION: names[rows.classes], **of_classes}
+        classes, found = scored.most_probable(rows)
+        columns: dict[str, Any] = {
+            LABEL: names[rows.labels],
+            PREDICTION: names[rows.classes],
+            PROBABILITY: found[:, 0],
+            scored.LABEL_PROBABILITY: rows.summary.of_label,
         }
+        for place in range(1, scored.MOST_PROBABLE):
+            columns[f"{PREDICTION}_{place + 1}"] = names[classes[:, place]]
+            columns[f"{PROBABILITY}_{place + 1}"] = found[:, place]
+        return columns
 
     def predicted_names(self, *, every: bool) -> list[str]:
         return [LABEL, PROBABILITY, *(map(probability_of, self.labels) if every else ())]
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
-        rows = self.scored(np.empty(0), outputs, temperature)
-        best = [self.labels[index] for index in rows.classes]
-        return [best, rows.probabilities.max(axis=1), *(rows.probabilities.T if every else ())]
+        found = Softmax(outputs, temperature).rows(slice(None))
+        best = [self.labels[index] for index in found.argmax(axis=1)]
+        return [best, found.max(axis=1), *(found.T if every else ())]
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         each = {label: row[probability_of(label)] for label in self.labels}
@@ -140,7 +157,8 @@ class SingleLabel(Task[ScoredRows]):
 
     def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
         predicted = row[PREDICTION]
-        return predicted, row[probability_of(predicted)], predicted == row[LABEL]
+        every = probability_of(predicted)
+        return predicted, row[every if every in row else PROBABILITY], predicted == row[LABEL]
 
     def unsuited(self, name: str, module: str) -> str:
         """Return it of metrics of numbers, of sets of labels, and of an order if there is none."""
@@ -194,12 +212,12 @@ class SingleLabel(Task[ScoredRows]):
 
     def apart(self, rows: Sequence[ScoredRows]) -> np.ndarray:
         said = [each.classes for each in rows]
-        sure = np.sum([each.probabilities.max(axis=1) for each in rows], axis=0)
+        sure = np.sum([each.summary.confidence for each in rows], axis=0)
         apart = np.flatnonzero(np.any([other != said[0] for other in said[1:]], axis=0))
         return apart[np.argsort(-sure[apart], kind="stable")]
 
     def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
-        return calibration.temperature(outputs.astype(np.float64), labels)
+        return calibration.temperature(outputs, labels)
 
     def threshold(
         self, validated: ScoredRows, tested: ScoredRows, metric: str, scoring: Scoring

@@ -19,6 +19,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from finetune.data import batches, windows
 from finetune.errors import UserError
+from finetune.training import gathering
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.loss import GlobalLoss
 
@@ -82,16 +83,20 @@ class ExactEvaluation(transformers.Trainer):
         loss would depend on the batch size and on the number of processes.
         """
         order, compute = getattr(dataloader, "order", None), self.compute_metrics
-        rows = _Rows(order, getattr(dataloader, "documents", None), self.compute_loss_func.pooling)
+        # put together here: the library does it at every batch
+        together = self.args.eval_do_concat_batches and not self.args.batch_eval_metrics
+        pooling = self.compute_loss_func.pooling
+        rows = _Rows(order, getattr(dataloader, "documents", None), pooling, together)
         if compute is not None and rows.change:
             self.compute_metrics = lambda found: compute(
                 EvalPrediction(
                     rows.outputs(found.predictions),
                     rows.others(found.label_ids),
                     rows.others(found.inputs),
-                    found.losses,
+                    gathering.joined([*found.losses]) if found.losses else found.losses,
                 )
             )
+        self.args.eval_do_concat_batches = self.args.eval_do_concat_batches and not together
         try:
             with quiet_workers(self.args):
                 output = super().evaluation_loop(
@@ -99,6 +104,7 @@ class ExactEvaluation(transformers.Trainer):
                 )
         finally:
             self.compute_metrics = compute
+            self.args.eval_do_concat_batches = self.args.eval_do_concat_batches or together
         output = output._replace(
             predictions=rows.outputs(output.predictions), label_ids=rows.others(output.label_ids)
         )
@@ -145,21 +151,33 @@ class _Rows:
         order: The row of the data at each place of the evaluation; None if it is the same.
         documents: The document of each row of the data, where rows are windows.
         pooling: ``mean`` or ``max``; None where rows are documents.
+        together: Whether batches are put together here; if not, they stay as they are.
     """
 
     def __init__(
-        self, order: np.ndarray | None, documents: np.ndarray | None, pooling: str | None
+        self,
+        order: np.ndarray | None,
+        documents: np.ndarray | None,
+        pooling: str | None,
+        together: bool,
     ) -> None:
-        self._places = None if order is None else np.argsort(order)
+        self._order, self._documents = order, documents
         self._pooling = pooling if documents is not None else None
-        self._documents = documents
+        self.change = together
+        self._known: dict[int, tuple[Any, Any]] = {}  # by the list, which is empty by then
 
-    @property
-    def change(self) -> bool:
-        """Whether there is anything to do."""
-        return self._places is not None or self._pooling is not None
+    def _gathered(
+        self, batches: Any, change: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> Any:
+        """Return arrays of all batches in the order of the data, each changed; or None."""
+        if batches is None or not self.change:
+            return batches
+        if id(batches) not in self._known:
+            found = gathering.joined(batches, self._order)
+            self._known[id(batches)] = batches, tree_map(change, found) if change else found
+        return self._known[id(batches)][1]
 
-    def outputs(self, arrays: Any) -> Any:
+    def outputs(self, batches: Any) -> Any:
         """Return the outputs of a model in order, pooled; an array, a tuple of them, or None."""
 
         def pooled(ordered: np.ndarray) -> np.ndarray:
@@ -167,9 +185,9 @@ class _Rows:
                 return ordered
             return windows.pooled(ordered, self._documents, self._pooling)
 
-        return self._mapped(pooled, arrays)
+        return self._gathered(batches, pooled)
 
-    def others(self, arrays: Any) -> Any:
+    def others(self, batches: Any) -> Any:
         """Return labels or inputs in order, those of the first window of each document."""
 
         def first(ordered: np.ndarray) -> np.ndarray:
@@ -177,17 +195,7 @@ class _Rows:
                 return ordered
             return np.asarray(ordered[windows.firsts(self._documents)])
 
-        return self._mapped(first, arrays)
-
-    def _mapped(self, change: Callable[[np.ndarray], np.ndarray], arrays: Any) -> Any:
-        places = self._places
-
-        def changed(each: np.ndarray | None) -> np.ndarray | None:
-            return None if each is None else change(each if places is None else each[places])
-
-        if not self.change:
-            return arrays  # which may be anything, where batches are not concatenated
-        return tree_map(changed, arrays)
+        return self._gathered(batches, first)
 
 
 @contextlib.contextmanager
