@@ -185,7 +185,7 @@ CASES = {
             write("data/test.csv", "text,label\nplace 99 was odd,odd\nplace 98 was bad,bad\n"),
         ),
         ["yelp", "--dataset", "data", *MODEL],
-        ["the test data has labels that the training data does not have: 'odd'"],
+        ["the test data has labels in 'label' that the training data does not have: 'odd'"],
     ),
     "train_samples 0": (
         None,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     CLIPConfig,
@@ -226,6 +227,19 @@ def test_a_limit_of_positions_is_taken_where_there_is_one(models: Models) -> Non
     limited = {family for family, config in configs.items() if positions(config) is not None}
     relative = {"deberta", "deberta-v2", "deberta-v3", "modernbert", "xlnet", "t5"}
     assert limited == set(EVERY) - relative - {"llama", "qwen2", "qwen3", "gemma"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [("roformer", 40), ("yoso", 40), ("biogpt", 40), ("ctrl", 40), ("luke", 38), ("esm", 39)],
+)
+def test_a_table_of_positions_is_known(kind: str, most: int) -> None:
+    """As measured: the longest input on which the model of so many positions does not fail."""
+    config = AutoConfig.for_model(kind)
+    config.max_position_embeddings = 40
+    if kind == "esm":
+        config.pad_token_id = 0
+    assert positions(config) == most
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "bart", "gpt2"])

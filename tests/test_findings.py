@@ -400,8 +400,9 @@ def test_labels_that_training_lacks(split: str, tmp_path: Path) -> None:
     write(tmp_path / f"{split}.csv", *lines(8, start=100), "x,ugly", "y,awful")
 
     assert mistakes(tmp_path) == (
-        f"the {split} data has labels that the training data does not have: 'awful', 'ugly', "
-        "first in line 10 (add training rows for them, or leave them out)",
+        f"the {split} data has labels in 'label' that the training data does not have: 'awful', "
+        "'ugly', first in line 10 (write them as training does, by --label_map OLD=NEW, add "
+        "training rows for them, or leave them out)",
     )
 
 

@@ -1,6 +1,7 @@
 """Images: crops and flips, training, prediction and evaluation."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,16 @@ def test_a_run_of_images(run: Run, photos: Path) -> None:
     card = (run.path / "README.md").read_text()
     assert "pipeline_tag: image-classification" in card
     assert 'pipeline("image-classification", model="image")' in card
+
+
+def test_other_images_are_other_rows(run: Run, tmp_path: Path) -> None:
+    same = shutil.copytree(run.path, tmp_path / "same")
+    assert finetune.compare([run, same]).rows == len(run.predictions)
+    table = run.predictions
+    table.loc[3, "digest"] = table.loc[4, "digest"]
+    table.to_parquet(same / "predictions.parquet", index=False)
+    with pytest.raises(UserError, match="different test rows"):
+        finetune.compare([run, same])
 
 
 def test_models_with_batch_norm_are_told_of(photos: Path, tmp_path: Path, vit: str) -> None:

@@ -333,12 +333,12 @@ def test_no_interval_of_macro_f1_where_a_label_has_one_row() -> None:
     found = multi_label.scores(rows)["f1_macro"]
     assert found["value"] == 1
     assert np.isnan([found["low"], found["high"]]).all()
-    assert multi_label.of(rows)["notes"] == [
-        "no confidence interval of macro F1: a label needs 2 rows that have it, and of these there "
+    assert multi_label.without_interval("mine", rows) == [
+        "mine has no confidence interval: a label needs 2 rows that have it, and of these there "
         "are 'c' 1"
     ]
     has[8, 2] = True
-    assert multi_label.of(rows)["notes"] == []
+    assert multi_label.without_interval("mine", rows) == []
     assert multi_label.scores(rows)["f1_macro"]["low"] < 1
 
 

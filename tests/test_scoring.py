@@ -85,6 +85,19 @@ def test_the_metric_for_the_best_model_is_among_them(
     assert (told or "") in capsys.readouterr().err
 
 
+def test_the_first_of_the_named_metrics_chooses_the_model() -> None:
+    class Own(TextClassification):
+        metrics: str | None = "accuracy,f1"
+
+    def chosen(recipe: TextClassification) -> object:
+        return recipe.training_defaults()["metric_for_best_model"]
+
+    assert chosen(TextClassification()) == "f1"
+    assert chosen(TextClassification(metrics="accuracy,f1")) == "accuracy"
+    assert chosen(Own()) == "f1"  # its training says so
+    assert chosen(Own(metrics="recall_macro,f1")) == "recall_macro"
+
+
 def test_metrics_of_a_recipe_of_its_own_are_declared() -> None:
     with pytest.raises(UserError, match=r'add `own_metrics = \("NAME", ...\)`'):
 

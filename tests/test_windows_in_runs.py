@@ -136,6 +136,18 @@ def test_steps_are_of_windows(
     assert len(set(rows["document"])) == min(86, own.get("train_samples", 86))
 
 
+def test_balanced_weights_are_those_of_windows(short_model: str, tmp_path: Path) -> None:
+    rows = [f"place {number} was " + "fine " * 40 + ",long" for number in range(20)]
+    rows += [f"spot {number} was dull,short" for number in range(20)]
+    (tmp_path / "some.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    recipe = reviews(tmp_path / "some.csv", short_model, class_weights="balanced")
+    targets = np.asarray(recipe.prepared["train"]["labels"][:])
+    assert recipe.weights is not None
+    first, second = (recipe.weights * np.bincount(targets)).tolist()
+    assert first == pytest.approx(second)
+    assert np.bincount(targets)[0] > 3 * np.bincount(targets)[1]
+
+
 def test_numbers_have_windows_too(documents: Path, short_model: str, tmp_path: Path) -> None:
     frame = pd.read_csv(documents)
     frame["label"] = (frame["label"] == "good") + frame["text"].str.len() / 100

@@ -135,7 +135,18 @@ def without_clashes(
 
 def is_own_column(name: str) -> bool:
     """Return whether the toolkit writes a column of this name itself."""
-    own = ("id", "text", "texts", "tokens", "label", "labels", "length", "prediction", "thumbnail")
+    own = (
+        "id",
+        "text",
+        "texts",
+        "tokens",
+        "label",
+        "labels",
+        "length",
+        "prediction",
+        "thumbnail",
+        "digest",
+    )
     return name in own or name.startswith(("probability of ", "prediction of ", "label of "))
 
 

@@ -267,7 +267,7 @@ class TextClassification(Labelled):
         """Return the targets of training, of each window where texts are read in windows."""
         if self.windows is None or self.class_weights == "none":
             return super().training_targets()
-        return np.asarray(self.prepared["train"]["labels"][:])
+        return self.prepared["train"].with_format("numpy")["labels"][:]
 
     @property
     def windows(self) -> Windows | None:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, Image, Value
 
-from finetune.data import images
+from finetune.data import images, splits
 from finetune.runs.run import LOGITS, PREDICTIONS
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
@@ -19,6 +19,8 @@ from finetune.tasks.base import Task
 
 #: The column of the small images, and how many there are: as many as a report shows.
 THUMBNAIL, _MOST_THUMBNAILS = "thumbnail", 40
+#: That of hashes of what the model sees, where this is no text.
+DIGEST = "digest"
 
 
 def write(
@@ -27,8 +29,9 @@ def write(
     rows: Dataset,
     outputs: Any,
     tokens: Sequence[int] | None = None,
+    column: str = "text",
 ) -> np.ndarray:
-    """Write ``predictions.parquet``: id, text and tokens (where there are); label, prediction, and
+    """Write ``predictions.parquet``: id, text and tokens, or a digest; label, prediction, and
     what else the task has; then what other columns the data has, and small copies of the images
     that the report shows. Of many classes ``logits.npy`` beside it has the outputs.
 
@@ -38,6 +41,7 @@ def write(
         rows: The raw test rows, with ``id`` and ``label``.
         outputs: Of the model, in the order of ``rows``.
         tokens: Of each text, before truncation.
+        column: What the model sees of a row; hashes of it tell rows apart that have no text.
 
     Returns:
         The outputs as the files have them, which statistics are to be computed from.
@@ -53,6 +57,8 @@ def write(
     columns: dict[str, object] = {"id": rows["id"][:]}
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
+    else:
+        columns[DIGEST] = [each.hex() for each in splits.digests(rows, column)[:, 0]]
     if tokens is not None:
         columns["tokens"] = tokens
     targets = task.targets(rows["label"][:])

@@ -4,8 +4,8 @@ runs/yelp/
   config.json model.safetensors tokenizer...   loads with ``from_pretrained`` and ``pipeline()``
   run.json              recipe, options, arguments, versions, data, launch, times, status
   metrics.json          {"validation": {...}, "test": {...}, "baseline": {...}, "statistics": {...}}
-  predictions.parquet   the test rows: id, text, label, prediction, probability of every class; above
-                        50 classes of the five most probable ones and the true one
+  predictions.parquet   the test rows: id, text, label, prediction, probability of every class;
+                        above 50 classes of the five most probable ones and the true one
   logits.npy            above 50 classes: those of all, float16, in the order of these rows
   classes.csv           above 200 classes: the scores of each
   report.html plots/    what the run is worth, to look at
@@ -73,7 +73,7 @@ class Run:
         return cls(directory)
 
     def trust(self, tell: Callable[[str], object]) -> None:
-        """Import the recipe file and the metric files that the manifest names; the user trusts them.
+        """Import the recipe file and the metrics that the manifest names; the user trusts them.
 
         Args:
             tell: Is given a sentence with file and hash, before it is imported.
@@ -215,9 +215,7 @@ class Run:
         import pandas as pd
 
         if not (self.path / PREDICTIONS).exists():
-            raise UserError(
-                f"{self.path} has no {PREDICTIONS}: its status is '{self.status}'"
-            )
+            raise UserError(f"{self.path} has no {PREDICTIONS}: its status is '{self.status}'")
         path = self.path / PREDICTIONS
         if not path.is_file():
             raise UserError(f"{path} is damaged: it is no file")

@@ -25,6 +25,8 @@ from finetune.statistics.scored import ScoredRows
 
 #: Shares of the rows on which a model that abstains on the others is judged.
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+#: Rows from which the interval of the quadratic kappa holds the truth at least 93% of the time.
+FEWEST_FOR_KAPPA = 200
 #: A confusion matrix of more classes is not written down: it would be most of ``metrics.json``.
 MOST_CONFUSED = 200
 
@@ -94,11 +96,19 @@ def remarks(predicted: ScoredRows, metrics: Metrics) -> list[str]:
         return [f"{name} is not defined: {one}" for name in names]
     precision = ranking.METRICS["average_precision"]
     names = [name for name, each in ranked.items() if each is precision]
-    return [
+    found = [
         remark
         for name in names
         for remark in average_precision.remarks(name, predicted.one_vs_rest)
     ]
+    if len(predicted) < FEWEST_FOR_KAPPA:
+        found += [
+            f"the confidence interval of {name} is a little narrow: of fewer than "
+            f"{FEWEST_FOR_KAPPA} test rows it holds the truth 91 to 95% of the time"
+            for name, each in others.items()
+            if each is counts.quadratic_kappa
+        ]
+    return found
 
 
 def calibrated(predicted: ScoredRows) -> dict[str, Any]:
