@@ -146,7 +146,7 @@ def _precision(run: Run) -> str:
 
 
 def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
-    from finetune.data.splits import fingerprint
+    from finetune.data.digests import fingerprint
 
     recorded = run.manifest.data
     found = fingerprint(recipe.splits, recipe.input_column)
@@ -274,7 +274,7 @@ def _without_split(sentence: str, data: str) -> str:
 
 def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
     """How many of the rows stand in the training split of the run too, whatever their label."""
-    from finetune.data.splits import digests, fingerprint
+    from finetune.data.digests import fingerprint, seen_in
 
     unknown = "whether the model was trained on some of these rows could not be checked: "
     try:
@@ -285,8 +285,7 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
     except (UserError, OSError) as error:
         notes.append(unknown + str(error).partition("\n")[0])
         return None
-    trained = set(digests(recipe.splits["train"], recipe.input_column)[:, 1])
-    count = sum(each in trained for each in digests(rows, recipe.input_column)[:, 1])
+    count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())
     if count:
         notes.append(
             f"the model was trained on {count:,} of {counted(len(rows), 'row')} evaluated: the "

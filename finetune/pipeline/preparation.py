@@ -239,7 +239,7 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> N
 
 def refuse_different_machines(prepared: Prepared) -> None:
     """Refuse what torchrun does not compare: flags, data and disk of each machine."""
-    from finetune.data.splits import fingerprint
+    from finetune.data.digests import fingerprint
     from finetune.pipeline.provenance import versions
     from finetune.runtime.agreement import agree, refuse_half_directories
 

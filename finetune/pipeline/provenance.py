@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data import sources
-from finetune.data.splits import fingerprint
+from finetune.data.digests import fingerprint
 from finetune.recipe import metric_files
 from finetune.runtime import distributed, hub, namesakes
 from finetune.runtime.version import __version__
