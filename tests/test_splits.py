@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from finetune.data import digests, division, splits
-from finetune.data.division import Plan
+from finetune.data import digests, plan, splits
+from finetune.data.plan import Plan
 from finetune.data.stratification import stratified
 from finetune.errors import UserError
 from finetune.recipe import TextClassification
@@ -44,14 +44,14 @@ def carve(
     keep_contradictions: str = "none",
     **sources: Dataset,
 ) -> DatasetDict:
-    plan = Plan(
+    how = Plan(
         seed=seed,
         train_samples=train_samples,
         eval_samples=eval_samples,
         keep_contradictions=keep_contradictions,
     )
     told = [] if notes is None else notes
-    return splits.three_way(DatasetDict(sources), plan, column="text", note=told.append)[0]
+    return splits.three_way(DatasetDict(sources), how, column="text", note=told.append)[0]
 
 
 def shares(dataset: Dataset) -> dict[int, float]:
@@ -88,8 +88,8 @@ def test_order_is_that_of_the_source() -> None:
 
 
 def test_validation_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert division.MOST_VALIDATION_ROWS == 10_000
-    monkeypatch.setattr(division, "MOST_VALIDATION_ROWS", 7)
+    assert plan.MOST_VALIDATION_ROWS == 10_000
+    monkeypatch.setattr(plan, "MOST_VALIDATION_ROWS", 7)
 
     assert carve(train=rows(1000)).num_rows == {"train": 793, "validation": 7, "test": 200}
 

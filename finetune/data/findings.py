@@ -267,7 +267,10 @@ def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
 
 
 def refuse_untrainable(
-    dataset: DatasetDict, notes: Sequence[str] = (), places: Places = lambda split, rows: ""
+    dataset: DatasetDict,
+    notes: Sequence[str] = (),
+    places: Places = lambda split, rows: "",
+    split_by: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse splits without rows, and those with classes that training does not have.
 
@@ -275,10 +278,12 @@ def refuse_untrainable(
         dataset: The three splits.
         notes: What the user was to be told so far: it says which rows were left out.
         places: Returns the positions of rows of a split, by their ``id``.
+        split_by: The columns that rows were split by, by the options that name them.
 
     Raises:
         UserError: one line for each mistake.
     """
+    by = " ".join(" ".join(pair) for pair in (split_by or {}).items())
     names, trained = targets.class_names(dataset["train"]), targets.occurring(dataset["train"])
     mistakes = []
     for split in ("validation", "test"):
@@ -290,10 +295,20 @@ def refuse_untrainable(
                 f"the {split} data has labels that the training data does not have: "
                 f"{listed([names[label] for label in unknown])}"
                 f"{_first(split, dataset[split], unknown, places)} "
-                "(add training rows for them, or leave them out)"
+                f"({by and f'the rows are split by {by}; '}add training rows for them, or leave "
+                "them out)"
             )
     if mistakes:
         raise UserError(*mistakes)
+
+
+def remarks(dataset: DatasetDict) -> list[str]:
+    """Return a sentence for each held-out split of a single row."""
+    return [
+        f"the {split} data has one row: a score on it says nothing of other rows"
+        for split in ("validation", "test")
+        if len(dataset[split]) == 1
+    ]
 
 
 def _why_none(dataset: DatasetDict) -> str:

@@ -19,7 +19,9 @@ import pyarrow.compute as pc
 from datasets import DatasetDict
 
 from finetune.data import digests, targets
-from finetune.data.division import Keys, Numbers, Plan, divided, missing, refuse_sizes
+from finetune.data.division import divided
+from finetune.data.keys import Keys, Numbers
+from finetune.data.plan import Plan, missing, refuse_sizes
 from finetune.data.stratification import stratified
 from finetune.errors import UserError, counted
 
@@ -41,7 +43,7 @@ def three_way(
     Args:
         dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
             ``column`` and ``label``. What is missing is split off, see
-            :mod:`finetune.data.division`.
+            :func:`~finetune.data.division.divided`.
         plan: How.
         column: Rows with the same value here are duplicates, also if texts differ in white space;
             the first is kept, or the oldest where the plan has a column of times. Training rows

@@ -41,8 +41,9 @@ def apart(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
         Of booleans, shape ``(rows,)``; fewer than ``size`` are true where no more can be.
     """
     first = np.unique(labels, return_index=True)[1] if labels.ndim == 1 else labels.argmax(axis=0)
-    spare = np.setdiff1d(np.arange(len(labels)), first)
-    taken = np.zeros(len(labels), dtype=bool)
+    taken, is_spare = np.zeros(len(labels), dtype=bool), np.ones(len(labels), dtype=bool)
+    is_spare[first] = False
+    spare = np.flatnonzero(is_spare)
     taken[spare[stratified(labels[spare], min(size, len(spare)), seed)]] = True
     return taken
 

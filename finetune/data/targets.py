@@ -41,6 +41,11 @@ def is_set(rows: Dataset) -> bool:
     return isinstance(feature, List) and isinstance(feature.feature, ClassLabel)
 
 
+def values(rows: Dataset) -> list[Any]:
+    """Return the label of each row, as ``rows["label"][:]`` does, without reading row by row."""
+    return list(arrow.column(rows, "label").to_pylist())
+
+
 def are_classes(rows: Dataset) -> bool:
     """Return whether a row has a class or any number of them, rather than numbers."""
     return is_set(rows) or isinstance(rows.features["label"], ClassLabel)

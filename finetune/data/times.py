@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -91,11 +92,13 @@ def _of_texts(stored: pa.ChunkedArray, column: str, flag: str) -> tuple[np.ndarr
 def _in_one_format(words: pd.Series, column: str, flag: str) -> tuple[pd.Series, str]:
     """Return dates that are not ISO 8601, and the format that they were read in."""
     some = words.dropna()
-    formats = {
-        guess_datetime_format(each, dayfirst=is_day)
-        for each in some.head(100)
-        for is_day in (False, True)
-    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the other order was asked for
+        formats = {
+            guess_datetime_format(each, dayfirst=is_day)
+            for each in some.head(100)
+            for is_day in (False, True)
+        }
     read = {
         each: pd.to_datetime(words, format=each, utc=True, errors="coerce")
         for each in sorted(filter(None, formats))

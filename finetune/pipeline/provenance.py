@@ -54,6 +54,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             fingerprint=fingerprint(recipe.splits, recipe.input_column),
             notes=notes,
             revision=commit,
+            split_how=recipe.split_how,
         ),
         launch=Launch(
             parallel_mode=parallel_mode(arguments),

@@ -202,8 +202,13 @@ class Recipe(Splitting):
         findings.refuse_unlabelled(dataset, self.input_column)
         findings.refuse_unusable(dataset, self.notes)
         loaded, remarks = len(self.notes), labels.remarks(dataset)
-        dataset = self.split(dataset)
-        findings.refuse_untrainable(dataset, self.notes, self.places)
+        source, dataset = dataset, self.split(dataset)
+
+        def places(split: str, rows: Sequence[int]) -> str:
+            return self.places(split if split in source else "train", rows)
+
+        findings.refuse_untrainable(dataset, self.notes, places, self.split_columns())
+        remarks += findings.remarks(dataset)
         remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
         self.notes[loaded:loaded] = remarks
         return dataset
@@ -260,7 +265,9 @@ class Recipe(Splitting):
 
     def targets(self, split: str) -> np.ndarray:
         """Return the targets of the raw rows of a split: see :attr:`kind`."""
-        return self.kind.targets(self.splits[split]["label"][:])
+        from finetune.data import targets
+
+        return self.kind.targets(targets.values(self.splits[split]))
 
     @functools.cached_property
     def weights(self) -> np.ndarray | None:

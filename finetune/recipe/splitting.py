@@ -11,7 +11,7 @@ from finetune.recipe.options import option
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from finetune.data.division import Plan
+    from finetune.data.plan import Plan
 
 
 class Splitting(Declared):
@@ -57,7 +57,7 @@ class Splitting(Declared):
 
     def plan(self) -> Plan:
         """Return how rows are split."""
-        from finetune.data.division import Plan
+        from finetune.data.plan import Plan
 
         return Plan(
             seed=self.split_seed,
