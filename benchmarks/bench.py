@@ -148,6 +148,7 @@ def of_splits(rounds: int) -> list[Line]:
                         "case": "from read data to raw splits",
                         "way": f"{rows:,} rows, {name}",
                         "s": way.seconds,
+                        "processor, s": way.processor_seconds,
                         **{
                             each: statistics.median(answer[each] for answer in answers)
                             for each in phases
@@ -163,7 +164,9 @@ def of_splits(rounds: int) -> list[Line]:
         base = first.setdefault(way, line)
         growth = int(rows.replace(",", "")) / int(base["way"].split(" ")[0].replace(",", ""))
         line["exponent"] = (
-            math.log(line["s"] / base["s"]) / math.log(growth) if growth > 1 else float("nan")
+            math.log(line["processor, s"] / base["processor, s"]) / math.log(growth)
+            if growth > 1
+            else float("nan")
         )
     return lines
 

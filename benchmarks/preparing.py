@@ -89,7 +89,7 @@ def converted(directory: str, cache: str) -> Callable[[], None]:
 def raw_splits(directory: str, cache: str, options: dict[str, Any]) -> Callable[[], Any]:
     """Return what goes from the files, read before, to the raw splits and their fingerprint.
 
-    The turn returns the seconds of its phases and the MiB of the process before it.
+    The turn returns the processor seconds of its phases and the MiB of the process before it.
     """
     import turns
     from datasets import DatasetDict
@@ -102,11 +102,11 @@ def raw_splits(directory: str, cache: str, options: dict[str, Any]) -> Callable[
     begun = turns.peak_memory()
 
     def turn() -> dict[str, float]:
-        seconds, last = {}, time.perf_counter()
+        seconds, last = {}, time.process_time()
 
         def done(phase: str) -> None:
             nonlocal last
-            now = time.perf_counter()
+            now = time.process_time()
             seconds[phase] = now - last
             last = now
 

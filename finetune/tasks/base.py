@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from finetune.data.targets import values as label_values
 from finetune.errors import UserError, suggestion
 from finetune.statistics import numbers
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import MODULE, Metrics, Scoring, module_of
-from finetune.statistics.scored import LABEL, Scored
+from finetune.statistics.scored import Scored
 from finetune.tasks import weights
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Task(ABC, Generic[S]):
         if evaluated := self.unweighted.get(self.loss_function):
             name = evaluated.__name__.replace("_", " ")
             note(f"--loss_function {self.loss_function}: the evaluation loss is the {name}")
-        found = self.class_weights(text, self.targets(rows[LABEL][:]))
+        found = self.class_weights(text, self.targets(label_values(rows)))
         if found is not None:
             note(weights.note(text, self.labels, found))
         return found
