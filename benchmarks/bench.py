@@ -11,6 +11,7 @@ Ways that are compared take turns, each in a process of its own, and the medians
 import argparse
 import contextlib
 import json
+import math
 import operator
 import os
 import platform
@@ -25,6 +26,7 @@ from typing import Any
 import gpu
 import kernels
 import predict
+import preparing
 import start
 import tasks
 import training
@@ -123,6 +125,54 @@ def of_preparation(rounds: int) -> list[Line]:
             for name, way in ways.items()
         ]
     return lines
+
+
+def of_splits(rounds: int) -> list[Line]:
+    """From the data as read to the raw splits: all rows, and with 1,000 rows of training."""
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as directory:
+        for rows in (10_000, 100_000, 650_000):
+            path, cache = Path(directory) / str(rows), Path(directory) / "cache"
+            given = (str(preparing.compose(path, rows)), str(cache))
+            turns.take({"": (preparing.converted, given)}, 1)
+            cached = _bytes(cache)
+            ways = {
+                "all rows": (preparing.raw_splits, (*given, {})),
+                "--train_samples 1000": (preparing.raw_splits, (*given, {"train_samples": 1000})),
+            }
+            for name, way in turns.take(ways, rounds).items():
+                answers = way.answers
+                phases = [each for each in answers[0] if each not in ("MiB before", "rows")]
+                lines.append(
+                    {
+                        "case": "from read data to raw splits",
+                        "way": f"{rows:,} rows, {name}",
+                        "s": way.seconds,
+                        "processor, s": way.processor_seconds,
+                        **{
+                            each: statistics.median(answer[each] for answer in answers)
+                            for each in phases
+                        },
+                        "MiB beyond imports": way.memory - answers[0]["MiB before"],
+                        "MiB written to the cache": (_bytes(cache) - cached) / 2**20,
+                        "training rows": answers[0]["rows"]["train"],
+                    }
+                )
+    first: dict[str, Line] = {}
+    for line in lines:
+        rows, way = line["way"].split(" rows, ")
+        base = first.setdefault(way, line)
+        growth = int(rows.replace(",", "")) / int(base["way"].split(" ")[0].replace(",", ""))
+        line["exponent"] = (
+            math.log(line["processor, s"] / base["processor, s"]) / math.log(growth)
+            if growth > 1
+            else float("nan")
+        )
+    return lines
+
+
+def _bytes(directory: Path) -> int:
+    return sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
 
 
 def of_tokens(rounds: int) -> list[Line]:
@@ -275,6 +325,7 @@ CASES = {
     "processes": of_processes,
     "prediction": of_prediction,
     "preparation": of_preparation,
+    "splits": of_splits,
     "tokens": of_tokens,
     "start": of_start,
     "tasks": of_tasks,

@@ -15,7 +15,7 @@ from transformers.image_utils import load_image
 
 from finetune import UserError
 from finetune.data import embedded, image_files, images
-from finetune.data.splits import fingerprint
+from finetune.data.digests import fingerprint
 from tests.pictures import LABELS, SIDE, damaged, picture, recipe, table
 
 # ---- where images come from ----------------------------------------------------------------------

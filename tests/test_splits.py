@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from finetune.data import splits
+from finetune.data import digests, plan, splits
+from finetune.data.plan import Plan
+from finetune.data.stratification import stratified
 from finetune.errors import UserError
 from finetune.recipe import TextClassification
 
@@ -42,15 +44,14 @@ def carve(
     keep_contradictions: str = "none",
     **sources: Dataset,
 ) -> DatasetDict:
-    return splits.three_way(
-        DatasetDict(sources),
-        column="text",
+    how = Plan(
         seed=seed,
         train_samples=train_samples,
         eval_samples=eval_samples,
-        note=([] if notes is None else notes).append,
         keep_contradictions=keep_contradictions,
     )
+    told = [] if notes is None else notes
+    return splits.three_way(DatasetDict(sources), how, column="text", note=told.append)[0]
 
 
 def shares(dataset: Dataset) -> dict[int, float]:
@@ -87,8 +88,8 @@ def test_order_is_that_of_the_source() -> None:
 
 
 def test_validation_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert splits.MOST_VALIDATION_ROWS == 10_000
-    monkeypatch.setattr(splits, "MOST_VALIDATION_ROWS", 7)
+    assert plan.MOST_VALIDATION_ROWS == 10_000
+    monkeypatch.setattr(plan, "MOST_VALIDATION_ROWS", 7)
 
     assert carve(train=rows(1000)).num_rows == {"train": 793, "validation": 7, "test": 200}
 
@@ -240,11 +241,11 @@ def test_each_text_is_hashed_once(reviews: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(hashlib, "blake2b", counting)
     found = Reviews(dataset=str(reviews), model="none").splits
-    expected = splits.fingerprint(found, "text")
+    expected = digests.fingerprint(found, "text")
 
-    assert splits.fingerprint(found, "text") == expected
+    assert digests.fingerprint(found, "text") == expected
     for name, rows in found.items():
-        splits.fingerprint(DatasetDict({name: rows}), "text")
+        digests.fingerprint(DatasetDict({name: rows}), "text")
     assert len(hashed) == 200
 
 
@@ -301,7 +302,7 @@ def test_stratified_keeps_shares_to_less_than_a_row(trial: int) -> None:
     labels = generator.choice(generator.integers(1, 9), size=generator.integers(1, 400))
     size = int(generator.integers(0, len(labels) + 1))
 
-    drawn = splits.stratified(labels, size, seed=trial)
+    drawn = stratified(labels, size, seed=trial)
 
     assert len(drawn) == size
     assert np.array_equal(drawn, np.unique(drawn))
@@ -313,7 +314,7 @@ def test_stratified_keeps_shares_to_less_than_a_row(trial: int) -> None:
 def test_fingerprint_is_of_the_content_not_of_the_place(reviews: Path, tmp_path: Path) -> None:
     def fingerprint(path: Path, **options: int) -> str:
         recipe = Reviews(dataset=str(path), model="none", **options)
-        return splits.fingerprint(recipe.splits, "text")
+        return digests.fingerprint(recipe.splits, "text")
 
     moved = tmp_path / "elsewhere" / "other.csv"
     moved.parent.mkdir()
@@ -343,7 +344,7 @@ def test_fingerprint_is_of_texts_labels_order_and_split() -> None:
         {"test": with_labels(texts, labels)},
     ]
 
-    prints = [splits.fingerprint(DatasetDict(each), "text") for each in [*alike, *other]]
+    prints = [digests.fingerprint(DatasetDict(each), "text") for each in [*alike, *other]]
 
     assert prints[0] == prints[1]
     assert len(set(prints)) == 1 + len(other)
@@ -354,14 +355,7 @@ def test_two_rows_are_too_few() -> None:
         {"text": ["a", "b"], "label": [0, 1]},
         features=Features({"text": Value("string"), "label": ClassLabel(names=["x", "y"])}),
     )
-    carved = splits.three_way(
-        DatasetDict(train=rows),
-        column="text",
-        seed=42,
-        train_samples=None,
-        eval_samples=None,
-        note=lambda sentence: None,
-    )
+    carved = carve(train=rows)
     assert carved.num_rows == {"train": 2, "validation": 0, "test": 0}  # refused before training
 
 
@@ -376,13 +370,6 @@ def test_a_class_of_one_row_stays_in_training() -> None:
         },
         features=Features({"text": Value("string"), "label": ClassLabel(names=names)}),
     )
-    carved = splits.three_way(
-        DatasetDict(train=rows),
-        column="text",
-        seed=42,
-        train_samples=None,
-        eval_samples=None,
-        note=lambda sentence: None,
-    )
+    carved = carve(train=rows)
     assert carved.num_rows == {"train": 81, "validation": 9, "test": 22}
     assert set(carved["train"]["label"]) == set(range(len(names)))

@@ -10,7 +10,7 @@ import torch
 
 from finetune.cli import console
 from finetune.config.settings import Settings
-from finetune.data import sources
+from finetune.data import sources, targets
 from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
@@ -73,7 +73,9 @@ def _start(event: Started) -> None:
     recipe, splits = settings.recipe, settings.recipe.splits
     facts: dict[str, str | list[str]] = {"data": _data(settings)}
     facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    name, balance = recipe.kind.balance(splits["train"]["label"][:])
+    if recipe.split_how:
+        facts["splits"] = recipe.split_how
+    name, balance = recipe.kind.balance(targets.values(splits["train"]))
     why = f" ({recipe.task_reason})" if recipe.task_reason else ""
     facts["task"] = recipe.kind.name.replace("_", " ") + why
     facts[name] = balance

@@ -8,10 +8,13 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import targets
+from finetune.data import arrow, targets
 from finetune.data.delimited import separator_hint
+from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, number, refusal_of_lists
 from finetune.data.several import as_text, values_in
 from finetune.errors import UserError, suggestion
@@ -90,8 +93,8 @@ def _of_another_kind(dataset: DatasetDict, flag: str, column: str) -> list[str]:
 
 def _are_numbers(rows: Dataset, column: str) -> bool:
     """Return whether all texts of a column are numbers; looks no further than the first other."""
-    batches = rows.select_columns(column).iter(_AT_ONCE)
-    texts = (text for batch in batches for text in batch[column] if text is not None)
+    pieces = (values.drop_null() for _, values in arrow.pieces(rows, column))
+    texts = (text.as_py() for values in pieces for text in values)
     return all(value is not None and math.isfinite(value) for value in map(number, texts))
 
 
@@ -108,20 +111,32 @@ def names_in(flag: str, words: Any) -> list[str]:
 
 
 def without_clashes(
-    dataset: DatasetDict, named: Sequence[str], *, note: Callable[[str], None]
+    dataset: DatasetDict,
+    named: Sequence[str],
+    split_by: Mapping[str, str] | None = None,
+    *,
+    note: Callable[[str], None],
 ) -> DatasetDict:
     """Return ``dataset`` without columns that only some splits have or that the toolkit writes.
 
     Args:
         dataset: Splits with the columns that are ``named``.
         named: Those of the texts and the labels.
+        split_by: The columns that training rows are split by, by the options that name them; other
+            splits may lack them.
         note: Called with sentences about the columns that are dropped.
+
+    Raises:
+        UserError: if training rows cannot be split by such a column.
     """
+    split_by = split_by or {}
+    _refuse_split_by(split_by, named, dataset["train"])
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
     chosen = {"id", *named}
     others = [name for name in dataset["train"].column_names if name not in chosen]
     taken = [name for name in others if is_own_column(name)]
-    single = [name for name in others if name not in shared and name not in taken]
+    alone = {*shared, *taken, *split_by.values()}
+    single = [name for name in others if name not in alone]
     if taken:
         note(
             f"dropped from the data: {listed(taken)} (the toolkit writes "
@@ -130,7 +145,29 @@ def without_clashes(
     if single:
         note(f"dropped from the data: {listed(single)} (not in every split)")
     kept = [name for name in dataset["train"].column_names if name not in {*taken, *single}]
-    return dataset.select_columns(kept)
+    return DatasetDict(
+        {
+            split: rows.select_columns([name for name in kept if name in rows.column_names])
+            for split, rows in dataset.items()
+        }
+    )
+
+
+def _refuse_split_by(split_by: Mapping[str, str], named: Sequence[str], rows: Dataset) -> None:
+    there = [name for name in rows.column_names if name != "id"]
+    mistakes = []
+    for flag, column in split_by.items():
+        if column in named:
+            mistakes.append(f"{flag} {column}: the column holds the texts or the labels")
+        elif is_own_column(column):
+            mistakes.append(f"{flag} {column}: the toolkit writes a column of that name; rename it")
+        elif column not in there:
+            mistakes.append(
+                f"{flag}: no column '{column}' in the train data{suggestion(column, there)} "
+                f"(available: {', '.join(there)})"
+            )
+    if mistakes:
+        raise UserError(*mistakes)
 
 
 def is_own_column(name: str) -> bool:
@@ -178,12 +215,7 @@ def only_valid(
     for split, rows in dataset.items():
         valid = np.ones(len(rows), dtype=bool)
         for column in (*texts, *labels):
-            is_class = isinstance(rows.features[column], ClassLabel)
-            is_label = _is_class if is_class else _is_label
-            is_valid = is_label if column in labels else _is_text
-            batches = rows.select_columns(column).iter(_AT_ONCE)
-            found = (is_valid(value) for batch in batches for value in batch[column])
-            valid_here = np.fromiter(found, dtype=bool, count=len(rows))
+            valid_here = _are_labels(rows, column) if column in labels else _are_texts(rows, column)
             if bad := np.flatnonzero(~valid_here).tolist():
                 some = rows.select(bad[:_AT_ONCE])
                 usual = str | int | float | None if column in labels else str | None
@@ -237,7 +269,7 @@ def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
         if targets.is_set(dataset["train"]):
             if not seen:
                 mistakes.append("no training row has a label: all lists of labels are empty")
-            elif len(set(targets.row_keys(dataset["train"]))) < 2:
+            elif targets.all_alike(dataset["train"]):
                 mistakes.append(f"all training rows have the same labels ({one})")
         elif names and len(seen) < 2:
             mistakes.append(f"the training data has one class only ('{one}'): expected two or more")
@@ -251,6 +283,7 @@ def refuse_untrainable(
     places: Places = lambda split, rows: "",
     column: str = "label",
     renames: bool = False,
+    split_by: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse splits without rows, and those with classes that training does not have.
 
@@ -260,10 +293,12 @@ def refuse_untrainable(
         places: Returns the positions of rows of a split, by their ``id``.
         column: What the user calls that of the labels.
         renames: Whether there is ``--label_map``.
+        split_by: The columns that rows were split by, by the options that name them.
 
     Raises:
         UserError: one line for each mistake.
     """
+    by = " ".join(" ".join(pair) for pair in (split_by or {}).items())
     names, trained = targets.class_names(dataset["train"]), targets.occurring(dataset["train"])
     other = "write them as training does, by --label_map OLD=NEW, " if renames else ""
     mistakes = []
@@ -276,10 +311,20 @@ def refuse_untrainable(
                 f"the {split} data has labels in '{column}' that the training data does not have: "
                 f"{listed([names[label] for label in unknown])}"
                 f"{_first(split, dataset[split], unknown, places)} "
-                f"({other}add training rows for them, or leave them out)"
+                f"({by and f'the rows are split by {by}; '}{other}add training rows for them, or "
+                "leave them out)"
             )
     if mistakes:
         raise UserError(*mistakes)
+
+
+def remarks(dataset: DatasetDict) -> list[str]:
+    """Return a sentence for each held-out split of a single row."""
+    return [
+        f"the {split} data has one row: a score on it says nothing of other rows"
+        for split in ("validation", "test")
+        if len(dataset[split]) == 1
+    ]
 
 
 def _why_none(dataset: DatasetDict) -> str:
@@ -295,8 +340,9 @@ def _first(split: str, rows: Dataset, unknown: Sequence[int], places: Places) ->
     """Return where the first row is that has one of these labels."""
     if "id" not in rows.column_names:
         return ""
-    cells = (each if isinstance(each, list) else [each] for each in rows["label"])
-    row = next(row for row, cell in enumerate(cells) if not set(unknown).isdisjoint(cell))
+    cells = arrow.column(rows, "label").to_pylist()
+    lists = (each if isinstance(each, list) else [each] for each in cells)
+    row = next(row for row, cell in enumerate(lists) if not set(unknown).isdisjoint(cell))
     return f", first in {place}" if (place := places(split, [rows[row]["id"]])) else ""
 
 
@@ -304,12 +350,33 @@ def _because(notes: Sequence[str]) -> str:
     return f" ({'; '.join(notes)})" if notes else ""
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+def _are_texts(rows: Dataset, column: str) -> np.ndarray:
+    """Return which rows have a text that is not empty, shape ``(rows,)``."""
+    valid = np.zeros(len(rows), dtype=bool)
+    for numbers, values in arrow.pieces(rows, column):
+        if arrow.is_text(values.type):
+            is_there = pc.match_substring_regex(values, NOT_BLANK).fill_null(False)
+            valid[numbers] = is_there.to_numpy(zero_copy_only=False)
+        else:
+            found = rows.select(numbers)[column]
+            valid[numbers] = [isinstance(each, str) and bool(each.strip()) for each in found]
+    return valid
 
 
-def _is_class(value: int | None) -> bool:
-    return value is not None and value >= 0
+def _are_labels(rows: Dataset, column: str) -> np.ndarray:
+    """Return which rows have a label, shape ``(rows,)``."""
+    feature, stored = rows.features[column], rows.data.column(column)
+    if arrow.is_text(stored.type):
+        return _are_texts(rows, column)
+    if arrow.is_number(stored.type) or pa.types.is_boolean(stored.type):
+        values = arrow.column(rows, column)
+        valid = pc.is_valid(values)
+        if isinstance(feature, ClassLabel):  # -1 is no class
+            valid = pc.and_(valid, pc.greater_equal(values, 0).fill_null(False))
+        elif pa.types.is_floating(values.type):
+            valid = pc.and_(valid, pc.invert(pc.is_nan(values).fill_null(True)))
+        return np.asarray(valid.to_numpy())
+    return np.fromiter(map(_is_label, rows[column][:]), dtype=bool, count=len(rows))
 
 
 def _is_label(value: Any) -> bool:

@@ -7,13 +7,15 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Json, Value
+import pyarrow as pa
+from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
 
-from finetune.data import targets
+from finetune.data import arrow, targets
 from finetune.data.cells import list_in
 from finetune.data.several import values_in
 from finetune.data.targets import class_names
@@ -68,17 +70,17 @@ def encode(
         UserError: if the labels are lists, numbers with a fraction, or 1 and "1" in one split; it
             names the column and the first such row.
     """
-    values = _all_as_names(dataset, called, places, fractions)
+    read = _all_read(dataset, called, places, fractions)
     for sentence in dict.fromkeys(filter(None, map(_naming, dataset.values()))):
         note(sentence)
-    present: set[str] = set().union(*values.values())
+    present = _present(read)
     theirs = class_names(dataset["train"])
     if present <= set(names):
         ordered = [name for name in names if name in present or set(theirs) == set(names)]
     else:
         ordered = theirs + sorted(present - set(theirs), key=natural)
     return DatasetDict(
-        {split: _with_label(rows, ordered, values[split]) for split, rows in dataset.items()}
+        {split: _with_label(rows, ordered, read[split]) for split, rows in dataset.items()}
     )
 
 
@@ -112,15 +114,14 @@ def mapped(
     """
     if not names:
         return dataset, []
-    values = _all_as_names(dataset, called, places, fractions)
-    present: set[str] = set().union(*values.values())
-    renamed = {
-        split: rows.remove_columns("label").add_column(
-            "label", [names.get(value, value) for value in values[split]], feature=Value("string")
-        )
-        for split, rows in dataset.items()
-    }
-    return DatasetDict(renamed), sorted(names.keys() - present)
+    read = _all_read(dataset, called, places, fractions)
+    renamed = {}
+    for split, rows in dataset.items():
+        words = pa.array([names.get(name, name) for name in read[split].names], pa.string())
+        column = words.take(pa.array(read[split].codes))
+        rest = rows.remove_columns("label")
+        renamed[split] = arrow.with_column(rest, "label", column, Value("string"))
+    return DatasetDict(renamed), sorted(names.keys() - _present(read))
 
 
 def refuse_unmapped(unmapped: Sequence[str], dataset: DatasetDict) -> None:
@@ -144,8 +145,9 @@ def remarks(dataset: DatasetDict) -> list[str]:
     """
     if not (names := class_names(dataset["train"])):
         return []
-    present_in = (targets.labels_of(rows) for rows in dataset.values())
-    counts = Counter(label for labels in present_in for label in labels)
+    counts: Counter[int] = Counter()
+    for rows in dataset.values():
+        counts.update(targets.counts(rows))
     present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}
     alike: dict[float | str, list[str]] = {}
     for name in sorted(present):
@@ -207,9 +209,10 @@ def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str])
     Raises:
         UserError: if there are labels that the model does not know.
     """
-    values = _as_names(rows, "label", place, has_fractions(names))
-    refuse_unknown(rows, [[each] for each in values], names, place)
-    return _with_label(rows, names, values)
+    read = _read(rows, "label", place, has_fractions(names))
+    if not read.present <= set(names):
+        refuse_unknown(rows, [[read.names[code]] for code in read.codes.tolist()], names, place)
+    return _with_label(rows, names, read)
 
 
 def refuse_unknown(
@@ -231,38 +234,51 @@ def refuse_unknown(
         )
 
 
-def _with_label(rows: Dataset, names: Sequence[str], values: list[str]) -> Dataset:
-    """Return ``rows`` with the labels ``values``, encoded by their index in ``names``."""
+@dataclass(frozen=True)
+class _Labels:
+    """The labels of rows: the different names, and the place among them of each row's."""
+
+    names: Sequence[str]
+    codes: np.ndarray
+
+    @property
+    def present(self) -> set[str]:
+        """The names that occur."""
+        return {self.names[code] for code in np.unique(self.codes).tolist()}
+
+
+def _present(read: Mapping[str, _Labels]) -> set[str]:
+    """Return the names that occur in any split."""
+    return set().union(*(each.present for each in read.values()))
+
+
+def _with_label(rows: Dataset, names: Sequence[str], read: _Labels) -> Dataset:
+    """Return ``rows`` with the labels as read, encoded by their index in ``names``."""
     label = ClassLabel(names=list(names))
     if rows.features["label"] == label:
         return rows
-    if not values:  # a column cannot be added to an empty selection
-        features = Features({**rows.features, "label": label})
-        return Dataset.from_dict({name: [] for name in features}, features=features)
-    numbers = np.array(label.str2int(values), dtype=np.int64)
-    return rows.remove_columns("label").add_column("label", numbers, feature=label)
+    index = {name: number for number, name in enumerate(names)}
+    numbers = np.array([index.get(name, -1) for name in read.names], dtype=np.int64)[read.codes]
+    return arrow.with_column(rows.remove_columns("label"), "label", pa.array(numbers), label)
 
 
-def _all_as_names(
+def _all_read(
     dataset: DatasetDict, called: str, places: Places, fractions: bool
-) -> dict[str, list[str]]:
+) -> dict[str, _Labels]:
     return {
-        split: _as_names(rows, called, functools.partial(place, rows, split, places), fractions)
+        split: _read(rows, called, functools.partial(place, rows, split, places), fractions)
         for split, rows in dataset.items()
     }
 
 
-def _as_names(
-    rows: Dataset, called: str, where: Callable[[int], str], fractions: bool
-) -> list[str]:
-    """Return the name of the class of each row; refuse values that are no classes."""
-    feature, values = rows.features["label"], rows["label"][:]
+def _read(rows: Dataset, called: str, where: Callable[[int], str], fractions: bool) -> _Labels:
+    """Return the class of each row by its name; refuse values that are no classes."""
+    feature = rows.features["label"]
     if isinstance(feature, ClassLabel):
-        return [feature.names[value] for value in values]
-    first: dict[tuple[type, str], int] = {}
-    for row, value in enumerate(values):
-        first.setdefault((type(value), str(value)), row)
-    names = {row: name_of(values[row]) for row in first.values()}
+        numbers = np.asarray(arrow.column(rows, "label").to_numpy(), dtype=np.int64)
+        return _Labels(feature.names, numbers)
+    values, codes = arrow.distinct(rows, "label")
+    names = {row: name_of(value) for row, value in values.items()}
     known: dict[str, Any] = {}
 
     def refuse(what: str) -> None:
@@ -279,16 +295,16 @@ def _as_names(
             refuse(f"{value} ({where(row)}): expected classes")
         if isinstance(value, dict) or list_in(value) is not None:
             refuse(refusal_of_lists(value, f" ({where(row)})"))
-    numbers = {row: natural(name)[1] for row, name in names.items() if not natural(name)[0]}
+    numbered = {row: natural(name)[1] for row, name in names.items() if not natural(name)[0]}
     floats = any(isinstance(value, float) for value in known.values())
-    if not fractions and (floats or len(numbers) == len(names)):
-        for row, value in numbers.items():
+    if not fractions and (floats or len(numbered) == len(names)):
+        for row, value in numbered.items():
             if not value.is_integer():
                 refuse(
                     f"numbers with a fraction ({values[row]}), first in {where(row)}: expected "
                     "classes; is --label_column the right column?"
                 )
-    return [name_of(value) for value in values]
+    return _Labels(list(names.values()), codes)
 
 
 def name_of(value: Any) -> str:

@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List
+import pyarrow as pa
+from datasets import ClassLabel, Dataset, DatasetDict, List
 
-from finetune.data import labels
+from finetune.data import arrow, labels
 from finetune.data.cells import list_in, printed, separated
 from finetune.errors import UserError
 
@@ -93,11 +94,8 @@ def encode(
     for split, cells in read.items():
         numbers = [sorted({number[renamed.get(each, each)] for each in cell}) for cell in cells]
         rest = dataset[split].remove_columns(list(columns))
-        if cells:
-            encoded[split] = rest.add_column("label", numbers, feature=feature)
-        else:  # a column cannot be added to an empty selection
-            features = Features({**rest.features, "label": feature})
-            encoded[split] = Dataset.from_dict({name: [] for name in features}, features=features)
+        column = pa.array(numbers, pa.list_(pa.int64()))
+        encoded[split] = arrow.with_column(rest, "label", column, feature)
     return DatasetDict(encoded), sorted(renamed.keys() - present - set(theirs))
 
 
@@ -118,7 +116,8 @@ def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str])
     number = {name: index for index, name in enumerate(names)}
     numbers = [sorted(number[each] for each in cell) for cell in cells]
     feature = List(ClassLabel(names=list(names)))
-    return rows.remove_columns("label").add_column("label", numbers, feature=feature)
+    column = pa.array(numbers, pa.list_(pa.int64()))
+    return arrow.with_column(rows.remove_columns("label"), "label", column, feature)
 
 
 def _names(rows: Dataset) -> list[str]:

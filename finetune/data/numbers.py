@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict, Features, List, Value
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, List, Value
 
+from finetune.data import arrow
 from finetune.data.cells import about_comma, list_in
 from finetune.data.labels import Places, listed, number
 from finetune.data.targets import class_names
@@ -210,9 +212,6 @@ def _with_numbers(rows: Dataset, values: np.ndarray, *, is_list: bool) -> Datase
     """Return ``rows`` with ``values``, shape ``(rows, k)``, as ``label``: a list, or a number."""
     number = Value("float32")
     feature = List(number, length=values.shape[1]) if is_list else number
-    if not len(rows):  # a column cannot be added to an empty selection
-        features = Features({**rows.features, "label": feature})
-        return Dataset.from_dict({name: [] for name in features}, features=features)
-    exact = values.astype(np.float32)
-    column = exact.tolist() if is_list else exact[:, 0]
-    return rows.add_column("label", column, feature=feature)
+    exact = pa.array(values.astype(np.float32).ravel())
+    column = pa.FixedSizeListArray.from_arrays(exact, values.shape[1]) if is_list else exact
+    return arrow.with_column(rows, "label", column, feature)

@@ -14,8 +14,8 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets.fingerprint import Hasher
 
 from finetune.data import seals
+from finetune.data.digests import TEXTS
 from finetune.data.encoding import Read
-from finetune.data.splits import TEXTS
 from finetune.errors import UserError
 
 

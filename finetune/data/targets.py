@@ -13,8 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, List, Value
 from scipy.sparse import csr_array
+
+from finetune.data import arrow
 
 
 def is_known(feature: Any) -> bool:
@@ -37,6 +41,16 @@ def is_set(rows: Dataset) -> bool:
     return isinstance(feature, List) and isinstance(feature.feature, ClassLabel)
 
 
+def values(rows: Dataset) -> list[Any]:
+    """Return the label of each row, as ``rows["label"][:]`` does, without reading row by row."""
+    return list(arrow.column(rows, "label").to_pylist())
+
+
+def are_classes(rows: Dataset) -> bool:
+    """Return whether a row has a class or any number of them, rather than numbers."""
+    return is_set(rows) or isinstance(rows.features["label"], ClassLabel)
+
+
 def indicators(labels: Any, classes: int) -> np.ndarray:
     """Return which classes each row has, shape ``(rows, classes)``, of booleans.
 
@@ -45,7 +59,10 @@ def indicators(labels: Any, classes: int) -> np.ndarray:
         classes: How many there are.
     """
     ends = np.cumsum([0, *map(len, labels)])
-    columns = np.concatenate([*labels, []]).astype(np.int64)
+    return _indicators(np.concatenate([*labels, []]).astype(np.int64), ends, classes)
+
+
+def _indicators(columns: np.ndarray, ends: np.ndarray, classes: int) -> np.ndarray:
     shape = len(ends) - 1, classes
     return np.asarray(csr_array((np.ones(len(columns), bool), columns, ends), shape).toarray())
 
@@ -54,32 +71,62 @@ def strata(rows: Dataset) -> np.ndarray:
     """Return what splits are stratified by: the class of each row, shape ``(rows,)``; which
     classes it has, shape ``(rows, classes)``; or a single class if the labels are numbers.
     """
-    if is_set(rows):
-        return indicators(rows["label"][:], len(class_names(rows)))
-    if class_names(rows):
-        return np.asarray(rows["label"][:])
-    return np.zeros(len(rows), dtype=int)
+    if not are_classes(rows):
+        return np.zeros(len(rows), dtype=int)
+    labels = arrow.column(rows, "label").combine_chunks()
+    if not is_set(rows):
+        return _integers(labels)
+    ends = np.cumsum([0, *pc.list_value_length(labels).to_numpy(zero_copy_only=False)])
+    return _indicators(_integers(labels.flatten()), ends, len(class_names(rows)))
 
 
-def row_keys(rows: Dataset) -> np.ndarray:
+def _integers(labels: pa.Array) -> np.ndarray:
+    return np.asarray(labels.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def row_keys(strata: np.ndarray) -> np.ndarray:
     """Return what two rows of the same text contradict each other by, shape ``(rows,)``: their
     classes; numbers never do.
+
+    Args:
+        strata: Of the rows.
     """
+    if strata.ndim == 1:
+        return strata
+    packed = np.packbits(strata, axis=1)
+    return packed.view(f"V{packed.shape[1]}")[:, 0] if packed.shape[1] else np.zeros(len(strata))
+
+
+def all_alike(rows: Dataset) -> bool:
+    """Return whether all rows have the same classes."""
     found = strata(rows)
-    if found.ndim == 1:
-        return found
-    packed = np.packbits(found, axis=1)
-    return np.array([row.tobytes().hex() for row in packed], dtype=object)
+    return not len(found) or bool((found == found[0]).all())
 
 
 def occurring(rows: Dataset) -> set[Any]:
     """Return the different classes, by their numbers, or the different labels that are numbers."""
-    return set(labels_of(rows))
+    if not are_classes(rows):
+        return set(labels_of(rows))
+    return set(np.unique(_numbers_of(rows)).tolist())
+
+
+def counts(rows: Dataset) -> dict[int, int]:
+    """Return how often each class occurs, by their numbers; none if the labels are numbers."""
+    if not are_classes(rows):
+        return {}
+    found, many = np.unique(_numbers_of(rows), return_counts=True)
+    return dict(zip(found.tolist(), many.tolist(), strict=True))
 
 
 def labels_of(rows: Dataset) -> list[Any]:
     """Return the classes of all rows, or their labels that are numbers, one after the other."""
-    labels = rows["label"][:]
-    if is_set(rows):
-        return [each for row in labels for each in row]
+    if are_classes(rows):
+        return list(_numbers_of(rows).tolist())
+    labels = arrow.column(rows, "label").to_pylist()
     return [tuple(each) if isinstance(each, list) else each for each in labels]
+
+
+def _numbers_of(rows: Dataset) -> np.ndarray:
+    """Return the classes of all rows, one after the other."""
+    labels = arrow.column(rows, "label").combine_chunks()
+    return _integers(labels.flatten() if is_set(rows) else labels)

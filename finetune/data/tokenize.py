@@ -16,8 +16,8 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from finetune.data import parts, seals
+from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import Encoder
-from finetune.data.splits import TEXTS, fingerprint
 from finetune.runtime import activity
 
 if TYPE_CHECKING:

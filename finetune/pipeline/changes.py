@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.splits import fingerprint
+from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageClassification, TextClassification, catalog, metric_files

@@ -146,14 +146,19 @@ def _precision(run: Run) -> str:
 
 
 def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
-    from finetune.data.splits import fingerprint
+    from finetune.data.digests import fingerprint
+    from finetune.data.splits import CHECKED_WHOLE
 
     recorded = run.manifest.data
     found = fingerprint(recipe.splits, recipe.input_column)
     if found != recorded.fingerprint:
+        is_older = recipe.train_samples is not None and "group_column" not in run.manifest.options
         raise UserError(
             f"the data has changed since the training: fingerprint {found}, the run has "
             f"{recorded.fingerprint} ({recorded.source})"
+            + is_older
+            * f"; or the run is of an earlier release, which sampled other rows of more "
+            f"than {CHECKED_WHOLE:,}: use --data, or train again"
         )
     _ = recipe.prepared
     return recipe
@@ -176,6 +181,7 @@ def _on(
     ]:
         raise UserError(*unknown)
     usual: dict[str, Any] = {"dataset": data, "dataset_revision": None}
+    usual |= {"group_column": None, "time_column": None}  # nothing is split
     if "label_column" in reading and "label_columns" in known:
         usual["label_columns"] = None
     if "label_columns" in reading and isinstance(recipe, Labelled):
@@ -282,7 +288,7 @@ def _in_own_flags(sentence: str) -> str:
 
 def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
     """How many of the rows stand in the training split of the run too, whatever their label."""
-    from finetune.data.splits import digests, fingerprint
+    from finetune.data.digests import fingerprint, seen_in
 
     unknown = "whether the model was trained on some of these rows could not be checked: "
     try:
@@ -293,8 +299,7 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
     except (UserError, OSError) as error:
         notes.append(unknown + str(error).partition("\n")[0])
         return None
-    trained = set(digests(recipe.splits["train"], recipe.input_column)[:, 1])
-    count = sum(each in trained for each in digests(rows, recipe.input_column)[:, 1])
+    count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())
     if count:
         notes.append(
             f"the model was trained on {count:,} of {counted(len(rows), 'row')} evaluated: the "

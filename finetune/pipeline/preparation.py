@@ -146,6 +146,7 @@ def leads(values: ArgumentValues | None) -> bool:
 
 def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
+    from finetune.data import targets
     from finetune.training import sampler
 
     # an unknown option may be meant to say where data and model are
@@ -170,7 +171,7 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
                     "which a row has one"
                 )
             if values.class_sampling == "balanced":
-                sampler.refuse_no_classes(recipe.kind.targets(rows["label"][:]))
+                sampler.refuse_no_classes(recipe.kind.targets(targets.values(rows)))
         if recipe.weights is not None and values is not None:
             sampler.refuse_weights(values)
 
@@ -243,7 +244,7 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> N
 
 def refuse_different_machines(prepared: Prepared) -> None:
     """Refuse what torchrun does not compare: flags, data and disk of each machine."""
-    from finetune.data.splits import fingerprint
+    from finetune.data.digests import fingerprint
     from finetune.pipeline.provenance import versions
     from finetune.runtime.agreement import agree, refuse_half_directories
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data import sources
-from finetune.data.splits import fingerprint
+from finetune.data.digests import fingerprint
 from finetune.recipe import metric_files
 from finetune.runtime import distributed, hub, namesakes
 from finetune.runtime.version import __version__
@@ -55,6 +55,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             fingerprint=fingerprint(recipe.splits, recipe.input_column),
             notes=notes,
             revision=commit,
+            split_how=recipe.split_how,
         ),
         launch=Launch(
             parallel_mode=parallel_mode(arguments),

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from finetune.data.batches import cut, split
+from finetune.data.digests import TEXTS
 from finetune.data.encoding import Read
 from finetune.data.lengths import refuse_end_in_texts
-from finetune.data.splits import TEXTS
 from finetune.data.windows import Pool, documents_of
 from finetune.errors import UserError
 from finetune.models.cpu import kernels

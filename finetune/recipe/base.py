@@ -14,11 +14,11 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from finetune.errors import UserError
-from finetune.recipe.declaration import Declared
 from finetune.recipe.options import option
+from finetune.recipe.splitting import Splitting
 from finetune.runtime import hub, versions
 
 if TYPE_CHECKING:
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
     from finetune.training.trainer import Trainer
 
 
-class Recipe(Declared):
+class Recipe(Splitting):
     """The contract. Derive from it, name your options as annotated fields, and replace the steps.
 
     Attributes:
         training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name.
         embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
-        input_column: The column of the raw data that the model sees; duplicates are found by it.
         own_metrics: The names of what a :meth:`compute_metrics` of the recipe's own returns.
         label_names: The names of the classes in the order of their numbers; a source whose labels
             have these names is brought into this order, any other keeps its own.
@@ -58,7 +57,6 @@ class Recipe(Declared):
         "seed": 42,
     }
     embedded: ClassVar[Mapping[str, Any]] = {}
-    input_column: ClassVar[str] = "text"
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
@@ -66,11 +64,6 @@ class Recipe(Declared):
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     dataset_revision: str | None = option(
         None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
-    )
-    train_samples: int | None = option(None, "train on this many rows, sampled by class")
-    eval_samples: int | None = option(None, "cap validation and test at this many rows each")
-    keep_contradictions: Literal["none", "first"] = option(
-        "none", "rows of training with the same text and another label: leave all out, or keep one"
     )
     loss_function: str | None = option(
         None, "loss that is trained, one of those of the task (unset: its first)"
@@ -83,7 +76,6 @@ class Recipe(Declared):
     metrics: str | None = option(
         None, "f1_macro, roc_auc, ./MINE.py and others (unset: those of the task)", "NAME,NAME"
     )
-    split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,20 +99,6 @@ class Recipe(Declared):
             is one of the features in :mod:`finetune.data.targets`, a ``ClassLabel`` for instance.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
-
-    def split(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``train``, ``validation`` and ``test``, without duplicates, then sampled."""
-        from finetune.data import splits
-
-        return splits.three_way(
-            dataset,
-            column=self.input_column,
-            seed=self.split_seed,
-            train_samples=self.train_samples,
-            eval_samples=self.eval_samples,
-            note=self.note,
-            keep_contradictions=self.keep_contradictions,
-        )
 
     def check(self) -> None:
         """Refuse options that cannot work with the model, before any data is read.
@@ -214,9 +192,20 @@ class Recipe(Declared):
         findings.refuse_unlabelled(dataset, self.input_column)
         findings.refuse_unusable(dataset, self.notes)
         loaded, remarks = len(self.notes), labels.remarks(dataset)
-        dataset = self.split(dataset)
-        renames = hasattr(self, "label_map")
-        findings.refuse_untrainable(dataset, self.notes, self.places, self.label_name, renames)
+        source, dataset = dataset, self.split(dataset)
+
+        def places(split: str, rows: Sequence[int]) -> str:
+            return self.places(split if split in source else "train", rows)
+
+        findings.refuse_untrainable(
+            dataset,
+            self.notes,
+            places,
+            column=self.label_name,
+            renames=hasattr(self, "label_map"),
+            split_by=self.split_columns(),
+        )
+        remarks += findings.remarks(dataset)
         remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
         self.notes[loaded:loaded] = remarks
         return dataset
@@ -273,7 +262,9 @@ class Recipe(Declared):
 
     def targets(self, split: str) -> np.ndarray:
         """Return the targets of the raw rows of a split: see :attr:`kind`."""
-        return self.kind.targets(self.splits[split]["label"][:])
+        from finetune.data import targets
+
+        return self.kind.targets(targets.values(self.splits[split]))
 
     def training_targets(self) -> np.ndarray:
         """Return the targets of what one epoch trains on: see :meth:`targets`."""

@@ -104,14 +104,16 @@ class ImageClassification(Recipe):
         """
         from datasets import DatasetDict
 
-        from finetune.data import findings, image_columns, labels, splits
+        from finetune.data import digests, findings, image_columns, labels
         from finetune.tasks import reading
 
         image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
-        dataset = findings.without_clashes(dataset, [image, label], note=self.note)
+        dataset = findings.without_clashes(
+            dataset, [image, label], self.split_columns(), note=self.note
+        )
         dataset = DatasetDict(
             {
                 name: image_columns.with_images(rows, image, self.dataset)
@@ -135,7 +137,7 @@ class ImageClassification(Recipe):
         )
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         for name, rows in dataset.items():
-            splits.remember(rows, "image", hashes[name][rows["id"][:]])
+            digests.remember(rows, "image", hashes[name][rows["id"][:]])
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:

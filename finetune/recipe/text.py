@@ -116,7 +116,7 @@ class TextClassification(Labelled):
         sources = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
         findings.require_columns(dataset, sources)
         columns = [column for names in sources.values() for column in names]
-        dataset = findings.without_clashes(dataset, columns, note=self.note)
+        dataset = findings.without_clashes(dataset, columns, self.split_columns(), note=self.note)
         renamed = {} if self.label_columns else {self.label_column: "label"}
         if is_one:
             renamed, texts = {**renamed, self.text_column: "text"}, ["text"]

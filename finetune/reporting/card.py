@@ -135,6 +135,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         f"{_source(manifest)}: "
         + ", ".join(f"{rows:,} {name}" for name, rows in data.rows.items())
         + f" rows (fingerprint `{data.fingerprint}`).",
+        *([f"{data.split_how[0].upper()}{data.split_how[1:]}."] if data.split_how else []),
         *(f"{note[0].upper()}{note[1:]}." for note in [*data.notes, *statistics.notes]),
         "",
         "## Use",

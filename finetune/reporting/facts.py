@@ -38,6 +38,8 @@ def provenance(manifest: Manifest) -> dict[str, Fact]:
         found["trained"] = f"{manifest.finished[:10]}, {manifest.finished[11:16]} UTC"
     found["data"] = f"{data.source}, fingerprint {data.fingerprint}"
     found["rows"] = ", ".join(f"{count:,} {name}" for name, count in data.rows.items())
+    if data.split_how:
+        found["splits"] = data.split_how
     found["training"] = f"{manifest.steps:,} steps in {manifest.train_seconds:,.1f} s"
     if manifest.speed:
         found["throughput"] = wording.speed(manifest.speed)

@@ -83,7 +83,9 @@ class MultiLabel(Task[ScoredLabels]):
 
     def remarks(self, splits: DatasetDict) -> list[str]:
         """Return which labels cannot be learned, and which have no threshold of their own."""
-        rows, held = (self.targets(splits[each][LABEL][:]) for each in ("train", "validation"))
+        rows, held = (
+            self.targets(targets.values(splits[each])) for each in ("train", "validation")
+        )
         told = self._counted(rows, np.isin(rows.sum(axis=0), (0, len(rows))), "training")
         found = [f"labels that cannot be learned: {told}"] if told else []
         few = self._counted(held, held.sum(axis=0) < _FEWEST_POSITIVES, "validation")
@@ -280,7 +282,7 @@ class MultiLabel(Task[ScoredLabels]):
         found = label_baseline.of_labels(
             splits, input_column, seed, fingerprint, fit=fit, note=note
         )
-        held = self.targets(splits["validation"][LABEL][:])
+        held = self.targets(targets.values(splits["validation"]))
         for name, *both in found:
             validated, tested = (
                 logit(np.clip(each, 1e-7, 1 - 1e-7)).astype(np.float32) for each in both

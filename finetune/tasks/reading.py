@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from datasets import ClassLabel, List
 
-from finetune.data import labels, multi_labels, numbers
+from finetune.data import arrow, labels, multi_labels, numbers
 from finetune.data.cells import about_comma, has_unit, list_in, printed, separated
 from finetune.data.several import joined
 from finetune.data.targets import class_names
@@ -108,13 +108,14 @@ def decided(
         return _of_columns(rows, how)
     if how.separator:
         return "multi_label", f"the labels are separated by {how.separator!r}"
-    feature, values = rows.features[how.columns[0]], rows[how.columns[0]][:]
+    feature = rows.features[how.columns[0]]
     if isinstance(feature, ClassLabel):
         return "single_label", "the labels are classes"
     if isinstance(feature, List):
-        return _of_lists(rows, how, dict(enumerate(values)))
+        return _of_lists(rows, how, dict(enumerate(rows[how.columns[0]][:])))
+    values, _ = arrow.distinct(rows, how.columns[0])
     distinct: dict[str, int] = {}  # the first row of each
-    for row, each in enumerate(values):
+    for row, each in values.items():
         distinct.setdefault(str(each), row)
     if set(distinct) <= set(how.names):
         return "single_label", "the labels are the classes of the recipe"

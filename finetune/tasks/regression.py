@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from finetune.data.targets import values as label_values
 from finetune.errors import UserError
 from finetune.runtime import namesakes
 from finetune.statistics import groups, number_baseline, numbers, resampling
@@ -57,7 +58,7 @@ class Regression(Task[ScoredNumbers]):
             names: Of the targets, where there are several.
             loss_function: See :class:`Task`.
         """
-        labels = np.asarray(rows[LABEL][:], dtype=np.float64)
+        labels = np.asarray(label_values(rows), dtype=np.float64)
         several = labels.ndim == 2
         named = [*names] or [f"target {each + 1}" for each in range(labels.shape[-1])]
         targets = labels.reshape(len(labels), -1)
@@ -281,7 +282,7 @@ class Regression(Task[ScoredNumbers]):
         fit: bool,
         note: Tell,
     ) -> Iterator[tuple[str, np.ndarray]]:
-        targets = self.targets(splits["train"][LABEL][:])
+        targets = self.targets(label_values(splits["train"]))
         return number_baseline.of_numbers(
             splits,
             input_column,

@@ -78,6 +78,7 @@ class Data(Record):
     fingerprint: str  # a hash of what the rows hold, in their order
     notes: list[str] = field(default_factory=list)  # what was dropped or is unusual
     revision: str | None = None  # the commit on the Hub; None if it did not come from there
+    split_how: str = ""  # how rows were split off, for people; empty if the source has all splits
 
 
 @dataclass(frozen=True, kw_only=True)

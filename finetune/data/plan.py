@@ -1,0 +1,93 @@
+"""How the rows of a source are to be split: what was asked for, and whether it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from datasets import Dataset, DatasetDict
+
+from finetune.data.labels import Places, row_numbers
+from finetune.errors import UserError, counted
+
+TEST_SHARE = 0.2
+VALIDATION_SHARE = 0.1
+MOST_VALIDATION_ROWS = 10_000
+#: The splits that are split off, in this order.
+HELD_OUT = ("test", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How rows are split.
+
+    Attributes:
+        seed: Decides which rows go where.
+        train_samples: Rows to train on, or None for all.
+        eval_samples: Maximum rows of validation and of test, or None for all.
+        keep_contradictions: Which training rows to keep of those with the same value but different
+            classes: ``none`` or the ``first``. Numeric labels do not contradict each other.
+        validation_size: Of the training rows of the source, a share below 1 or a number of rows;
+            None for 10% of those left beside the test set, at most 10,000.
+        test_size: Likewise; None for 20%.
+        group_column: Of which no value is in two splits.
+        time_column: By which the newest rows are the test set.
+        drop: Whether rows without a group or a time are left out instead of refused.
+        places: Returns the positions of rows of a split, by their ``id``.
+    """
+
+    seed: int = 42
+    train_samples: int | None = None
+    eval_samples: int | None = None
+    keep_contradictions: str = "none"
+    validation_size: float | None = None
+    test_size: float | None = None
+    group_column: str | None = None
+    time_column: str | None = None
+    drop: bool = False
+    places: Places = row_numbers
+
+    def size(self, name: str, rows: int, others: int = 0) -> int:
+        """Return the rows of a split to be made of ``rows``, ``others`` of which are taken."""
+        size = self.test_size if name == "test" else self.validation_size
+        if size is not None:
+            return round(size * rows) if size < 1 else int(size)
+        if name == "test":
+            return round(TEST_SHARE * rows)
+        return min(round(VALIDATION_SHARE * (rows - others)), MOST_VALIDATION_ROWS)
+
+
+def missing(dataset: Mapping[str, Dataset]) -> list[str]:
+    """Return the splits that a source lacks, in the order in which they are split off."""
+    return [name for name in HELD_OUT if name not in dataset]
+
+
+def refuse_sizes(dataset: DatasetDict, plan: Plan) -> None:
+    """Refuse sizes of splits that the source has, and of more rows than there are.
+
+    Raises:
+        UserError: one line for each mistake.
+    """
+    rows, mistakes, taken = len(dataset["train"]), list[str](), 0
+    for name in HELD_OUT:
+        size = plan.test_size if name == "test" else plan.validation_size
+        flag = f"--{name}_size {size:g}" if size is not None else ""
+        if name in dataset:
+            if size is not None:
+                mistakes.append(
+                    f"{flag}: the data has a {name} split of {counted(len(dataset[name]), 'row')}, "
+                    "which is used; leave the flag out (--eval_samples evaluates on fewer rows)"
+                )
+            continue
+        count = plan.size(name, rows, taken)
+        taken += count
+        if size is not None and count < 2:
+            mistakes.append(f"{flag}: {counted(count, 'row')} of {rows:,}; expected 2 or more")
+        elif size is not None and taken >= rows:
+            beside = f" beside {taken - count:,} of the test set" if taken > count else ""
+            mistakes.append(
+                f"{flag}: {counted(count, 'row')}{beside}, and the training data has {rows:,}; "
+                "expected fewer, so that rows are left to train on"
+            )
+    if mistakes:
+        raise UserError(*mistakes)

@@ -1,0 +1,104 @@
+"""How a recipe's rows become training, validation and test splits: options, and the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from finetune.errors import UserError
+from finetune.recipe.declaration import Declared
+from finetune.recipe.options import option
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+    from finetune.data.plan import Plan
+
+
+class Splitting(Declared):
+    """Splits that a source has are used; those it lacks are split off its training rows.
+
+    Attributes:
+        input_column: The column of the raw data that the model sees; duplicates are found by it.
+        split_how: How rows were split off, once they are; empty if the source has all splits.
+    """
+
+    input_column: ClassVar[str] = "text"
+    train_samples: int | None = option(None, "train on this many rows, sampled by class")
+    eval_samples: int | None = option(None, "cap validation and test at this many rows each")
+    test_size: float | None = option(
+        None, "rows split off for a missing test set: a share, or a number (unset: 0.2)"
+    )
+    validation_size: float | None = option(
+        None,
+        "likewise for validation, of the same rows (unset: 0.1 of those left, at most 10,000)",
+    )
+    group_column: str | None = option(
+        None, "column of which no value is in two splits, an author or a patient for instance"
+    )
+    time_column: str | None = option(
+        None, "column of dates or numbers: the newest rows are split off for test, then validation"
+    )
+    keep_contradictions: Literal["none", "first"] = option(
+        "none", "rows of training with the same text and another label: leave all out, or keep one"
+    )
+    split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.split_how = ""
+        mistakes = _mistakes_of_sizes(self.test_size, self.validation_size)
+        if self.group_column is not None and self.time_column is not None:
+            mistakes.append(
+                f"--group_column {self.group_column} and --time_column {self.time_column}: give "
+                "one of the two; the newest rows of a group may be among the oldest of another"
+            )
+        if mistakes:
+            raise UserError(*mistakes)
+
+    def plan(self) -> Plan:
+        """Return how rows are split."""
+        from finetune.data.plan import Plan
+
+        return Plan(
+            seed=self.split_seed,
+            train_samples=self.train_samples,
+            eval_samples=self.eval_samples,
+            keep_contradictions=self.keep_contradictions,
+            validation_size=self.validation_size,
+            test_size=self.test_size,
+            group_column=self.group_column,
+            time_column=self.time_column,
+            drop=bool(getattr(self, "drop_invalid", False)),
+            places=self.places,
+        )
+
+    def split_columns(self) -> dict[str, str]:
+        """Return the columns that rows are split by, by the options that name them."""
+        columns = {"--group_column": self.group_column, "--time_column": self.time_column}
+        return {flag: name for flag, name in columns.items() if name is not None}
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``train``, ``validation`` and ``test``, without duplicates, then sampled."""
+        from finetune.data import splits
+
+        parts, self.split_how = splits.three_way(
+            dataset, self.plan(), column=self.input_column, note=self.note
+        )
+        return parts
+
+
+def _mistakes_of_sizes(test_size: float | None, validation_size: float | None) -> list[str]:
+    """Return a line for each size that no data can be split by."""
+    sizes = {"test_size": test_size, "validation_size": validation_size}
+    wrong = [
+        f"--{name} {size:g}: expected a share above 0 and below 1, or a number of rows, 2 or more"
+        for name, size in sizes.items()
+        if size is not None and not (0 < size < 1 or (size >= 2 and float(size).is_integer()))
+    ]
+    shares = [size for size in sizes.values() if size is not None and 0 < size < 1]
+    if not wrong and sum(shares) >= 1:
+        wrong.append(
+            f"--test_size {test_size:g} and --validation_size {validation_size:g}: nothing is left "
+            "to train on; expected shares of less than 1 together"
+        )
+    return wrong
