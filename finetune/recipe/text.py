@@ -60,6 +60,9 @@ class TextClassification(Labelled):
     pooling: Literal["mean", "max"] = option(
         "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
     )
+    preprocessing_num_workers: int | None = option(
+        None, "processes that tokenize (unset: one a core, fewer for few rows)"
+    )
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"
     )
@@ -77,6 +80,11 @@ class TextClassification(Labelled):
         ]
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
+            mistakes.append(
+                f"--preprocessing_num_workers {self.preprocessing_num_workers}: expected 1 process "
+                "or more"
+            )
         if self.text_columns is not None:
             mistakes += self._mistakes_of_columns()
         if mistakes:
@@ -215,13 +223,20 @@ class TextClassification(Labelled):
         return usual
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data import parts
+        from finetune.data import parts, sources
         from finetune.data.tokenize import tokenize
         from finetune.tasks import kinds
 
         parts.refuse_others(dataset, several=self.text_columns is not None)
-        targets = kinds.of_rows(dataset["test"]).targets
-        return tokenize(dataset, self.encoder(), targets, self.note, self.windows)
+        return tokenize(
+            dataset,
+            self.encoder(),
+            kinds.of_rows(dataset["test"]).targets,
+            self.note,
+            self.windows,
+            processes=self.preprocessing_num_workers,
+            source=sources.describe(self.dataset),
+        )
 
     def encoder(self) -> Encoder:
         """Return what tokenizes and truncates texts, in training and prediction alike."""
