@@ -202,7 +202,7 @@ def first_lengths(rows: Dataset) -> np.ndarray:
     """Return the length of each document's first window, shape ``(documents,)``: of the document
     itself, if that is no longer than a window.
     """
-    lengths, documents = np.asarray(rows["length"][:]), documents_of(rows)
+    lengths, documents = np.asarray(rows.with_format("numpy")["length"][:]), documents_of(rows)
     return lengths if documents is None else lengths[firsts(documents)]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from finetune.data.encoding import Encoder
+    from finetune.data.encoding import Encoder, Rows
     from finetune.data.windows import Windows
     from finetune.training.arguments import FinetuneArguments
 
@@ -291,19 +291,26 @@ class TextClassification(Labelled):
         return Windows(self.processing_class(), self.max_length, self.stride)
 
     def whole_lengths(self, split: str) -> list[int] | None:
-        from finetune.data import parts
         from finetune.data.windows import first_lengths
 
         if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
             return None
-        rows = parts.read_by_model(self.splits[split], several=self.text_columns is not None)
-        return self.encoder().whole_lengths(rows, first_lengths(self.prepared[split]).tolist())
+        lengths = first_lengths(self.prepared[split])
+        found: list[int] = self.encoder().whole_lengths(self._read(split), lengths).tolist()
+        return found
+
+    def _read(self, split: str) -> Rows:
+        """Return what reads rows of a split by their numbers, as the model reads them."""
+        from finetune.data import parts
+
+        rows, several = self.splits[split], self.text_columns is not None
+        return lambda numbers: parts.read_by_model(rows.select(numbers), several=several)
 
     def of_long_texts(self) -> str | None:
         """Return how many of the training texts are longer than the model reads, and what becomes
         of them, for the start of a run; None where the recipe prepares them in another way.
         """
-        from finetune.data import lengths, parts
+        from finetune.data import lengths
         from finetune.data.windows import documents_of, first_lengths
 
         texts, rows, windows = self.splits["train"], self.prepared["train"], self.windows
@@ -312,8 +319,7 @@ class TextClassification(Labelled):
             return lengths.in_windows(documents, self.max_length, windows.shared, self.pooling)
         if "length" not in rows.column_names or len(rows) != len(texts):
             return None  # of a recipe with its own `prepare`
-        read = parts.read_by_model(texts, several=self.text_columns is not None)
-        return lengths.cut(read, first_lengths(rows), self.encoder())
+        return lengths.cut(self._read("train"), first_lengths(rows), self.encoder())
 
     def dominating(self) -> str | None:
         """Return a sentence if the windows of one text are much of what is trained on."""
