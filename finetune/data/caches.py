@@ -164,7 +164,7 @@ def remove(entry: Entry) -> str | None:
     except BlockingIOError:
         return "used by a running process"
     except OSError as error:
-        return f"{error.strerror}: {error.filename}"
+        return str(error)
     finally:
         for descriptor in held:
             os.close(descriptor)

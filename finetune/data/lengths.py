@@ -41,8 +41,10 @@ def cut(rows: Rows, lengths: np.ndarray, encoder: Encoder) -> str:
         return f"none of the training texts is longer than --max_length {max_length}"
     share = longer / len(looked_at) * len(full) / len(lengths)
     about = "about " if len(looked_at) < len(full) else ""
-    rows = "" if about else f" ({longer:,} of {len(lengths):,})"
-    return f"{about}{_percent(share)} of the training texts{rows} cut at --max_length {max_length}"
+    exactly = "" if about else f" ({longer:,} of {len(lengths):,})"
+    return (
+        f"{about}{_percent(share)} of the training texts{exactly} cut at --max_length {max_length}"
+    )
 
 
 def in_windows(documents: np.ndarray, max_length: int, shared: int, pooling: str) -> str:
@@ -129,9 +131,9 @@ def refuse_ends_inside(
         wrong = np.flatnonzero(counts > fewest)
         if len(wrong):
             raise UserError(
-                f"{_named(split, int(wrong[0]), len(counts), ids)} spells out '{token}', the token that "
-                f"ends a text for this model ({counted(len(wrong), 'such row')}): take it out of "
-                "the texts"
+                f"{_named(split, int(wrong[0]), len(counts), ids)} spells out '{token}', the token "
+                f"that ends a text for this model ({counted(len(wrong), 'such row')}): take it out "
+                "of the texts"
             )
         if not fewest:
             raise UserError(
@@ -178,9 +180,7 @@ def _counts(
     for split, rows in prepared.items():
         if "input_ids" in rows.column_names:
             tables = rows.select_columns("input_ids").with_format("arrow").iter(batch_size=10_000)
-            found = [
-                count(chunk) for table in tables for chunk in table.column("input_ids").chunks
-            ]
+            found = [count(chunk) for table in tables for chunk in table.column("input_ids").chunks]
             yield split, np.concatenate([np.empty(0, dtype=np.int64), *found])
 
 

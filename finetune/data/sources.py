@@ -26,7 +26,7 @@ from datasets import (
     load_dataset_builder,
 )
 
-from finetune.data import bounds, embedded, files, seals
+from finetune.data import bounds, caches, embedded, files, seals
 from finetune.data.delimited import SEPARATORS
 from finetune.errors import UserError
 from finetune.runtime import activity, hub
@@ -196,13 +196,13 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
     about = path.stat()
     facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
     name = hashlib.sha256(f"{facts} {csv_quoting}".encode()).hexdigest()[:16]
-    cached = hub.caches()["datasets"] / "finetune-files" / name / "rows.arrow"
+    cached = caches.place("finetune-files", name) / "rows.arrow"
+    caches.use(cached.parent, source=str(path))
     if not seals.intact(cached, note):
         try:
             quoting, sentence = files.csv_quoting(path, csv_quoting)
             schema = _schema(path, quoting)
             schema = schema.with_metadata({**(schema.metadata or {}), _NOTE: sentence.encode()})
-            cached.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
                 written = Path(directory) / cached.name
                 with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as rows:

@@ -97,14 +97,14 @@ def tokenize(
         caches.use(directory, source=source, tokenizer=model, split=split, rows=len(rows))
         files[split] = _parts_of(split, len(rows), directory)
     _make([part for each in files.values() for part in each], cached, encode, note, processes)
-    return DatasetDict(
-        {
-            split: concatenate_datasets([Dataset.from_file(str(part.path)) for part in files[split]])
-            if split in files
-            else _in_memory(split, rows, encode)
-            for split, rows in dataset.items()
-        }
-    )
+    tokenized = DatasetDict()
+    for split, rows in dataset.items():
+        if split in files:
+            loaded = [Dataset.from_file(str(part.path)) for part in files[split]]
+            tokenized[split] = concatenate_datasets(loaded)
+        else:
+            tokenized[split] = _in_memory(split, rows, encode)
+    return tokenized
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
