@@ -25,6 +25,7 @@ from typing import Any
 import gpu
 import kernels
 import predict
+import preparation
 import start
 import tasks
 import training
@@ -123,6 +124,11 @@ def of_preparation(rounds: int) -> list[Line]:
             for name, way in ways.items()
         ]
     return lines
+
+
+def of_scale(rounds: int) -> list[Line]:
+    """Prepare 10,000 and 100,000 rows, against `datasets.map` alone, with as many processes."""
+    return preparation.measure(rounds)
 
 
 def of_tokens(rounds: int) -> list[Line]:
@@ -275,6 +281,7 @@ CASES = {
     "processes": of_processes,
     "prediction": of_prediction,
     "preparation": of_preparation,
+    "preparation-at-scale": of_scale,
     "tokens": of_tokens,
     "start": of_start,
     "tasks": of_tasks,

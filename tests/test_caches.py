@@ -1,10 +1,12 @@
 """What is cached: made once, by one process at a time, listed, and removed if nobody uses it."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +24,9 @@ from finetune.data import caches, tokenize
 from finetune.data.encoding import Encoder
 from finetune.errors import RunError
 from finetune.pipeline import preparation
-from finetune.runtime import activity, lock, sharing, workers
+from finetune.runtime import activity, distributed, lock, sharing, signals, workers
 from tests.conftest import HANGS
+from tests.jobs import free_port
 
 CACHE = "HF_DATASETS_CACHE"
 
@@ -127,6 +130,21 @@ def test_what_ends_a_worker_is_told_and_ends_the_others(
         workers.share_out(work, range(8), 2, lambda piece, units: None)
 
     with pytest.raises(ChildProcessError):  # none is left, not even as a zombie
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_this_process_ends_the_workers(name: str) -> None:
+    def asks(piece: int) -> Iterator[int]:
+        yield 1
+        os.kill(os.getppid(), signal.Signals[name])
+        os.kill(os.getpid(), signal.Signals[name])  # as a terminal does, which workers leave to it
+        threading.Event().wait(HANGS)
+
+    with signals.handled(), pytest.raises(signals.Stopped, match=name):
+        workers.share_out(asks, range(8), 2, lambda piece, units: None)
+
+    with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
 
@@ -275,6 +293,43 @@ def test_what_cannot_be_pickled_is_not_shared(monkeypatch: pytest.MonkeyPatch) -
 
     assert sharing.taken("a recipe") is None
     assert not store
+
+
+def meet(rank: int, port: int, answers: Any) -> None:
+    """Be a rank whose preparation takes longer than the process group waits."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    timeout = 2.0
+    pause = 1.5 * timeout if rank == 0 else 0.0
+
+    def prepared() -> str:
+        if told := sharing.taken("rows"):
+            return str(told)
+        threading.Event().wait(pause)  # it is the time that passes which is tested
+        sharing.give("rows", f"of rank {rank}")
+        return f"of rank {rank}"
+
+    rows = distributed.rank_zero_first(prepared)
+    distributed.join(None, round(timeout), use_cpu=True)
+    answers.put((distributed.gather(rank), rows))
+    distributed.leave()
+
+
+@pytest.mark.processes
+def test_a_preparation_slower_than_the_process_group_waits_is_no_timeout() -> None:
+    context = multiprocessing.get_context("fork")
+    answers, port = context.Queue(), free_port()
+    both = [context.Process(target=meet, args=(rank, port, answers)) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    try:
+        found = [answers.get(timeout=HANGS) for _ in both]
+    finally:
+        for process in both:
+            process.join(60)
+            process.kill()
+
+    assert found == [([0, 1], "of rank 0")] * 2
 
 
 # ---- the verb ------------------------------------------------------------------------------------
