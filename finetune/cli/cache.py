@@ -5,7 +5,7 @@ python -m finetune cache --remove --older_than 30
 python -m finetune cache --remove 869d693f5ae5fab6 c41bd1d53f0a2c3e
 python -m finetune cache --remove --all
 
-Whatever is removed is made again when it is needed. What a running process uses is kept, and so is
+Whatever is removed is regenerated when it is needed. What a running process uses is kept, and so is
 all that the libraries have cached: models and data sets from the Hub.
 """
 
