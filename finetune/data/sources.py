@@ -197,12 +197,12 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
     facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
     name = hashlib.sha256(f"{facts} {csv_quoting}".encode()).hexdigest()[:16]
     cached = caches.place("finetune-files", name) / "rows.arrow"
-    caches.use(cached.parent, source=str(path))
     if not seals.intact(cached, note):
         try:
             quoting, sentence = files.csv_quoting(path, csv_quoting)
             schema = _schema(path, quoting)
             schema = schema.with_metadata({**(schema.metadata or {}), _NOTE: sentence.encode()})
+            cached.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
                 written = Path(directory) / cached.name
                 with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as rows:
@@ -212,6 +212,7 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
             seals.seal(cached)
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
+    caches.use(cached.parent, source=str(path))
     with pa.OSFile(str(cached)) as file:  # repeated by runs that read the cache
         if sentence := pa.ipc.open_stream(file).schema.metadata[_NOTE].decode():
             note(sentence)
