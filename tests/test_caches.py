@@ -340,7 +340,8 @@ def filled(home: Path, tmp_path: Path, tiny_model: str) -> Path:
     """A cache with tokenized rows that this process uses, and old ones that nobody does."""
     rows = of_files(tmp_path / "rows", 30)
     encoder = Encoder(AutoTokenizer.from_pretrained(tiny_model), 16)
-    tokenize.tokenize(rows, encoder, source="reviews.csv (local)")
+    about = {"source": "reviews.csv (local)", "tokenizer": "tiny"}
+    tokenize.tokenize(rows, encoder, about=about)
     old = home / caches.TOKENIZED / "0123456789abcdef"
     old.mkdir()
     (old / "0-9.arrow").write_bytes(bytes(3_000_000))
@@ -360,7 +361,7 @@ def test_the_cache_is_listed(filled: Path, capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().out
     assert "0123456789abcdef  3.0 MB" in said
     assert "tokenized rows of train, 30" in said
-    assert "reviews.csv (local), " in said
+    assert "reviews.csv (local), tiny" in said
     assert "baseline" in said
     assert "3 entries, 3.0 MB" in said
     assert "theirs" not in said

@@ -71,7 +71,7 @@ def tokenize(
     windows: Windows | None = None,
     *,
     processes: int | None = None,
-    source: str = "",
+    about: Mapping[str, str] | None = None,
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
@@ -86,15 +86,14 @@ def tokenize(
         windows: Cuts longer texts into several rows instead, with the number of the text in a
             column :data:`~finetune.data.windows.COLUMN`.
         processes: How many tokenize at once; None for as many as there are cores.
-        source: Where the rows are from, for people.
+        about: What ``finetune cache`` shows of them: ``source`` and ``tokenizer``.
     """
     encode = _encoding(encoder, targets, windows)
     cached = {name: rows for name, rows in dataset.items() if _is_cached(rows)}
     files: dict[str, list[_Part]] = {}
     for split, rows in cached.items():
         directory = caches.place(caches.TOKENIZED, _key(split, rows, encoder, windows))
-        model = encoder.tokenizer.name_or_path
-        caches.use(directory, source=source, tokenizer=model, split=split, rows=len(rows))
+        caches.use(directory, **(about or {}), split=split, rows=len(rows))
         files[split] = _parts_of(split, len(rows), directory)
     _make([part for each in files.values() for part in each], cached, encode, note, processes)
     tokenized = DatasetDict()

@@ -235,7 +235,7 @@ class TextClassification(Labelled):
             self.note,
             self.windows,
             processes=self.preprocessing_num_workers,
-            source=sources.describe(self.dataset),
+            about={"source": sources.describe(self.dataset), "tokenizer": self.model},
         )
 
     def encoder(self) -> Encoder:
