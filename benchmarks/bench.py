@@ -26,6 +26,7 @@ from typing import Any
 import gpu
 import kernels
 import predict
+import preparation
 import preparing
 import start
 import tasks
@@ -173,6 +174,11 @@ def of_splits(rounds: int) -> list[Line]:
 
 def _bytes(directory: Path) -> int:
     return sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
+
+
+def of_scale(rounds: int) -> list[Line]:
+    """Prepare 10,000 and 100,000 rows, against `datasets.map` alone, with as many processes."""
+    return preparation.measure(rounds)
 
 
 def of_tokens(rounds: int) -> list[Line]:
@@ -326,6 +332,7 @@ CASES = {
     "prediction": of_prediction,
     "preparation": of_preparation,
     "splits": of_splits,
+    "preparation-at-scale": of_scale,
     "tokens": of_tokens,
     "start": of_start,
     "tasks": of_tasks,

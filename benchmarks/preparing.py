@@ -126,10 +126,7 @@ def raw_splits(directory: str, cache: str, options: dict[str, Any]) -> Callable[
 
 
 def _fingerprint(recipe: Any) -> None:
-    try:
-        from finetune.data.digests import fingerprint
-    except ImportError:  # before they had a file of their own
-        from finetune.data.splits import fingerprint  # type: ignore[attr-defined,no-redef]
+    from finetune.data.digests import fingerprint
 
     fingerprint(recipe.splits, recipe.input_column)
 

@@ -117,9 +117,9 @@ def test_what_is_tokenized_is_kept_where_it_is_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(PreTrainedTokenizerBase, "__call__", stop)
         with pytest.raises(KeyboardInterrupt):
-            _ = recipe(reviews, tiny_model).prepared
+            _ = recipe(reviews, tiny_model, preprocessing_num_workers=1).prepared
     assert len(tokenized) == 80
-    again = recipe(reviews, tiny_model)
+    again = recipe(reviews, tiny_model, preprocessing_num_workers=1)
 
     assert again.prepared["train"].to_dict() == whole
     assert sorted(tokenized) == sorted(again.splits["train"]["text"])  # each once

@@ -24,6 +24,7 @@ VERBS = {
     "predict": "label new rows with the model of a run: predict RUN INPUT",
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
+    "cache": "list what was cached, and remove it: cache --remove",
     "doctor": "devices, network, threads, caches; under torchrun, whether and how fast ranks meet",
     "list": "list the recipes, one line each",
 }

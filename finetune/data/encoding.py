@@ -10,10 +10,11 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from finetune.data.shortening import counts, shortened, without_middle
@@ -22,6 +23,9 @@ from finetune.errors import UserError
 Truncation = Literal["head", "tail", "head_tail"]
 #: What the model reads of a row: a text, or its parts.
 Read = str | Sequence[str]
+#: Returns it of the rows of these numbers.
+Rows = Callable[[np.ndarray], Sequence[Read]]
+_BATCH = 1000
 #: The share of the tokens that ``head_tail`` keeps from the beginning (Sun et al., 2019, "How to
 #: fine-tune BERT for text classification": 128 of 512).
 _HEAD = 4
@@ -95,18 +99,24 @@ class Encoder:
                 f"and between them, need {fewest} tokens or more"
             )
 
-    def whole_lengths(self, rows: Sequence[Read], lengths: Sequence[int]) -> list[int]:
+    def whole_lengths(self, rows: Rows, lengths: np.ndarray) -> np.ndarray:
         """Return the token counts of rows without truncation, from their truncated lengths.
 
         Only rows of ``max_length`` tokens are tokenized again, and counted as by
         :func:`~finetune.data.shortening.counts`.
+
+        Args:
+            rows: Returns what the model reads of the rows of these numbers.
+            lengths: Tokens of all rows after truncation, shape ``(rows,)``.
         """
-        result = list(lengths)
-        again = [number for number, length in enumerate(lengths) if length == self.max_length]
-        parts = [[row] if isinstance(row := rows[number], str) else list(row) for number in again]
-        found = iter(counts(list(itertools.chain(*parts)), self.tokenizer))
-        for number, row in zip(again, parts, strict=True):
-            result[number] = self._special(len(row)) + sum(itertools.islice(found, len(row)))
+        result = lengths.copy()
+        again = np.flatnonzero(lengths == self.max_length)
+        for start in range(0, len(again), _BATCH):
+            numbers = again[start : start + _BATCH]
+            parts = [[row] if isinstance(row, str) else list(row) for row in rows(numbers)]
+            found = counts(list(itertools.chain(*parts)), self.tokenizer)
+            bounds = np.cumsum([0, *map(len, parts)])[:-1]
+            result[numbers] = np.add.reduceat(found, bounds) + self._special(len(parts[0]))
         return result
 
     def _is_pair(self, parts: int) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import shorten
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import DatasetDict
 
-from finetune.data.encoding import Encoder, Read
+from finetune.data.encoding import Encoder, Read, Rows
 from finetune.errors import UserError, counted
 
 #: Rows that are tokenized again, at most, to learn whether they are cut.
@@ -18,11 +21,11 @@ _SAMPLE = 1000
 _MUCH = 0.05
 
 
-def cut(rows: Sequence[Read], lengths: np.ndarray, encoder: Encoder) -> str:
+def cut(rows: Rows, lengths: np.ndarray, encoder: Encoder) -> str:
     """Return what share of the texts is cut; "about" if that is estimated from 1,000 of them.
 
     Args:
-        rows: What the model reads of them.
+        rows: Returns what the model reads of the rows of these numbers.
         lengths: Their tokens after truncation, shape ``(rows,)``.
         encoder: Has truncated them.
     """
@@ -32,14 +35,16 @@ def cut(rows: Sequence[Read], lengths: np.ndarray, encoder: Encoder) -> str:
     if len(full) > _SAMPLE:  # drawn: evenly spaced rows may be of one kind
         looked_at = np.sort(np.random.default_rng(0).choice(full, _SAMPLE, replace=False))
     roomier, longer = dataclasses.replace(encoder, max_length=max_length + 1), 0
-    if some := [rows[int(number)] for number in looked_at]:
-        longer = sum(len(each) > max_length for each in roomier(some)["input_ids"])
+    if len(looked_at):
+        longer = sum(len(each) > max_length for each in roomier(rows(looked_at))["input_ids"])
     if not longer:
         return f"none of the training texts is longer than --max_length {max_length}"
     share = longer / len(looked_at) * len(full) / len(lengths)
     about = "about " if len(looked_at) < len(full) else ""
-    rows = "" if about else f" ({longer:,} of {len(lengths):,})"
-    return f"{about}{_percent(share)} of the training texts{rows} cut at --max_length {max_length}"
+    exactly = "" if about else f" ({longer:,} of {len(lengths):,})"
+    return (
+        f"{about}{_percent(share)} of the training texts{exactly} cut at --max_length {max_length}"
+    )
 
 
 def in_windows(documents: np.ndarray, max_length: int, shared: int, pooling: str) -> str:
@@ -92,11 +97,12 @@ def refuse_longer(
     Raises:
         UserError: with the first such row of a split.
     """
-    for split, tokens in _tokens(prepared):
-        counts = [len(each) for each in tokens]
-        if wrong := [number for number, count in enumerate(counts) if count > most]:
+    for split, counts in _counts(prepared, _lengths):
+        wrong = np.flatnonzero(counts > most)
+        if len(wrong):
+            first = int(wrong[0])
             raise UserError(
-                f"{_named(split, wrong[0], len(counts), ids)} has {counts[wrong[0]]:,} tokens, "
+                f"{_named(split, first, len(counts), ids)} has {counts[first]:,} tokens, "
                 f"--model {model} has {most:,} positions "
                 f"({counted(len(wrong), 'such row')}): truncate in prepare() of the recipe, with "
                 "tokenizer(..., truncation=True, max_length=self.max_length)"
@@ -120,16 +126,16 @@ def refuse_ends_inside(
     Raises:
         UserError: with the first such row of a split.
     """
-    for split, tokens in _tokens(prepared):
-        counts = [each.count(end) for each in tokens]
-        fewest = min(counts, default=0)
-        if wrong := [number for number, count in enumerate(counts) if count > fewest]:
+    for split, counts in _counts(prepared, functools.partial(_occurrences, end)):
+        fewest = counts.min(initial=np.iinfo(counts.dtype).max)
+        wrong = np.flatnonzero(counts > fewest)
+        if len(wrong):
             raise UserError(
-                f"{_named(split, wrong[0], len(counts), ids)} spells out '{token}', the token that "
-                f"ends a text for this model ({counted(len(wrong), 'such row')}): take it out of "
-                "the texts"
+                f"{_named(split, int(wrong[0]), len(counts), ids)} spells out '{token}', the token "
+                f"that ends a text for this model ({counted(len(wrong), 'such row')}): take it out "
+                "of the texts"
             )
-        if counts and not fewest:
+        if not fewest:
             raise UserError(
                 f"the rows of {split} do not end in '{token}', where this model reads a text: "
                 "expected a tokenizer that adds it"
@@ -162,12 +168,30 @@ def refuse_end_in_texts(
             )
 
 
-def _tokens(prepared: DatasetDict) -> Iterator[tuple[str, list[list[int]]]]:
-    """Yield the name and the tokens of each split that has some."""
+def _counts(
+    prepared: DatasetDict, count: Callable[[pa.ListArray], np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of each split that has tokens, and a number for each of its rows.
+
+    Args:
+        prepared: Splits as a recipe has prepared them.
+        count: From the tokens of some rows to the numbers, shape ``(rows,)``.
+    """
     for split, rows in prepared.items():
         if "input_ids" in rows.column_names:
-            batches = rows.select_columns("input_ids").iter(batch_size=1000)
-            yield split, [each for batch in batches for each in batch["input_ids"]]
+            tables = rows.select_columns("input_ids").with_format("arrow").iter(batch_size=10_000)
+            found = [count(chunk) for table in tables for chunk in table.column("input_ids").chunks]
+            yield split, np.concatenate([np.empty(0, dtype=np.int64), *found])
+
+
+def _lengths(tokens: pa.ListArray) -> np.ndarray:
+    return np.asarray(pc.list_value_length(tokens), dtype=np.int64)
+
+
+def _occurrences(token: int, tokens: pa.ListArray) -> np.ndarray:
+    """Return how often a token is in each row, shape ``(rows,)``."""
+    rows = np.repeat(np.arange(len(tokens)), _lengths(tokens))
+    return np.bincount(rows[np.asarray(tokens.flatten()) == token], minlength=len(tokens))
 
 
 def _named(split: str, number: int, rows: int, ids: Mapping[str, Sequence[object]]) -> str:

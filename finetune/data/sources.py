@@ -27,7 +27,7 @@ from datasets import (
     load_dataset_builder,
 )
 
-from finetune.data import bounds, embedded, files, seals
+from finetune.data import bounds, caches, embedded, files, seals
 from finetune.data.delimited import SEPARATORS
 from finetune.errors import UserError
 from finetune.runtime import activity, hub
@@ -197,7 +197,7 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
     about = path.stat()
     facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
     name = hashlib.sha256(f"{facts} {csv_quoting}".encode()).hexdigest()[:16]
-    cached = hub.caches()["datasets"] / "finetune-files" / name / "rows.arrow"
+    cached = caches.place("finetune-files", name) / "rows.arrow"
     if not seals.intact(cached, note):
         try:
             quoting, sentence = files.csv_quoting(path, csv_quoting)
@@ -213,6 +213,7 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
             seals.seal(cached)
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
+    caches.use(cached.parent, source=str(path))
     with pa.OSFile(str(cached)) as file:  # repeated by runs that read the cache
         if sentence := pa.ipc.open_stream(file).schema.metadata[_NOTE].decode():
             note(sentence)

@@ -1,32 +1,66 @@
 """Tokenize the splits once, truncated but not padded: each batch is padded to its longest row.
 
+Rows are tokenized on all cores, a file of some thousand rows at a time, and a file that is written
+is not written again: not after a kill, nor by another run of the same data, tokenizer and length.
+What is in the files does not depend on how many processes wrote them.
+
 A text of megabytes is not tokenized whole, see :mod:`finetune.data.shortening`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from datasets import DatasetDict, concatenate_datasets
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, concatenate_datasets
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data import parts, seals
+from finetune.data import caches, parts, seals
 from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import Encoder
-from finetune.runtime import activity
+from finetune.runtime import activity, workers
+from finetune.runtime.files import replacing
 
 if TYPE_CHECKING:
     from finetune.data.windows import Windows
 
-#: Rows of a file in the cache: what a process that is killed has to tokenize again.
-PART = 50_000
+#: Rows of a file in the cache: what a process that is killed has to tokenize again. Of fewer rows
+#: no other process is started.
+PART = 5000
+#: Files of a split, at most.
+_MOST_PARTS = 1000
+#: Rows that are tokenized, and written, at once.
+_BATCH = 1000
+_VERSION = 1  # increment when the same rows should yield other files
 #: How arguments of a tokenizer end that say where its files were found.
 _FOUND = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
+#: As ``datasets`` stores them.
+_TYPES = {
+    "input_ids": pa.list_(pa.int32()),
+    **dict.fromkeys(
+        ("attention_mask", "token_type_ids", "special_tokens_mask"), pa.list_(pa.int8())
+    ),
+}
+#: Makes columns of a batch of raw rows whose numbers begin with that.
+_Encode = Callable[[dict[str, list[Any]], int], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a split, and the file that holds them tokenized."""
+
+    split: str
+    start: int
+    stop: int
+    path: Path
 
 
 def tokenize(
@@ -35,12 +69,14 @@ def tokenize(
     targets: Callable[[Any], np.ndarray] = np.asarray,
     note: Callable[[str], object] = lambda sentence: None,
     windows: Windows | None = None,
+    *,
+    processes: int | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
     The cache key is data, tokenizer and how rows are truncated or cut into windows, so every rank
-    and every later run reuses the result. ``datasets`` would also hash the padding and truncation
-    that the tokenizer was last used with, and so miss its own cache.
+    and every later run reuses the result. Few rows that are in memory are not cached.
 
     Args:
         dataset: Splits with ``text``, or the ``texts`` of several columns, and ``label``.
@@ -49,42 +85,24 @@ def tokenize(
         note: Is given a sentence about a cache that was damaged.
         windows: Cuts longer texts into several rows instead, with the number of the text in a
             column :data:`~finetune.data.windows.COLUMN`.
+        processes: How many tokenize at once; None for as many as there are cores.
+        about: What ``finetune cache`` shows of them: ``source`` and ``tokenizer``.
     """
-    own, tokenized = [identity(encoder.tokenizer), encoder.max_length], DatasetDict()
-    if windows is not None:
-        own += ["windows", windows.shared]
-    elif encoder.truncation == "head_tail":  # the others are sides of the tokenizer
-        own.append(encoder.truncation)
+    encode = _encoding(encoder, targets, windows)
+    cached = {name: rows for name, rows in dataset.items() if _is_cached(rows)}
+    files: dict[str, list[_Part]] = {}
+    for split, rows in cached.items():
+        directory = caches.place(caches.TOKENIZED, _key(split, rows, encoder, windows))
+        caches.use(directory, **(about or {}), split=split, rows=len(rows))
+        files[split] = _parts_of(split, len(rows), directory)
+    _make([part for each in files.values() for part in each], cached, encode, note, processes)
+    tokenized = DatasetDict()
     for split, rows in dataset.items():
-        content = fingerprint(DatasetDict({split: rows}), "text")
-        content += str(rows.features["label"])
-        key, done, known = Hasher.hash([content, *own]), [], False
-        encode = activity.counted(_encoding(windows), f"tokenizing {split}", len(rows))
-        for start in range(0, max(1, len(rows)), PART):
-            name, cached = f"{key}-{start}-{PART}" if len(rows) > PART else key, None
-            if rows.cache_files:
-                cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{name}.arrow")
-                known = seals.intact(cached, note)
-            part = rows.select(range(start, min(start + PART, len(rows))))
-            how: dict[str, Any] = {"encoder": encoder}
-            if windows is not None:
-                how = {"windows": windows, "start": start}
-            done.append(
-                part.map(
-                    encode,
-                    batched=True,
-                    with_indices=windows is not None,
-                    remove_columns=rows.column_names,
-                    fn_kwargs={**how, "targets": targets},
-                    new_fingerprint=name,
-                    cache_file_name=cached and str(cached),
-                    load_from_cache_file=known,
-                    desc=f"tokenizing {split}",
-                )
-            )
-            if cached is not None and not known and cached.exists():
-                seals.seal(cached)
-        tokenized[split] = concatenate_datasets(done)
+        if split in files:
+            loaded = [Dataset.from_file(str(part.path)) for part in files[split]]
+            tokenized[split] = concatenate_datasets(loaded)
+        else:
+            tokenized[split] = _in_memory(split, rows, encode)
     return tokenized
 
 
@@ -103,21 +121,116 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(Hasher.hash(json.dumps(parts, sort_keys=True, default=str)))
 
 
-def _encoding(windows: Windows | None) -> Callable[..., dict[str, Any]]:
-    """Return what makes rows of a batch of texts."""
+def _is_cached(rows: Dataset) -> bool:
+    return bool(len(rows)) and (bool(rows.cache_files) or len(rows) > PART)
+
+
+def _key(split: str, rows: Dataset, encoder: Encoder, windows: Windows | None) -> str:
+    """Return the name of a split in the cache."""
+    content = fingerprint(DatasetDict({split: rows}), "text")
+    how: list[Any] = [identity(encoder.tokenizer), encoder.max_length, _VERSION]
+    if windows is not None:
+        how += ["windows", windows.shared]
+    elif encoder.truncation == "head_tail":  # the others are sides of the tokenizer
+        how.append(encoder.truncation)
+    return str(Hasher.hash([content, str(rows.features["label"]), *how]))
+
+
+def _parts_of(split: str, rows: int, directory: Path) -> list[_Part]:
+    """Return the files of a split, which depend on nothing but how many rows it has."""
+    size = max(PART, -(-rows // _MOST_PARTS))
+    bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
+    return [_Part(split, *each, directory / "{}-{}.arrow".format(*each)) for each in bounds]
+
+
+def _make(
+    files: list[_Part],
+    dataset: Mapping[str, Dataset],
+    encode: _Encode,
+    note: Callable[[str], object],
+    processes: int | None,
+) -> None:
+    """Write the files that are not there whole; while another run writes them, wait for it."""
+    done = {split: len(rows) for split, rows in dataset.items()}
+
+    def advance(part: _Part, rows: int) -> None:
+        done[part.split] += rows
+        activity.advance(f"tokenizing {part.split}", done[part.split], len(dataset[part.split]))
+
+    missing = [part for part in files if not seals.intact(part.path, note)]
+    with contextlib.ExitStack() as turn:
+        # sorted, so that no two runs wait for each other
+        for directory in sorted({part.path.parent for part in missing}):
+            turn.enter_context(caches.making(directory))
+        missing = [part for part in missing if not seals.intact(part.path, note)]
+        for part in missing:
+            done[part.split] -= part.stop - part.start
+        rows = sum(part.stop - part.start for part in missing)
+        workers.share_out(
+            functools.partial(_write, dataset=dataset, encode=encode),
+            missing,
+            min(processes or workers.available(), -(-rows // PART)),
+            advance,
+        )
+
+
+def _write(part: _Part, dataset: Mapping[str, Dataset], encode: _Encode) -> Iterator[int]:
+    """Write a file whole or not at all; yield the rows of each batch that is done."""
+    rows = dataset[part.split].select(range(part.start, part.stop))
+    with replacing(part.path) as new, pa.OSFile(str(new), "wb") as file:
+        yield from _written(rows, part.start, encode, file)
+    seals.seal(part.path)
+
+
+def _in_memory(split: str, rows: Dataset, encode: _Encode) -> Dataset:
+    if not len(rows):
+        return rows.remove_columns(rows.column_names)
+    sink = pa.BufferOutputStream()
+    done = 0
+    for count in _written(rows, 0, encode, sink):
+        done += count
+        activity.advance(f"tokenizing {split}", done, len(rows))
+    return Dataset.from_buffer(sink.getvalue())
+
+
+def _written(rows: Dataset, start: int, encode: _Encode, sink: Any) -> Iterator[int]:
+    """Write rows, tokenized, batch by batch; yield how many raw rows each batch had."""
+    names = [name for name in ("text", TEXTS, "label") if name in rows.column_names]
+    writer = schema = None
+    for batch in rows.select_columns(names).iter(batch_size=_BATCH):
+        assert isinstance(batch, dict)
+        columns = encode(batch, start)
+        table = pa.table({name: _array(name, values) for name, values in columns.items()})
+        if writer is None:
+            writer, schema = pa.ipc.new_stream(sink, table.schema), table.schema
+        writer.write_table(table.cast(schema), max_chunksize=_BATCH)
+        start += len(batch["label"])
+        yield len(batch["label"])
+    assert writer is not None
+    writer.close()
+
+
+def _array(name: str, values: Any) -> pa.Array:
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        values = list(values)
+    return pa.array(values, _TYPES.get(name))
+
+
+def _encoding(
+    encoder: Encoder, targets: Callable[[Any], np.ndarray], windows: Windows | None
+) -> _Encode:
+    """Return what makes columns of a batch of raw rows."""
+
+    def encode(batch: dict[str, list[Any]], start: int) -> Mapping[str, Any]:
+        encoded = encoder(parts.read_by_model(batch, several=TEXTS in batch))
+        return {
+            **encoded,
+            "labels": targets(batch["label"]),
+            "length": [len(tokens) for tokens in encoded["input_ids"]],
+        }
+
     if windows is None:
-        return _encode
-    from finetune.data.windows import encode
+        return encode
+    from finetune.data.windows import encode as encode_windows
 
-    return encode
-
-
-def _encode(
-    batch: dict[str, list[Any]], encoder: Encoder, targets: Callable[[Any], np.ndarray]
-) -> dict[str, Any]:
-    encoded = encoder(parts.read_by_model(batch, several=TEXTS in batch))
-    return {
-        **encoded,
-        "labels": targets(batch["label"]),
-        "length": [len(tokens) for tokens in encoded["input_ids"]],
-    }
+    return functools.partial(encode_windows, windows=windows, targets=targets)

@@ -157,19 +157,17 @@ def cut(parts: Iterable[list[int]], room: int, shared: int) -> Iterator[tuple[li
 
 def encode(
     batch: dict[str, list[Any]],
-    indices: list[int],
+    start: int,
     windows: Windows,
     targets: Callable[[Any], np.ndarray],
-    start: int,
 ) -> dict[str, Any]:
-    """Return the windows of a batch of texts, as a function for ``Dataset.map``.
+    """Return the columns of the windows of a batch of texts.
 
     Args:
         batch: Columns ``text`` and ``label``.
-        indices: Numbers of the rows, in their part of the split.
+        start: The number of the first row of the batch in its split.
         windows: Cuts them.
         targets: From labels to what a batch has as ``labels``.
-        start: The number of the first row of the part in the split.
     """
     found = [(number, row) for number, row, _ in windows.rows(batch["text"])]
     numbers = np.array([number for number, _ in found], dtype=np.int64)
@@ -178,7 +176,7 @@ def encode(
         **{name: [row[name] for _, row in found] for name in names},
         "labels": targets(batch["label"])[numbers],
         "length": [len(row["input_ids"]) for _, row in found],
-        COLUMN: np.asarray(indices)[numbers] + start,
+        COLUMN: numbers + start,
     }
 
 
@@ -204,7 +202,7 @@ def first_lengths(rows: Dataset) -> np.ndarray:
     """Return the length of each document's first window, shape ``(documents,)``: of the document
     itself, if that is no longer than a window.
     """
-    lengths, documents = np.asarray(rows["length"][:]), documents_of(rows)
+    lengths, documents = np.asarray(rows.with_format("numpy")["length"][:]), documents_of(rows)
     return lengths if documents is None else lengths[firsts(documents)]
 
 

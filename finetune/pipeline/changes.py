@@ -64,8 +64,9 @@ _BEFORE = {
     "long_texts": "cut",
     "pooling": "mean",
 }
-#: Options of a recipe that say where its rows lie; the rows themselves are compared.
-_PLACES = ("dataset", "dataset_revision")
+#: Options of a recipe that say where its rows lie, which are compared themselves, and how fast they
+#: are prepared.
+_PLACES = ("dataset", "dataset_revision", "preprocessing_num_workers")
 
 
 def configuration(chosen: Settings, values: ArgumentValues) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe.labelled import Labelled
 from finetune.runs.run import Run
-from finetune.runtime import distributed, hub, versions
+from finetune.runtime import distributed, hub, sharing, versions
 from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from finetune.recipe import Recipe
     from finetune.tasks.base import Task
+
+_SHARED = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,13 @@ def evaluate(
     notes = [run.unfinished] if run.unfinished else []
 
     def prepared() -> tuple[Recipe, int | None]:
+        if (shared := sharing.taken(_SHARED)) is None:
+            shared = (*looked_at(), notes)
+            sharing.give(_SHARED, shared)
+        over, trained_on, notes[:] = shared
+        return over, trained_on
+
+    def looked_at() -> tuple[Recipe, int | None]:
         if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
             raise unreachable
         if data is None:

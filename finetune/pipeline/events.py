@@ -239,5 +239,5 @@ def telling(progress: Progress) -> Iterator[Progress]:
     """Give ``progress`` as rank 0 calls it, and tell it of long work inside the block."""
     seldom = Seldom(progress)
     tell: Progress = on_rank_zero(seldom)
-    with activity.listening(lambda *work: tell(Advanced(*work))):
+    with activity.listening(lambda *work: tell(Advanced(*work)), lambda text: tell(Noted(text))):
         yield tell

@@ -14,7 +14,7 @@ from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe, TextClassification, metric_files
-from finetune.runtime import distributed, hub, lock
+from finetune.runtime import distributed, hub, lock, sharing
 from finetune.training.effects import NO_WARMUP
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 #: Log entries of the loss that a run has, unless ``--logging_steps`` says how many.
 MOST_LOGGED = 500
+_SHARED = "preparation"
+#: Flags that may differ from one machine to the next.
+_OWN_TO_EACH = (
+    *("output_dir", "resume_from_checkpoint", "resume", "num_threads"),
+    "preprocessing_num_workers",
+)
 #: Optimizer steps below which a pretrained encoder was seen to be undertrained.
 _FEWEST_STEPS = 50
 
@@ -102,13 +108,16 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     if values is not None:
         _refuse_unknown_metric(values, recipe, wrong)
     with telling(progress) as tell:
-        _look_at_sources(recipe, values, wrong)
+        if (shared := sharing.taken(_SHARED)) is None:
+            _look_at_sources(recipe, values, wrong)
+        else:  # of the same data; the process that gave it has looked at everything
+            vars(recipe).update(shared["recipe"])
         wrong.refuse()
         chosen = replace(chosen)  # the task, which the data decides, has defaults too
         values = chosen.values
         _refuse_unknown_metric(values, recipe, wrong)
         wrong.refuse()
-        configuration = changes.configuration(chosen, values)
+        configuration = shared["configuration"] if shared else changes.configuration(chosen, values)
         if found is not None:
             for sentence in found.notes:
                 tell(Noted(sentence))
@@ -116,6 +125,8 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             done = changes.nothing_left(found, configuration, values.early_stopping_patience)
             if done and not values.save_on_each_node:  # another machine may have to go on
                 return Prepared(chosen, found, configuration, found.step, is_done=True)
+        if shared:
+            return Prepared(chosen, found, configuration, shared["steps"], is_done=done)
         rows = recipe.prepared["train"]
     steps = provenance.steps(values, rows)
     if values.profile and found is None and steps < values.profile + BEFORE:
@@ -135,6 +146,7 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     for note in remarks:
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)
+    sharing.give(_SHARED, {"recipe": vars(recipe), "configuration": configuration, "steps": steps})
     return Prepared(chosen, found, configuration, steps, is_done=done)
 
 
@@ -244,7 +256,6 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> N
 
 def refuse_different_machines(prepared: Prepared) -> None:
     """Refuse what torchrun does not compare: flags, data and disk of each machine."""
-    from finetune.data.digests import fingerprint
     from finetune.pipeline.provenance import versions
     from finetune.runtime.agreement import agree, refuse_half_directories
 
@@ -253,7 +264,7 @@ def refuse_different_machines(prepared: Prepared) -> None:
     chosen, checkpoint = prepared.settings, prepared.checkpoint
     own = {each.name: getattr(chosen.recipe, each.name) for each in fields(chosen.recipe)}
     given = {**own, **chosen.training}
-    for own_to_each in ("output_dir", "resume_from_checkpoint", "resume", "num_threads"):
+    for own_to_each in _OWN_TO_EACH:
         given.pop(own_to_each, None)
     for place in ("dataset", "model"):  # a path may be another on each machine
         if Path(str(given.get(place) or "-")).expanduser().exists():
@@ -265,7 +276,7 @@ def refuse_different_machines(prepared: Prepared) -> None:
             "the recipe": type(chosen.recipe).__name__,
             **{f"--{name}": value for name, value in given.items()},
             "the metric files (sha256)": metric_files.hashes(chosen.recipe.known_scoring),
-            "the data (fingerprint)": fingerprint(chosen.recipe.splits, chosen.recipe.input_column),
+            "the data (fingerprint)": prepared.configuration["data"],
             "the checkpoint to resume": Path(checkpoint).name if checkpoint else None,
             "versions": versions(),
         }

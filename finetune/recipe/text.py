@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from finetune.data.encoding import Encoder
+    from finetune.data.encoding import Encoder, Rows
     from finetune.data.windows import Windows
     from finetune.training.arguments import FinetuneArguments
 
@@ -61,6 +61,9 @@ class TextClassification(Labelled):
     pooling: Literal["mean", "max"] = option(
         "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
     )
+    preprocessing_num_workers: int | None = option(
+        None, "processes that tokenize (unset: one a core, fewer for few rows)"
+    )
     hidden_dropout: float | None = option(
         None, "dropout of the hidden states (unset: the model's own)"
     )
@@ -78,6 +81,11 @@ class TextClassification(Labelled):
         ]
         if self.max_length < 3:
             mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
+        if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
+            mistakes.append(
+                f"--preprocessing_num_workers {self.preprocessing_num_workers}: expected 1 process "
+                "or more"
+            )
         if self.text_columns is not None:
             mistakes += self._mistakes_of_columns()
         if mistakes:
@@ -216,13 +224,20 @@ class TextClassification(Labelled):
         return usual
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data import parts
+        from finetune.data import parts, sources
         from finetune.data.tokenize import tokenize
         from finetune.tasks import kinds
 
         parts.refuse_others(dataset, several=self.text_columns is not None)
-        targets = kinds.of_rows(dataset["test"]).targets
-        return tokenize(dataset, self.encoder(), targets, self.note, self.windows)
+        return tokenize(
+            dataset,
+            self.encoder(),
+            kinds.of_rows(dataset["test"]).targets,
+            self.note,
+            self.windows,
+            processes=self.preprocessing_num_workers,
+            about={"source": sources.describe(self.dataset), "tokenizer": self.model},
+        )
 
     def encoder(self) -> Encoder:
         """Return what tokenizes and truncates texts, in training and prediction alike."""
@@ -283,19 +298,26 @@ class TextClassification(Labelled):
         return Windows(self.processing_class(), self.max_length, self.stride)
 
     def whole_lengths(self, split: str) -> list[int] | None:
-        from finetune.data import parts
         from finetune.data.windows import first_lengths
 
         if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
             return None
-        rows = parts.read_by_model(self.splits[split], several=self.text_columns is not None)
-        return self.encoder().whole_lengths(rows, first_lengths(self.prepared[split]).tolist())
+        lengths = first_lengths(self.prepared[split])
+        found: list[int] = self.encoder().whole_lengths(self._read(split), lengths).tolist()
+        return found
+
+    def _read(self, split: str) -> Rows:
+        """Return what reads rows of a split by their numbers, as the model reads them."""
+        from finetune.data import parts
+
+        rows, several = self.splits[split], self.text_columns is not None
+        return lambda numbers: parts.read_by_model(rows.select(numbers), several=several)
 
     def of_long_texts(self) -> str | None:
         """Return how many of the training texts are longer than the model reads, and what becomes
         of them, for the start of a run; None where the recipe prepares them in another way.
         """
-        from finetune.data import lengths, parts
+        from finetune.data import lengths
         from finetune.data.windows import documents_of, first_lengths
 
         texts, rows, windows = self.splits["train"], self.prepared["train"], self.windows
@@ -304,8 +326,7 @@ class TextClassification(Labelled):
             return lengths.in_windows(documents, self.max_length, windows.shared, self.pooling)
         if "length" not in rows.column_names or len(rows) != len(texts):
             return None  # of a recipe with its own `prepare`
-        read = parts.read_by_model(texts, several=self.text_columns is not None)
-        return lengths.cut(read, first_lengths(rows), self.encoder())
+        return lengths.cut(self._read("train"), first_lengths(rows), self.encoder())
 
     def dominating(self) -> str | None:
         """Return a sentence if the windows of one text are much of what is trained on."""

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, Image, Value
 
-from finetune.data import images, splits
+from finetune.data import digests, images
 from finetune.runs.run import LOGITS, PREDICTIONS
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
@@ -58,7 +58,7 @@ def write(
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
     else:
-        columns[DIGEST] = [each.hex() for each in splits.digests(rows, column)[:, 0]]
+        columns[DIGEST] = [each.tobytes().hex() for each in digests.digests(rows, column).exact]
     if tokens is not None:
         columns["tokens"] = tokens
     targets = task.targets(rows["label"][:])

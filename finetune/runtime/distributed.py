@@ -25,7 +25,8 @@ _READY, _WORLD, _FAILED = "finetune/prepared", "finetune/world", "finetune/faile
 # Bounds the wait for a rank 0 that neither finishes nor dies.
 _LONGEST_PREPARATION = timedelta(days=1)
 _LONGEST_START = timedelta(minutes=5)
-_BETWEEN_LOOKS = 0.05  # seconds
+#: Seconds between two looks at the store: a tenth of what was waited so far, within these.
+_BETWEEN_LOOKS = (0.02, 1.0)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def devices_in_training(use_cpu: bool) -> int:
 
 
 def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
-    """Call ``prepare`` on rank 0, then on the others, which find its results in the caches.
+    """Call ``prepare`` on rank 0, then on the others, which find its results in the caches, or take
+    them from :mod:`finetune.runtime.sharing`.
 
     Other machines have caches of their own, so one process goes first on each of them. All wait
     until everyone is ready, since the process group, created next, has a shorter timeout.
@@ -142,6 +144,8 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
         UserError: if the machines were started with different numbers of processes.
         RuntimeError: if another process failed meanwhile.
     """
+    from finetune.runtime import sharing
+
     export_ranks()
     me = ranks()
     if me.world_size == 1:
@@ -150,10 +154,13 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
     _agree_on_world(store, me)
     for rank in {0, first_here} - {me.rank}:
         _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION)
-    prepared = prepare()
-    store.set(f"{_READY}/{me.rank}", "1")
-    for rank in range(me.world_size):
-        _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION)
+    try:
+        prepared = prepare()
+        store.set(f"{_READY}/{me.rank}", "1")
+        for rank in range(me.world_size):
+            _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION)
+    finally:
+        sharing.forget()
     return prepared
 
 
@@ -270,13 +277,15 @@ def _wait(store: Store, key: str, longest: timedelta) -> None:
     """Wait until a process has set the key; raise if one has failed, as it may never set it."""
     from torch.distributed import DistStoreError
 
-    until = time.monotonic() + longest.total_seconds()
+    began = time.monotonic()
     while not store.check([key]):
         if store.check([_FAILED]):
             raise RuntimeError("another process of the job failed while this one waited for it")
-        if time.monotonic() > until:
+        waited = time.monotonic() - began
+        if waited > longest.total_seconds():
             raise DistStoreError(f"timed out waiting for {key} ({longest})")
-        time.sleep(_BETWEEN_LOOKS)
+        least, most = _BETWEEN_LOOKS
+        time.sleep(min(most, max(least, waited / 10)))  # `store.wait` warns at each timeout
 
 
 def _agree_on_world(store: Store, me: Ranks) -> None:

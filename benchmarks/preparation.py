@@ -1,0 +1,172 @@
+"""Preparation at scale against `datasets.map` alone: seconds, memory, and how both grow.
+
+    python benchmarks/preparation.py                     # 10,000 and 100,000 rows, some minutes
+    python benchmarks/preparation.py 10000 100000 650000 # those of the mission; half an hour
+
+Rows of about 174 tokens are composed from the embedded reviews. Each way runs in a process of its
+own, counted from the end of its imports: ours reads, checks, splits and tokenizes; the other only
+maps the tokenizer over rows that are there, with as many processes. A second start finds
+everything in the cache. Processor seconds and peak memory are of all processes of a way.
+"""
+
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROWS = (10_000, 100_000)
+MAX_LENGTH = 256
+#: Words of a row: the median and the spread of their logarithm; 174 tokens on average.
+_WORDS, _SPREAD = 105, 0.65
+OURS, SECOND, MAP = "ours", "ours, second start", "datasets.map alone"
+Line = dict[str, Any]
+
+
+def measure(rounds: int, sizes: tuple[int, ...] = ROWS) -> list[Line]:
+    """Return a line for each way and number of rows, medians of the rounds."""
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as name:
+        for rows in sizes:
+            data = compose(rows, Path(name) / f"{rows}.parquet")
+            found = [_round(data, Path(name) / f"{rows}-{turn}") for turn in range(rounds)]
+            for way in (MAP, OURS, SECOND):
+                each = [turn[way] for turn in found]
+                median = {key: statistics.median(one[key] for one in each) for key in each[0]}
+                ratios = [turn[way]["s"] / turn[MAP]["s"] for turn in found]
+                lines.append(
+                    {
+                        "case": "preparation, rows of 174 tokens, cost by rows",
+                        "way": f"{way}, {rows:,} rows",
+                        **median,
+                        "times map, round by round": statistics.median(ratios),
+                        "exponent": _exponent(lines, way, rows, median["s"]),
+                    }
+                )
+    return lines
+
+
+def compose(rows: int, path: Path) -> Path:
+    """Write so many texts with one of five labels, made of parts of the embedded reviews."""
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from finetune.data import embedded
+
+    reviews = pd.read_csv(embedded._verified(*embedded._REVIEWS))
+    words = [text.split() for text in reviews[reviews["source"] == "imdb"]["text"]]
+    generator = np.random.default_rng(0)
+    sizes = np.clip(generator.lognormal(math.log(_WORDS), _SPREAD, rows).astype(int), 5, 900)
+    texts = []
+    for size in sizes:
+        text: list[str] = []
+        while len(text) < size:
+            review = words[generator.integers(len(words))]
+            start = generator.integers(max(1, len(review) - 5))
+            text += review[start : start + size - len(text)]
+        texts.append(" ".join(text))
+    labels = [f"{number} stars" for number in generator.integers(1, 6, rows)]
+    pq.write_table(pa.table({"text": texts, "label": labels}), path)
+    return path
+
+
+def _exponent(lines: list[Line], way: str, rows: int, seconds: float) -> float | str:
+    """Return the power of the rows with which the seconds grew since the size before."""
+    earlier = [line for line in lines if line["way"].startswith(f"{way}, ")]
+    if way != SECOND:
+        earlier = [line for line in earlier if not line["way"].startswith(SECOND)]
+    if not earlier:
+        return ""
+    before = int(earlier[-1]["way"].rpartition(", ")[2].removesuffix(" rows").replace(",", ""))
+    return math.log(seconds / earlier[-1]["s"]) / math.log(rows / before)
+
+
+def _round(data: Path, home: Path) -> dict[str, dict[str, float]]:
+    """Return what each way took, once."""
+    house = Path(__file__).resolve().parent.parent
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{house}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "HF_HOME": str(home),
+        "HF_HUB_OFFLINE": "1",
+    }
+    found = {}
+    for way in (MAP, OURS, SECOND):
+        done = subprocess.run(
+            [sys.executable, __file__, "--way", way, str(data)],
+            env=environment,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        found[way] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _serve(way: str, data: str) -> None:
+    """Do it once in this process, and print what it took."""
+    import datasets
+    import transformers
+
+    from finetune.data import embedded
+    from finetune.recipe import catalog
+    from finetune.runtime import workers
+
+    datasets.disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    if way == MAP:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(embedded.model_directory()))
+        rows = datasets.load_dataset("parquet", data_files=data, split="train")
+    else:
+        chosen = catalog.find("text")(dataset=data, model="embedded:minilm", max_length=MAX_LENGTH)
+        chosen.processing_class()
+    before, started, processor = _resident(), time.perf_counter(), _processor()
+    if way == MAP:
+        rows.map(
+            lambda batch: tokenizer(batch["text"], truncation=True, max_length=MAX_LENGTH),
+            batched=True,
+            num_proc=workers.available(),
+        )
+    else:
+        assert chosen.prepared
+    seconds, processor = time.perf_counter() - started, _processor() - processor
+    worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**10
+    print(
+        json.dumps(
+            {
+                "s": seconds,
+                "processor s": processor,
+                "MiB beyond imports": _resident("VmHWM") - before,
+                "MiB of a worker": worker,
+            }
+        )
+    )
+
+
+def _processor() -> float:
+    """Return the seconds of this process and of its workers that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in both)
+
+
+def _resident(field: str = "VmRSS") -> float:
+    """Return the memory of this process in MiB, now or at its peak (Linux only)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith(field))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--way"]:
+        _serve(*sys.argv[2:])
+    else:
+        sizes = tuple(map(int, sys.argv[1:])) or ROWS
+        for line in measure(1, sizes):
+            print(json.dumps(line))

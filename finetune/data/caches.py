@@ -1,0 +1,214 @@
+"""What the toolkit keeps in the cache of ``datasets``: who uses it, who makes it, how it goes.
+
+An entry is a directory of ours, with a file that says what it holds, one that is locked by every
+process that uses it, and one that is locked by the process that makes it; or a single small file.
+Locks are those of the system: they go with their process, however it ends. Nothing else in the
+cache of the library is ever looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from finetune.errors import UserError
+from finetune.runtime import activity, hub
+from finetune.runtime.files import write_whole
+
+TOKENIZED = "finetune-tokenized"
+#: Our folders in the cache of ``datasets``, and what they hold.
+KINDS = {
+    TOKENIZED: "tokenized rows",
+    "finetune-files": "converted file",
+    "finetune-images": "hashes of images",
+    "finetune-baselines": "baseline",
+}
+_ABOUT, _USED, _MAKING, _MAKER = "about.json", ".used", ".making", ".maker"
+_LOOKS = 0.5  # seconds between looks at a lock
+#: Descriptors whose shared locks this process keeps to its end.
+_IN_USE: dict[Path, int] = {}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something in the cache.
+
+    Attributes:
+        path: The directory, or the file.
+        kind: What it is, for people.
+        size: Bytes.
+        used: When it was used last.
+        about: What was noted of it, by name: ``source``, ``tokenizer``, ``split``, ``rows``.
+    """
+
+    path: Path
+    kind: str
+    size: int
+    used: datetime
+    about: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name by which it is removed."""
+        return self.path.stem
+
+
+def place(folder: str, name: str) -> Path:
+    """Return the directory of an entry in one of our folders; it may not be there."""
+    return hub.caches()["datasets"] / folder / name
+
+
+def use(directory: Path, **about: Any) -> None:
+    """Keep the directory of an entry, made if need be, from being removed while this process runs.
+
+    Args:
+        directory: From :func:`place`.
+        **about: What to note of a new entry.
+
+    Raises:
+        UserError: if it cannot be made.
+    """
+    if directory in _IN_USE and directory.exists():
+        return
+    try:
+        while True:
+            directory.mkdir(parents=True, exist_ok=True)
+            if (descriptor := _locked(directory / _USED, fcntl.LOCK_SH)) is None:
+                return
+            if os.fstat(descriptor).st_nlink:
+                break
+            os.close(descriptor)  # it was removed before it was locked
+        _IN_USE[directory] = descriptor
+        os.utime(directory / _USED)
+        if not (directory / _ABOUT).exists():
+            write_whole(directory / _ABOUT, json.dumps(about, default=str))
+    except OSError as error:
+        if not directory.is_dir():  # else it is of somebody who lets us read it
+            raise UserError(
+                f"the cache cannot be written: {error.strerror}: {error.filename}; set "
+                "HF_DATASETS_CACHE to a directory of yours"
+            ) from error
+
+
+@contextlib.contextmanager
+def making(directory: Path) -> Iterator[None]:
+    """Let one process at a time into the block; the others wait, and are told for whom.
+
+    Where the file system has no locks nobody waits: then the same is made twice.
+
+    Args:
+        directory: Of an entry that is in :func:`use`.
+    """
+    lock = FileLock(directory / _MAKING, thread_local=False)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            activity.say(f"{_maker(directory)} is preparing the same data: waiting for it")
+            lock.acquire(poll_interval=_LOOKS)
+    except NotImplementedError:
+        yield
+        return
+    try:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_whole(
+            directory / _MAKER,
+            f"process {os.getpid()} on {platform.node()}, since {now}",
+        )
+        for left in directory.glob(".*.arrow.*.tmp"):  # of a process that was killed
+            left.unlink(missing_ok=True)
+        yield
+    finally:
+        lock.release()
+
+
+def entries() -> list[Entry]:
+    """Return what is in the cache, the largest first."""
+    found = []
+    for folder, kind in KINDS.items():
+        for path in sorted((hub.caches()["datasets"] / folder).glob("*")):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if path.is_dir() or path.suffix in (".json", ".npz"):
+                    found.append(_entry(path, kind))
+    return sorted(found, key=lambda entry: -entry.size)
+
+
+def remove(entry: Entry) -> str | None:
+    """Remove an entry.
+
+    Returns:
+        Why it was not removed: a living process uses it or makes it; None if it is gone.
+    """
+    if not entry.path.is_dir():
+        for path in (entry.path, *entry.path.parent.glob(f"{entry.path.name}.*")):
+            path.unlink(missing_ok=True)
+        return None
+    held = []
+    try:
+        for name in (_MAKING, _USED):
+            descriptor = _locked(entry.path / name, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if descriptor is not None:
+                held.append(descriptor)
+        shutil.rmtree(entry.path)
+    except BlockingIOError:
+        return "used by a running process"
+    except OSError as error:
+        return str(error)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    return None
+
+
+def _entry(path: Path, kind: str) -> Entry:
+    if path.is_file():
+        state = path.stat()
+        return Entry(path, kind, state.st_size, _when(state.st_mtime), {})
+    states = [(file, file.stat()) for file in path.rglob("*") if file.is_file()]
+    marked = [state.st_mtime for file, state in states if file.name == _USED]
+    used = max(marked or [state.st_mtime for _, state in states], default=path.stat().st_mtime)
+    about: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        about = json.loads((path / _ABOUT).read_text(encoding="utf-8"))
+    size = sum(state.st_size for _, state in states)
+    return Entry(path, kind, size, _when(used), about if isinstance(about, dict) else {})
+
+
+def _when(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _maker(directory: Path) -> str:
+    try:
+        return f"another run ({(directory / _MAKER).read_text(encoding='utf-8')})"
+    except (OSError, ValueError):
+        return "another run"
+
+
+def _locked(path: Path, how: int) -> int | None:
+    """Return a descriptor of a file, made if need be, with that lock; None if there are no locks.
+
+    Raises:
+        BlockingIOError: if another process has a lock that excludes it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

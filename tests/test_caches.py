@@ -1,0 +1,431 @@
+"""What is cached: made once, by one process at a time, listed, and removed if nobody uses it."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from datasets import Dataset, DatasetDict
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from finetune import UserError
+from finetune.cli import cache, dispatch
+from finetune.config import settings
+from finetune.data import caches, tokenize
+from finetune.data.encoding import Encoder
+from finetune.errors import RunError
+from finetune.pipeline import preparation
+from finetune.runtime import activity, distributed, lock, sharing, signals, workers
+from tests.conftest import HANGS
+from tests.jobs import free_port
+
+CACHE = "HF_DATASETS_CACHE"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, which this process stops using afterwards."""
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    monkeypatch.setattr(caches, "_IN_USE", in_use := {})
+    yield tmp_path / "cache"
+    for descriptor in in_use.values():
+        os.close(descriptor)
+
+
+def of_files(path: Path, rows: int) -> DatasetDict:
+    """Rows in a file, behind an indices mapping."""
+    texts = [f"{number} " + "the food was great " * (number % 5) for number in range(2 * rows)]
+    Dataset.from_dict({"text": texts, "label": [0, 1] * rows}).save_to_disk(path)
+    return DatasetDict(train=Dataset.load_from_disk(path).select(range(0, 2 * rows, 2)))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.glob("*/*/*.arrow")}
+
+
+def test_the_files_are_the_same_whatever_the_number_of_processes(
+    home: Path, tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "PART", 20)
+    rows = of_files(tmp_path / "rows", 110)
+    encoder = Encoder(AutoTokenizer.from_pretrained(tiny_model), 16)
+    found, told = [], []
+    for processes in (1, 3):
+        monkeypatch.setenv(CACHE, str(home / str(processes)))
+        with activity.listening(lambda *work: told.append(work)):
+            prepared = tokenize.tokenize(rows, encoder, processes=processes)["train"]
+        assert prepared["input_ids"][:] == encoder(rows["train"]["text"][:])["input_ids"]
+        found.append(contents(home / str(processes)))
+
+    assert len(found[0]) == 6
+    assert found[0] == found[1]
+    assert [done for _, done, _, _ in told[-6:]][-1] == 110
+    assert {name for name, *_ in told} == {"hashing", "tokenizing train"}
+
+
+def test_learning_rate_launcher_and_workers_are_no_part_of_the_key(
+    home: Path, reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"dataset": str(reviews), "model": tiny_model, "eval_samples": 9}
+
+    def files(**others: Any) -> dict[str, list[str]]:
+        chosen = settings.from_keywords("text", {**given, **others})
+        prepared = preparation.prepare(chosen).settings.recipe.prepared
+        lock.release()
+        return {
+            name: [file["filename"] for file in each.cache_files] for name, each in prepared.items()
+        }
+
+    first = files(output_dir=str(tmp_path / "one"))
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", None)  # nothing is tokenized
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    others = {"learning_rate": 1e-3, "preprocessing_num_workers": 7, "seed": 7}
+
+    assert files(output_dir=str(tmp_path / "other"), **others) == first
+
+
+def test_too_few_workers_are_refused() -> None:
+    with pytest.raises(
+        UserError, match="--preprocessing_num_workers 0: expected 1 process or more"
+    ):
+        settings.from_keywords("text", {"preprocessing_num_workers": 0, "embedded": True})
+
+
+# ---- worker processes ----------------------------------------------------------------------------
+
+
+def fails(piece: int) -> Iterator[int]:
+    yield 1
+    if piece == 3:
+        raise UserError("the fourth piece is wrong")
+
+
+def is_killed(piece: int) -> Iterator[int]:
+    yield 1
+    if piece == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "message"),
+    [
+        (fails, UserError, "the fourth piece is wrong"),
+        (is_killed, RunError, "ended by SIGKILL.*--preprocessing_num_workers"),
+    ],
+)
+def test_what_ends_a_worker_is_told_and_ends_the_others(
+    work: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        workers.share_out(work, range(8), 2, lambda piece, units: None)
+
+    with pytest.raises(ChildProcessError):  # none is left, not even as a zombie
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_this_process_ends_the_workers(name: str) -> None:
+    def asks(piece: int) -> Iterator[int]:
+        yield 1
+        os.kill(os.getppid(), signal.Signals[name])
+        os.kill(os.getpid(), signal.Signals[name])  # as a terminal does, which workers leave to it
+        threading.Event().wait(HANGS)
+
+    with signals.handled(), pytest.raises(signals.Stopped, match=name):
+        workers.share_out(asks, range(8), 2, lambda piece, units: None)
+
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+TOKENIZES = """
+import sys, time
+import numpy as np
+from datasets import Dataset, DatasetDict
+from transformers import AutoTokenizer
+from finetune.data import tokenize
+from finetune.data.encoding import Encoder
+from finetune.runtime import activity
+
+model, rows, parts = sys.argv[1:]
+tokenize.PART, begun = 10, 0
+
+def targets(labels):
+    global begun
+    begun += 1
+    if begun > int(parts):
+        time.sleep(1000)
+    return np.asarray(labels)
+
+def tell(work, done, *others):
+    if work == "tokenizing train":
+        print("done", done, flush=True)
+
+with activity.listening(tell, lambda sentence: print(sentence, flush=True)):
+    encoder = Encoder(AutoTokenizer.from_pretrained(model), 16)
+    rows = DatasetDict(train=Dataset.load_from_disk(rows))
+    tokenize.tokenize(rows, encoder, targets, processes=2)
+"""
+
+
+def begin(rows: Path, model: str, parts: int) -> "subprocess.Popen[str]":
+    """A process that tokenizes with two workers, each of which stands still after some parts."""
+    words = [sys.executable, "-c", TOKENIZES, model, str(rows), str(parts)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def lines_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if word in line:
+            break
+    return lines
+
+
+@pytest.mark.processes
+def test_a_kill_leaves_whole_files_and_nobody_and_who_waits_goes_on(
+    home: Path, tmp_path: Path, tiny_model: str
+) -> None:
+    texts = [f"the food was great {number}" for number in range(60)]
+    Dataset.from_dict({"text": texts, "label": [0, 1] * 30}).save_to_disk(tmp_path / "rows")
+    first, second = begin(tmp_path / "rows", tiny_model, 1), None
+    try:
+        lines_until(first, "done 20")
+        started = psutil.Process(first.pid).children()
+        assert len(started) == 2
+        second = begin(tmp_path / "rows", tiny_model, 9)
+        (said,) = lines_until(second, "waiting")
+        assert f"another run (process {first.pid} on " in said
+        assert "is preparing the same data: waiting for it" in said
+
+        first.kill()
+        first.wait(HANGS)
+        rest, _ = second.communicate(timeout=HANGS)
+    finally:
+        for process in (first, second):
+            if process is not None:
+                process.kill()
+
+    assert second.returncode == 0
+    assert psutil.wait_procs(started, HANGS)[1] == []
+    numbers = [int(line.split()[1]) for line in rest.splitlines()]
+    assert numbers == [30, 40, 50, 60]  # what was finished was not made again
+    (directory,) = home.glob("finetune-tokenized/*")
+    arrow = sorted(path.name for path in directory.glob("*.arrow"))
+    assert len(arrow) == 6
+    assert not list(directory.glob(".*.tmp"))
+    encoder = Encoder(AutoTokenizer.from_pretrained(tiny_model), 16)
+    files = sorted(directory.glob("*.arrow"), key=lambda path: int(path.stem.partition("-")[0]))
+    written = [ids for path in files for ids in Dataset.from_file(str(path))["input_ids"]]
+    assert written == encoder(texts)["input_ids"]
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+class Store(dict[str, bytes]):
+    """What of torch's store is used to share."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def test_other_ranks_read_split_hash_and_tokenize_nothing(
+    home: Path, reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    monkeypatch.setattr("finetune.runtime.distributed.store_of_job", lambda: store)
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "x"}.items():
+        monkeypatch.setenv(name, value)
+    options = {"dataset": str(reviews), "model": tiny_model, "output_dir": str(tmp_path / "run")}
+
+    def prepared(rank: str) -> preparation.Prepared:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        return preparation.prepare(settings.from_keywords("text", options))
+
+    first = prepared("0")
+    lock.release()
+    (shared,) = (Path(path.decode()) for path in store.values())
+    assert shared.stat().st_mode & 0o077 == 0
+    for name in ("sources.read", "splits.three_way", "digests.digests", "tokenize.tokenize"):
+        monkeypatch.setattr(f"finetune.data.{name}", None)
+    other = prepared("1")
+    sharing.forget()
+
+    assert not shared.exists()
+    assert other.configuration == first.configuration
+    assert other.steps == first.steps
+    for which in ("splits", "prepared"):
+        theirs, ours = (getattr(each.settings.recipe, which) for each in (first, other))
+        for name in theirs:
+            assert ours[name].to_dict() == theirs[name].to_dict()
+            assert ours[name].cache_files == theirs[name].cache_files
+    assert other.settings.recipe.labels == first.settings.recipe.labels
+
+
+def test_what_cannot_be_pickled_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    monkeypatch.setattr("finetune.runtime.distributed.store_of_job", lambda: store)
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    sharing.give("a recipe", lambda: None)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+    assert sharing.taken("a recipe") is None
+    assert not store
+
+
+def meet(rank: int, port: int, answers: Any) -> None:
+    """Be a rank whose preparation takes longer than the process group waits."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    timeout = 2.0
+    pause = 1.5 * timeout if rank == 0 else 0.0
+
+    def prepared() -> str:
+        if told := sharing.taken("rows"):
+            return str(told)
+        threading.Event().wait(pause)  # it is the time that passes which is tested
+        sharing.give("rows", f"of rank {rank}")
+        return f"of rank {rank}"
+
+    rows = distributed.rank_zero_first(prepared)
+    distributed.join(None, round(timeout), use_cpu=True)
+    answers.put((distributed.gather(rank), rows))
+    distributed.leave()
+
+
+@pytest.mark.processes
+def test_a_preparation_slower_than_the_process_group_waits_is_no_timeout() -> None:
+    context = multiprocessing.get_context("fork")
+    answers, port = context.Queue(), free_port()
+    both = [context.Process(target=meet, args=(rank, port, answers)) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    try:
+        found = [answers.get(timeout=HANGS) for _ in both]
+    finally:
+        for process in both:
+            process.join(60)
+            process.kill()
+
+    assert found == [([0, 1], "of rank 0")] * 2
+
+
+# ---- the verb ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(home: Path, tmp_path: Path, tiny_model: str) -> Path:
+    """A cache with tokenized rows that this process uses, and old ones that nobody does."""
+    rows = of_files(tmp_path / "rows", 30)
+    encoder = Encoder(AutoTokenizer.from_pretrained(tiny_model), 16)
+    about = {"source": "reviews.csv (local)", "tokenizer": "tiny"}
+    tokenize.tokenize(rows, encoder, about=about)
+    old = home / caches.TOKENIZED / "0123456789abcdef"
+    old.mkdir()
+    (old / "0-9.arrow").write_bytes(bytes(3_000_000))
+    (old / ".used").touch()
+    os.utime(old / ".used", (time.time() - 40 * 86400,) * 2)
+    (home / "someone___else").mkdir()
+    (home / "someone___else" / "rows.arrow").write_bytes(b"theirs")
+    baselines = home / "finetune-baselines"
+    baselines.mkdir()
+    (baselines / "fedcba9876543210.json").write_text("{}")
+    return home
+
+
+def test_the_cache_is_listed(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch.main(["cache"]) == 0
+
+    said = capsys.readouterr().out
+    assert "0123456789abcdef  3.0 MB" in said
+    assert "tokenized rows of train, 30" in said
+    assert "reviews.csv (local), tiny" in said
+    assert "baseline" in said
+    assert "3 entries, 3.0 MB" in said
+    assert "theirs" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "removed", "kept"),
+    [
+        (["--older_than", "30"], 1, 0),
+        (["--older_than", "90"], 0, 0),
+        (["0123456789abcdef", "fedcba9876543210"], 2, 0),
+        (["--all"], 2, 1),
+    ],
+)
+def test_what_nobody_uses_is_removed(
+    filled: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    removed: int,
+    kept: int,
+) -> None:
+    assert dispatch.main(["cache", "--remove", *words]) == 0
+
+    said = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("removed ") for line in said) == removed
+    held = [line for line in said if line.startswith("kept ")]
+    assert len(held) == kept
+    assert all(line.endswith("used by a running process") for line in held)
+    assert len(caches.entries()) == 3 - removed
+    assert (filled / "someone___else" / "rows.arrow").read_bytes() == b"theirs"
+
+
+def test_removed_rows_are_made_again(home: Path, tmp_path: Path, tiny_model: str) -> None:
+    rows = of_files(tmp_path / "rows", 30)
+    encoder = Encoder(AutoTokenizer.from_pretrained(tiny_model), 16)
+    first = tokenize.tokenize(rows, encoder)["train"].to_dict()
+    for descriptor in caches._IN_USE.values():
+        os.close(descriptor)
+    caches._IN_USE.clear()
+    (entry,) = caches.entries()
+
+    assert caches.remove(entry) is None
+    assert caches.entries() == []
+    assert tokenize.tokenize(rows, encoder)["train"].to_dict() == first
+    assert json.loads((entry.path / "about.json").read_text())["rows"] == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (["--remove"], "expected the names of entries, --older_than DAYS or --all, one of them"),
+        (["--remove", "--all", "--older_than", "3"], "one of them; found 2"),
+        (["--all"], "say what to remove: add --remove"),
+        (["abc"], "say what to remove: add --remove"),
+        (["--remove", "0123456789abcdee"], "did you mean '0123456789abcdef'?"),
+        (["--remove", "../someone___else"], "no entry '../someone___else'"),
+        (["--remove", "--older_than", "-1"], "--older_than -1: expected a number of days"),
+        (["--remove", "--older_than", "soon"], "argument --older_than"),
+        (["--delete"], "unknown option --delete"),
+    ],
+)
+def test_mistakes_of_the_verb(filled: Path, words: list[str], mistake: str) -> None:
+    with pytest.raises(UserError) as caught:
+        cache.main(words)
+
+    assert mistake in str(caught.value)
+    assert len(caches.entries()) == 3
