@@ -61,7 +61,8 @@ def recipe_over(rows: int, classes: int, train_rows: int) -> Any:
 
         def baselines(self, splits: Any, *given: Any, **others: Any) -> Any:
             shares = np.bincount(splits["train"]["label"][:], minlength=classes) / train_rows
-            yield "majority class", np.tile(np.log(np.maximum(shares, 1e-9)), (rows, 1))
+            logarithms = np.log(np.maximum(shares, 1e-9))
+            yield "majority class", np.broadcast_to(logarithms, (rows, classes))
             yield "a model with less skill", logits_of(rows, classes, _SKILL / 2, 1)
 
     names = [f"class {number}" for number in range(classes)]
