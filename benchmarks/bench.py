@@ -25,6 +25,7 @@ from typing import Any
 import gpu
 import kernels
 import predict
+import scale
 import start
 import tasks
 import training
@@ -235,6 +236,14 @@ def of_prediction(rounds: int) -> list[Line]:
     return lines
 
 
+def of_scale(_: int) -> list[Line]:
+    """Measure evaluation, statistics, page and predictions of many rows and classes, each once."""
+    return [
+        {"case": f"scale, {name}", "way": "ours", **{k: v for k, v in found.items() if v != ""}}
+        for name, found in scale.measure().items()
+    ]
+
+
 def of_accuracy(_: int) -> list[Line]:
     """Accuracy on validation rows after the same steps, of three seeds each."""
     lines = []
@@ -278,6 +287,7 @@ CASES = {
     "tokens": of_tokens,
     "start": of_start,
     "tasks": of_tasks,
+    "scale": of_scale,
     "target": of_target,
     "accuracy": of_accuracy,
     "gpu": of_gpu,
