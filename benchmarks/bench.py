@@ -28,6 +28,7 @@ import kernels
 import predict
 import preparation
 import preparing
+import scale
 import start
 import tasks
 import training
@@ -176,7 +177,7 @@ def _bytes(directory: Path) -> int:
     return sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
 
 
-def of_scale(rounds: int) -> list[Line]:
+def of_preparation_at_scale(rounds: int) -> list[Line]:
     """Prepare 10,000 and 100,000 rows, against `datasets.map` alone, with as many processes."""
     return preparation.measure(rounds)
 
@@ -291,6 +292,14 @@ def of_prediction(rounds: int) -> list[Line]:
     return lines
 
 
+def of_scale(_: int) -> list[Line]:
+    """Measure evaluation, statistics, page and predictions of many rows and classes, each once."""
+    return [
+        {"case": f"scale, {name}", "way": "ours", **{k: v for k, v in found.items() if v != ""}}
+        for name, found in scale.measure().items()
+    ]
+
+
 def of_accuracy(_: int) -> list[Line]:
     """Accuracy on validation rows after the same steps, of three seeds each."""
     lines = []
@@ -332,10 +341,11 @@ CASES = {
     "prediction": of_prediction,
     "preparation": of_preparation,
     "splits": of_splits,
-    "preparation-at-scale": of_scale,
+    "preparation-at-scale": of_preparation_at_scale,
     "tokens": of_tokens,
     "start": of_start,
     "tasks": of_tasks,
+    "scale": of_scale,
     "target": of_target,
     "accuracy": of_accuracy,
     "gpu": of_gpu,

@@ -61,7 +61,8 @@ def recipe_over(rows: int, classes: int, train_rows: int) -> Any:
 
         def baselines(self, splits: Any, *given: Any, **others: Any) -> Any:
             shares = np.bincount(splits["train"]["label"][:], minlength=classes) / train_rows
-            yield "majority class", np.tile(np.log(np.maximum(shares, 1e-9)), (rows, 1))
+            logarithms = np.log(np.maximum(shares, 1e-9))
+            yield "majority class", np.broadcast_to(logarithms, (rows, classes))
             yield "a model with less skill", logits_of(rows, classes, _SKILL / 2, 1)
 
     names = [f"class {number}" for number in range(classes)]
@@ -86,21 +87,21 @@ def recipe_over(rows: int, classes: int, train_rows: int) -> Any:
     )
 
 
-def run_in(directory: Path, recipe: Any) -> Any:
+def run_in(directory: Path, over: Any, **changes: Any) -> Any:
     """Return a run that is about to write its results."""
     from finetune.runs.run import Run
     from finetune.training.manifest import Data, Launch, Manifest, Process
 
-    sizes = {name: len(rows) for name, rows in recipe.splits.items()}
+    sizes = {name: len(rows) for name, rows in over.splits.items()}
+    about = {"recipe": "made_up", "options": {"dataset": "made-up"}, **changes}
     Manifest(
+        **about,
         status="running",
-        recipe="made_up",
         command="python -m finetune made_up",
-        options={"dataset": "made-up"},
         embedded_overrides={},
         arguments={"metric_for_best_model": "f1"},
-        labels=recipe.kind.labels,
-        scoring=recipe.known_scoring,
+        labels=over.kind.labels,
+        scoring=over.known_scoring,
         data=Data(source="made-up", rows=sizes, fingerprint=f"{_SEED} {sizes}"),
         launch=Launch(
             parallel_mode="one device",
@@ -113,7 +114,7 @@ def run_in(directory: Path, recipe: Any) -> Any:
         versions={},
         git_revision=None,
         process=Process(host="here", pid=1),
-        task=recipe.kind.name,
+        task=over.kind.name,
     ).write(directory)
     return Run(directory)
 
@@ -239,11 +240,62 @@ def of_baseline(rows: int, classes: int, train_rows: int) -> Measured:
     return {"s": _shown(seconds), "MiB": peak_memory() - before, "bounded": ", ".join(fitted[1])}
 
 
+class Free:
+    """A model that costs nothing, in place of :class:`finetune.predicting.engine.Predictor`."""
+
+    reads_text = True
+
+    def __init__(self, *given: Any) -> None:
+        self.recipe = None
+
+    def texts(self, texts: list[str], advance: Callable[[int], object]) -> np.ndarray:
+        """Return logits by the length of a text."""
+        lengths = np.array([len(text) for text in texts])
+        return np.stack([lengths % 3, lengths % 2], axis=1).astype(np.float32)
+
+
+def of_prediction(rows: int, suffix: str) -> Measured:
+    """Predict a file with a model that costs nothing: what is left is reading and writing."""
+    import psutil
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from finetune.pipeline.predict import predict_file
+    from finetune.predicting import engine
+
+    engine.Predictor = Free  # type: ignore[assignment,misc]
+    process, seen = psutil.Process(), dict[int, float]()
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        source = home / f"rows{suffix}"
+        texts = [f'said "number {n}",\nand more of it ' * 4 for n in range(rows)]
+        table = pa.table({"id": np.arange(rows), "text": texts})
+        if suffix == ".parquet":
+            pq.write_table(table, source, row_group_size=100_000)
+        else:
+            table.to_pandas().to_csv(source, index=False)
+        del texts, table
+        run = run_in(home / "run", recipe_over(10, 2, 10), recipe="sentiment", options={})
+        (run.path / "model.safetensors").touch()
+
+        def tell(event: Any) -> None:
+            if event.rows and event.rows // 50_000 > len(seen):
+                seen[event.rows] = process.memory_info().rss / 2**20
+
+        started = _now()
+        predict_file(run, source, home / f"predicted{suffix}", progress=tell, precision="fp32")
+        seconds = _now() - started
+    later = list(seen.values())
+    return {"s": _shown(seconds), "MiB at 50,000": later[0], "MiB, most after": max(later)}
+
+
 CASES: dict[str, tuple[Callable[..., Measured], tuple[Any, ...]]] = {
     "evaluation, 16,000 x 2,000": (of_evaluation, (16_000, 2000)),
     "results, 8,000 x 2,000": (of_results, (8000, 2000)),
     "results, 50,000 x 2,000": (of_results, (50_000, 2000)),
     "results, 200,000 x 5": (of_results, (200_000, 5)),
+    "predict, 1,000,000 rows, .csv": (of_prediction, (1_000_000, ".csv")),
+    "predict, 1,000,000 rows, .parquet": (of_prediction, (1_000_000, ".parquet")),
     "TF-IDF, 8,000 x 2,000": (of_baseline, (8000, 2000, 20_000)),
 }
 

@@ -99,7 +99,7 @@ def write_run(
     }
     dataclasses.replace(real, **facts).write(directory)
     task = (Ordinal if len(names) == 5 else SingleLabel)(labels=list(names))
-    predictions.write(directory, task, table, logits, tokens)
+    logits = predictions.write(directory, task, table, logits, tokens)
     majority = np.zeros((rows, len(names)))
     majority[:, 0] = 1
     assessment = Assessment(

@@ -249,7 +249,7 @@ class Run:
                 "ones only; copy the file from where the run was trained, or train the run again"
             )
         try:
-            logits = np.load(path, mmap_mode="r", allow_pickle=False)
+            logits = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from error
         if logits.shape != shape or logits.dtype.kind != "f":

@@ -17,6 +17,7 @@ from datasets import DatasetDict, Value
 from finetune.data import seals
 from finetune.runtime import hub
 from finetune.runtime.files import replacing, write_whole
+from finetune.statistics import blocks
 
 #: More rows take scikit-learn longer than the training of the model itself.
 MOST_ROWS = 100_000
@@ -129,7 +130,7 @@ def _read(cached: Path) -> Fitted | None:
 def majority(train_labels: Sequence[int], classes: int, rows: int) -> np.ndarray:
     """Return the logarithm of the share of each class in training, shape ``(rows, classes)``."""
     counts = np.bincount(np.asarray(train_labels), minlength=classes)
-    return np.tile(_logarithms(counts / counts.sum()), (rows, 1))
+    return np.broadcast_to(_logarithms(counts / counts.sum()), (rows, classes))
 
 
 def _logarithms(probabilities: np.ndarray) -> np.ndarray:
@@ -171,9 +172,14 @@ def bag_of_words(
         return None
     model = LogisticRegression(C=10, max_iter=1000)
     model.fit(found.train, np.asarray(train_labels)[found.rows])
-    probabilities = np.zeros((len(test_texts), classes))
-    probabilities[:, model.classes_] = model.predict_proba(found.test)
-    return _logarithms(probabilities), found.limits
+    # of many rows and classes the numbers would fill the memory, and are not remembered
+    precision = np.float32 if len(test_texts) * classes > MOST_KEPT else np.float64
+    outputs = np.empty((len(test_texts), classes), dtype=precision)
+    for some in blocks.slices(*outputs.shape):
+        probabilities = np.zeros((some.stop - some.start, classes))
+        probabilities[:, model.classes_] = model.predict_proba(found.test[some])
+        outputs[some] = _logarithms(probabilities)
+    return outputs, found.limits
 
 
 @dataclass(frozen=True)

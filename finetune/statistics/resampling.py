@@ -53,7 +53,7 @@ class Resampled:
         self, compute: Compute, outputs: np.ndarray, labels: np.ndarray, budget: Budget
     ) -> None:
         self.compute, self.labels, self.budget = compute, labels, budget
-        whole = compute(EvalPrediction(predictions=outputs, label_ids=labels))
+        whole = compute(EvalPrediction(predictions=_single(outputs), label_ids=labels))
         self.names = [name for name, value in whole.items() if np.ndim(value) == 0]
         self.values = np.array([float(whole[name]) for name in self.names])
         most = intervals.DRAWS if len(labels) <= _MANY_ROWS else _FEWER_DRAWS
@@ -97,12 +97,17 @@ class Resampled:
 
     def _evaluated(self, outputs: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the metrics of some rows, shape ``(metrics,)``."""
-        some = EvalPrediction(predictions=outputs[rows], label_ids=self.labels[rows])
+        some = EvalPrediction(predictions=_single(outputs[rows]), label_ids=self.labels[rows])
         try:
             found = self.compute(some)
         except Exception:  # all rows could be evaluated: these lack a class, or the like
             return np.full(len(self.names), np.nan)
         return np.array([float(found[name]) for name in self.names])
+
+
+def _single(outputs: np.ndarray) -> np.ndarray:
+    """Return outputs as a model gives them to its metrics: a file has float16."""
+    return outputs.astype(np.float32) if outputs.dtype == np.float16 else outputs
 
 
 def of_counts(scoring: Scoring) -> Metrics:

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.special import logit
 
 from finetune.statistics import blocks
-from finetune.statistics.blocks import Probabilities, Softmax, Summary
+from finetune.statistics.blocks import Probabilities, Summary
 
 #: The names of columns of ``predictions.parquet``, and those that ``predict`` adds.
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
@@ -64,6 +64,7 @@ class ScoredRows:
     names: list[str]
     labels: np.ndarray
     probabilities: Probabilities
+    _logits: np.ndarray | None = None
     _memory: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -77,7 +78,8 @@ class ScoredRows:
         cls, names: list[str], labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
     ) -> ScoredRows:
         """Return those of logits, shape ``(rows, classes)``, whatever their precision."""
-        return cls(names, labels, blocks.softmax(outputs, temperature))
+        logits = outputs if temperature == 1 else None
+        return cls(names, labels, blocks.softmax(outputs, temperature), logits)
 
     @functools.cached_property
     def summary(self) -> Summary:
@@ -96,10 +98,10 @@ class ScoredRows:
 
     @property
     def outputs(self) -> np.ndarray:
-        """The logarithms of the probabilities, which are logits, too; or the logits there are."""
-        if isinstance(self.probabilities, Softmax):
-            assert self.probabilities.temperature == 1
-            return self.probabilities.outputs
+        """The logits; where there are none, the logarithms of the probabilities, which are some."""
+        if self._logits is not None:
+            return self._logits
+        assert isinstance(self.probabilities, np.ndarray)
         outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
         return outputs
 

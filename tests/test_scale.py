@@ -1,0 +1,299 @@
+"""Many rows and many classes: what is computed block by block is what it is as a whole."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.metrics
+import torch
+from scipy.special import softmax
+from transformers.trainer_pt_utils import EvalLoopContainer
+
+import finetune
+from finetune import Run, UserError
+from finetune.pipeline import provenance
+from finetune.pipeline.compare import compare
+from finetune.predicting import output, overlap
+from finetune.runs import classes
+from finetune.statistics import blocks, calibration, classification, intervals, ranking, scored
+from finetune.statistics.blocks import Softmax
+from finetune.statistics.scored import ScoredRows
+from finetune.tasks.single_label import SingleLabel
+from finetune.training import gathering
+from finetune.training.manifest import Metrics
+from tests.runs import SCORING, write_run
+
+MANY = tuple(f"class {number}" for number in range(60))
+
+
+def logits_of(rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits with ties, float32, and labels of which the last class has none."""
+    generator = np.random.default_rng(rows)
+    labels = generator.integers(classes - 1, size=rows)
+    logits = generator.normal(size=(rows, classes)).round(1)
+    logits[np.arange(rows), labels] += 1
+    logits[:9] = logits[0]
+    return logits.astype(np.float32), labels
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 7])
+def test_statistics_of_blocks_are_those_of_the_whole(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, labels = logits_of(150, classes)
+    names = [f"class {number}" for number in range(classes)]
+    metrics = SingleLabel(labels=names).counted({**SCORING, "average_precision": {}, "roc_auc": {}})
+    whole = ScoredRows(names, labels, softmax(logits.astype(np.float64), axis=1))
+    expected = classification.of(whole, metrics, ordered=True)
+    other = ScoredRows(names, labels, np.roll(whole.probabilities, 1, axis=1))  # type: ignore[arg-type]
+    monkeypatch.setattr(blocks, "AT_ONCE", 40)
+    lazy = ScoredRows.of_outputs(names, labels, logits)
+    assert isinstance(lazy.probabilities, Softmax)
+    assert str(classification.of(lazy, metrics, ordered=True)) == str(expected)
+    assert str(classification.differences(lazy, other, metrics)) == str(
+        classification.differences(whole, other, metrics)
+    )
+    same = classification.differences(lazy, ScoredRows.of_outputs(names, labels, logits), metrics)
+    assert not np.nan_to_num([each["value"] for each in same.values()]).any()
+
+
+def test_a_sweep_has_the_areas_of_scikit_learn_where_scores_are_equal() -> None:
+    logits, labels = logits_of(300, 5)
+    probabilities = softmax(logits.astype(np.float64), axis=1).round(1)
+    found = ranking.swept(probabilities, labels)
+    assert found.classes[-1] is None
+    for number, area in enumerate(found.classes[:-1]):
+        assert area is not None
+        true, scores = labels == number, probabilities[:, number]
+        assert area.roc.value == pytest.approx(sklearn.metrics.roc_auc_score(true, scores))
+        average = sklearn.metrics.average_precision_score(true, scores)
+        assert area.precision_recall.value == pytest.approx(average)
+
+
+def test_the_temperature_of_blocks_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = logits_of(400, 5)
+    whole = calibration.temperature(3 * logits.astype(np.float64), labels)
+    monkeypatch.setattr(blocks, "AT_ONCE", 30)
+    assert calibration.temperature(3 * logits, labels) == pytest.approx(whole, rel=1e-5)
+
+
+def test_means_and_sums_of_many_rows_have_the_intervals_of_the_bootstrap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = np.random.default_rng(0).exponential(size=4000)
+    groups = np.arange(4000) % 3
+
+    def found() -> list[intervals.Interval]:
+        of_sums = intervals.of_sums(lambda sums: sums[..., 0] / 4000, groups, values, 3)
+        return [intervals.of_mean(values), of_sums]
+
+    drawn = found()
+    monkeypatch.setattr(intervals, "_MOST_DRAWN", 100)
+    for one, other in zip(drawn, found(), strict=True):
+        assert other.value == pytest.approx(one.value)
+        width = one.high - one.low
+        assert (other.low, other.high) == pytest.approx((one.low, one.high), abs=0.1 * width)
+
+
+# ---- the container of an evaluation --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("widths", [(3, 3, 3), (3, 2, 4)])
+def test_batches_are_joined_as_the_library_does(widths: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(0)
+    batches = [
+        (
+            generator.normal(size=(rows, width)).astype(np.float32),
+            {"labels": generator.integers(9, size=rows)},
+        )
+        for rows, width in zip((4, 4, 1), widths, strict=True)
+    ]
+    container = EvalLoopContainer()
+    for logits, others in batches:
+        container.add((torch.tensor(logits), {k: torch.tensor(v) for k, v in others.items()}))
+    expected = container.get_arrays()
+    order = generator.permutation(9)
+    for chosen in (None, order):
+        found = gathering.joined([*batches], chosen)
+        place = slice(None) if chosen is None else chosen
+        np.testing.assert_array_equal(found[0][place], expected[0])
+        np.testing.assert_array_equal(found[1]["labels"][place], expected[1]["labels"])
+
+
+# ---- a run of many classes -----------------------------------------------------------------------
+
+
+def test_what_is_kept_has_the_same_most_probable_class() -> None:
+    logits, _ = logits_of(200, 60)
+    logits[0, :2] = [20.0, 20.0 + 2e-6]
+    logits[0, 2:] = -90_000.0
+    found = scored.kept(logits)
+    np.testing.assert_array_equal(found.argmax(axis=1), logits.argmax(axis=1))
+    np.testing.assert_array_equal(found == 0, logits == logits.max(axis=1, keepdims=True))
+    np.testing.assert_array_equal(scored.kept(found), found)
+    logits[0, 0], logits[1, 1], logits[2, 2] = np.nan, np.inf, -np.inf
+    assert (~np.isfinite(scored.kept(logits)).all(axis=1)).nonzero()[0].tolist() == [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("many"), rows=300, names=MANY, skill=3.0)
+
+
+def test_a_run_of_many_classes_has_the_most_probable_and_logits_beside(many: Run) -> None:
+    table, logits = many.predictions, np.load(many.path / "logits.npy")
+    assert (logits.dtype, logits.shape) == (np.float16, (300, 60))
+    assert "probability of class 1" not in table
+    rows = many.scored(table)
+    probabilities = softmax(logits.astype(np.float64), axis=1)
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :5]
+    for place, suffix in enumerate(["", "_2", "_3", "_4", "_5"]):
+        found = table[f"probability{suffix}"]
+        np.testing.assert_allclose(found, probabilities[np.arange(300), best[:, place]])
+        assert table[f"prediction{suffix}"].tolist() == [MANY[each] for each in best[:, place]]
+    np.testing.assert_allclose(table["label_probability"], rows.summary.of_label)
+    written = many.statistics
+    assert written.metrics["accuracy"]["value"] == (table.label == table.prediction).mean()
+    metrics = dataclasses.replace(many.metrics, statistics=None)
+    metrics.write(many.path)
+    finetune.report(many)  # from the files alone
+    assert many.statistics.metrics == written.metrics
+    assert many.statistics.classes == written.classes
+    same = compare([many, many])
+    assert {each["value"] for each in same.differences[0].values()} == {0.0}
+    assert not len(same.disagreements)
+
+
+def test_a_run_without_its_logits_says_so(many: Run, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "run", rows=300, names=MANY, seed=5)
+    (other.path / "logits.npy").write_bytes((many.path / "logits.npy").read_bytes())
+    with pytest.raises(UserError, match=r"logits.npy is not that of predictions.parquet: "):
+        compare([many, other])
+    (other.path / "logits.npy").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"logits.npy is damaged: "):
+        finetune.report(other)
+    np.save(other.path / "logits.npy", np.zeros((300, 59), dtype=np.float16))
+    with pytest.raises(UserError, match=r"expected 300 rows of 60 logits, found float16"):
+        finetune.report(other)
+    (other.path / "logits.npy").unlink()
+    with pytest.raises(UserError, match=r"logits.npy is missing: of 60 classes predictions.parq"):
+        finetune.report(other)
+
+
+def test_a_run_of_an_older_release_has_every_column(many: Run, tmp_path: Path) -> None:
+    older = write_run(tmp_path / "older", rows=300, names=MANY, skill=3.0)
+    logits, table = np.load(older.path / "logits.npy"), older.predictions
+    probabilities = softmax(logits.astype(np.float64), axis=1)
+    columns = {f"probability of {name}": probabilities[:, n] for n, name in enumerate(MANY)}
+    whole = pd.concat([table[["id", "text", "label", "prediction"]], pd.DataFrame(columns)], axis=1)
+    whole.to_parquet(older.path / "predictions.parquet")
+    (older.path / "logits.npy").unlink()
+    finetune.report(older)
+    found = compare([many, older])
+    assert found.differences[0]["accuracy"]["value"] == 0
+    assert not len(found.disagreements)
+
+
+def test_classes_in_another_order_are_compared_by_name(many: Run, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "run", rows=300, names=MANY, skill=3.0)
+    logits, order = np.load(other.path / "logits.npy"), np.roll(np.arange(60), 7)
+    np.save(other.path / "logits.npy", logits[:, order])
+    other.update(labels=[MANY[each] for each in order])
+    assert compare([many, other]).differences[0]["log_loss"]["value"] == 0
+
+
+def test_the_scores_of_very_many_classes_are_a_table(tmp_path: Path) -> None:
+    names = tuple(f"class {number}" for number in range(230))
+    run = write_run(tmp_path, rows=500, names=names, skill=4.0)
+    every = run.statistics.classes
+    assert every is not None
+    dataclasses.replace(run.metrics, statistics=None).write(run.path)
+    finetune.report(run)
+    some = run.statistics.classes
+    assert some is not None
+    assert 50 <= len(some) <= 100
+    assert some.items() <= every.items()
+    found = classes.scores(run)
+    assert list(found) == list(names)
+    for name, each in every.items():
+        assert found[name].keys() == each.keys()
+        assert found[name]["support"] == each["support"]
+        assert found[name]["f1"] == pytest.approx(each["f1"], rel=1e-5)
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "Scores of the 50 classes with the lowest F1" in page
+    assert '<a href="classes.csv">' in page
+    assert "The most frequent confusions" in page
+    (run.path / "classes.csv").unlink()
+    finetune.report(run)
+    assert Metrics.read(run.path).statistics is not None
+
+
+# ---- the log, and predict ------------------------------------------------------------------------
+
+
+def test_the_history_of_a_long_run_is_thinned() -> None:
+    history: list[dict[str, Any]] = [{"step": step, "loss": 1.0} for step in range(1, 8001)]
+    history.insert(4000, {"step": 4000, "eval_loss": 1.0})
+    history.append({"step": 8000, "train_runtime": 1.0})
+    found = provenance.thinned(history)
+    assert len([each for each in found if "loss" in each]) <= 1001
+    assert [each for each in found if "loss" not in each] == [history[4000], history[-1]]
+    assert found[-2]["step"] == 8000
+    assert provenance.thinned(history[:900]) == history[:900]
+    assert len(json.dumps(found)) < 100_000
+
+
+def test_items_come_in_order_from_a_thread_and_so_does_its_error() -> None:
+    def numbers() -> Any:
+        yield from range(5)
+        raise UserError("the sixth is wrong")
+
+    found = overlap.ahead(numbers())
+    assert [next(found) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(UserError, match="the sixth"):
+        next(found)
+
+
+def test_an_error_of_writing_is_raised_while_or_after_it() -> None:
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        if number == 3:
+            raise UserError("no space for 3")
+        done.append(number)
+
+    def through(count: int) -> None:
+        with overlap.behind(work) as write:
+            for number in range(count):
+                write(number)
+
+    with pytest.raises(UserError, match="no space"):
+        through(4)
+    assert done == [0, 1, 2]
+    with overlap.behind(done.append) as write:
+        for number in range(9, 20):
+            write(number)
+    assert done == [0, 1, 2, *range(9, 20)]
+
+
+def test_parts_are_not_listed_for_each_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from finetune.data.files import Chunk
+
+    parts, listed = output.PartialOutput(tmp_path / "out.parquet"), []
+    done = output.PartialOutput._done
+    monkeypatch.setattr(output.PartialOutput, "_done", lambda self: listed.append(1) or done(self))
+    parts.begin({}, resume=False)
+    for number in range(5):
+        parts.write(["text"], Chunk(number, [{"text": str(number)}]), {"label": ["good"]})
+    parts.finish(5, ["text", "label"])
+    assert len(listed) == 1
+    assert pd.read_parquet(tmp_path / "out.parquet")["text"].tolist() == list("01234")
