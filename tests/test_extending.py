@@ -20,7 +20,7 @@ from finetune import Run, cli
 from finetune.cli import dispatch
 from finetune.recipe.scoring import Scoring
 from finetune.tasks.single_label import SingleLabel
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Command
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# file: (\S+)\n(.*?)```", PAGE, re.DOTALL))
@@ -97,24 +97,14 @@ def test_a_recipe_of_the_page_trains(
     assert again.metrics == pytest.approx(dict(run.metrics.test), abs=1e-5)
 
 
-def ended(words: list[str]) -> int:
-    """The exit status of a command, in this process."""
-    try:
-        return cli.main(words)
-    except SystemExit as end:  # --help
-        return int(end.code or 0)
-
-
-@pytest.mark.trains
-def test_the_commands_of_the_page(
-    place: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(place)
+@pytest.mark.processes
+def test_the_commands_of_the_page(place: Path, tiny_model: str, command: Command) -> None:
     for words in COMMANDS:
         assert words[:3] == ["python", "-m", "finetune"]
         trains = words[3] == "tickets.py" and "--help" not in words
         more = ["--model", tiny_model, "--max_steps", "1", "--no_baseline"] if trains else []
-        assert ended([*words[3:], *more]) == 0
+        done = command(*words[3:], *more, cwd=place)
+        assert done.returncode == 0, done.stderr
     assert len((place / "predicted.csv").read_text().splitlines()) == 181
 
 

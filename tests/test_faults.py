@@ -125,25 +125,30 @@ def test_of_two_ranks_that_raise_one_shows_its_traceback_and_the_others_are_quie
 # ---- the processes do not find together ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", [(2, 3), pytest.param((3, 2), marks=pytest.mark.slow)])
-def test_machines_that_count_differently_are_refused(
-    world: tuple[int, int], started: Jobs, tmp_path: Path
-) -> None:
+def test_machines_that_count_differently_are_refused(started: Jobs, tmp_path: Path) -> None:
     """Whether the others expect more processes than rank 0 does, or fewer."""
-    port = free_port()
-    pair = [
-        started.start([*FINETUNE, REGRESSION], tmp_path, rank_without_launcher(rank, size, port))
-        for rank, size in enumerate(world)
-    ]
-    for rank, job in enumerate(pair):
-        done = job.ended()
-        mine, theirs = world[rank], world[1 - rank]
-        assert done.stderr == (
-            f"error: rank {rank} was started in a job of {mine} processes and rank {1 - rank} "
-            f"in one of {theirs}: start every machine with the same --nnodes and "
-            "--nproc_per_node\n"
+    worlds = [(2, 3), (3, 2)]
+    pairs = []
+    for world in worlds:
+        port = free_port()
+        pairs.append(
+            [
+                started.start(
+                    [*FINETUNE, REGRESSION], tmp_path, rank_without_launcher(rank, size, port)
+                )
+                for rank, size in enumerate(world)
+            ]
         )
-        assert done.returncode == 2
+    for world, pair in zip(worlds, pairs, strict=True):
+        for rank, job in enumerate(pair):
+            done = job.ended()
+            mine, theirs = world[rank], world[1 - rank]
+            assert done.stderr == (
+                f"error: rank {rank} was started in a job of {mine} processes and rank {1 - rank} "
+                f"in one of {theirs}: start every machine with the same --nnodes and "
+                "--nproc_per_node\n"
+            )
+            assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,8 +3,6 @@
 The measuring is that of `benchmarks/invariance.py`, on a tiny model.
 """
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +26,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.processes]
 PRECISIONS = {"": False}
 CASES = [case for case, _, _ in cases(PRECISIONS)]
 FOUND = [(processes, each) for processes, tried in LAUNCHES.items() for each in tried]
-OTHERS = [
-    pytest.param(launch, marks=pytest.mark.slow) if launch[0] > 2 else launch
-    for launch in FOUND
-    if launch != (1, 1)
-]
-Launch = tuple[int, int]
+OTHERS = [launch for launch in FOUND if launch != (1, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -54,33 +47,32 @@ def initial(options: dict[str, Any], directory: str) -> np.ndarray:
 @pytest.fixture(scope="module")
 def by_rank(
     options: dict[str, Any], directory: str, initial: np.ndarray
-) -> Callable[[Launch], list[Observed]]:
+) -> dict[tuple[int, int], list[Observed]]:
     """What each launch saw; making `initial` has filled the caches."""
-
-    @functools.cache
-    def ranks(processes: int) -> list[dict[int, Observed]]:
-        found = launched(processes, options, directory, LAUNCHES[processes], PRECISIONS)
-        assert len(found) == processes
-        return found
-
-    return lambda launch: [rank[launch[1]] for rank in ranks(launch[0])]
+    found = {}
+    for processes, accumulations in LAUNCHES.items():
+        ranks = launched(processes, options, directory, accumulations, PRECISIONS)
+        assert len(ranks) == processes
+        for accumulation in accumulations:
+            found[processes, accumulation] = [rank[accumulation] for rank in ranks]
+    return found
 
 
 @pytest.fixture(scope="module")
-def one(by_rank: Callable[[Launch], list[Observed]]) -> Observed:
-    return by_rank((1, 1))[0]
+def one(by_rank: dict[tuple[int, int], list[Observed]]) -> Observed:
+    return by_rank[1, 1][0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
-@pytest.mark.parametrize("launch", OTHERS, ids=lambda launch: f"{launch[0]}x{launch[1]}")
+@pytest.mark.parametrize("launch", OTHERS, ids="{0[0]}x{0[1]}".format)
 def test_every_launch_gives_the_same_training(
-    launch: Launch,
+    launch: tuple[int, int],
     case: Case,
-    by_rank: Callable[[Launch], list[Observed]],
+    by_rank: dict[tuple[int, int], list[Observed]],
     one: Observed,
     initial: np.ndarray,
 ) -> None:
-    gap = difference(by_rank(launch)[0], one, case, initial)
+    gap = difference(by_rank[launch][0], one, case, initial)
     assert gap.loss < 1e-5
     assert gap.weights < 1e-6
     assert gap.update < 1e-3
@@ -94,10 +86,10 @@ def test_something_was_trained_and_the_cases_differ(one: Observed, initial: np.n
     assert {case[2] for case in CASES} == set(ROWS)
 
 
-@pytest.mark.parametrize("launch", OTHERS, ids=lambda launch: f"{launch[0]}x{launch[1]}")
+@pytest.mark.parametrize("launch", OTHERS, ids="{0[0]}x{0[1]}".format)
 def test_every_launch_gives_the_same_evaluation(
-    launch: Launch, by_rank: Callable[[Launch], list[Observed]], one: Observed
+    launch: tuple[int, int], by_rank: dict[tuple[int, int], list[Observed]], one: Observed
 ) -> None:
     assert set(one.evaluations) == set(SIZES)
-    for seen in by_rank(launch):  # every rank has all of it
+    for seen in by_rank[launch]:  # every rank has all of it
         assert evaluation_difference(seen, one) < 1e-6

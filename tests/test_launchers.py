@@ -34,6 +34,8 @@ import finetune
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
     forked = finetune.launch("sentiment", num_processes=2, output_dir="forked", **options)
+    again = finetune.launch("sentiment", num_processes=2, output_dir="again", **options)
+    assert forked.metrics == again.metrics
     options |= {"max_steps": 2}
     finetune.train("mine.py", output_dir="here", **options)  # now devices are initialised
     fresh = finetune.launch("mine.py", num_processes=2, output_dir="fresh", **options)

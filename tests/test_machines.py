@@ -285,7 +285,6 @@ def namespaces() -> Iterator[list[tuple[str, str]]]:
             subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True)
 
 
-@pytest.mark.slow
 def test_machines_with_addresses_of_their_own(
     namespaces: list[tuple[str, str]], started: Jobs, tmp_path: Path
 ) -> None:

@@ -147,12 +147,12 @@ def score(metric: Callable[[np.ndarray], np.ndarray], matrix: np.ndarray) -> flo
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        pytest.param("accuracy", {}, marks=pytest.mark.slow),
+        ("accuracy", {}),
         ("f1", {"average": "macro"}),
-        pytest.param("recall", {"average": "macro"}, marks=pytest.mark.slow),
-        pytest.param("matthews_correlation", {}, marks=pytest.mark.slow),
+        ("recall", {"average": "macro"}),
+        ("matthews_correlation", {}),
         ("quadratic_kappa", {}),
-        pytest.param("mean_absolute_error", {}, marks=pytest.mark.slow),
+        ("mean_absolute_error", {}),
     ],
 )
 def test_intervals_of_counts_hold_the_truth(name: str, arguments: dict[str, Any]) -> None:
@@ -182,10 +182,7 @@ def test_intervals_of_many_classes_hold_the_truth() -> None:
     assert 0.935 < covered(hits) < 0.965
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [pytest.param("accuracy", {}, marks=pytest.mark.slow), ("f1", {"average": "macro"})],
-)
+@pytest.mark.parametrize(("name", "arguments"), [("accuracy", {}), ("f1", {"average": "macro"})])
 def test_intervals_near_the_edge_hold_the_truth(name: str, arguments: dict[str, Any]) -> None:
     """Of 100 rows 2 to 8 are wrong on average, and of some samples none: the plain bootstrap holds
     the truth 93% of the time. One rate of errors would not do: counts are whole numbers, so the
@@ -736,7 +733,7 @@ def test_the_difference_is_that_of_the_scores(metric: Callable[[np.ndarray], np.
     assert same.low <= same.value == 0 <= same.high < 0.01
 
 
-@pytest.mark.parametrize("metric", ["accuracy", pytest.param("f1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("metric", ["accuracy", "f1"])
 def test_two_models_that_are_alike_are_seldom_told_apart(metric: str) -> None:
     """On 100 rows of which 6 are right for one of them only: the bootstrap would in 8% of cases."""
     function = counts.metric(metric, {"average": "macro"} if metric == "f1" else {})
