@@ -157,8 +157,18 @@ def windowed(documents: Path, short_model: str, tmp_path_factory: pytest.TempPat
     )
 
 
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Servers"]:  # noqa: F821
+    """Starts commands without their imports, see `tests/warm.py`."""
+    from tests.warm import Servers
+
+    servers = Servers(tmp_path_factory.mktemp("warm"))
+    yield servers
+    servers.close()
+
+
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
+def command(tmp_path: Path, warm: "Servers") -> Command:  # noqa: F821
     """Run `python -m finetune WORDS` (or under another launcher) in an empty directory."""
     home = tmp_path / "cwd"
     home.mkdir()
@@ -170,10 +180,18 @@ def command(tmp_path: Path) -> Command:
         env: dict[str, str] | None = None,
         timeout: float = HANGS,
     ) -> "subprocess.CompletedProcess[str]":
+        environment = dict(os.environ) if env is None else env
+        typed = list(map(str, words))
+        if launcher == "python":
+            start = warm.words("finetune", typed, environment)
+        elif launcher == "torchrun":
+            start = warm.torchrun(typed, environment)
+        else:
+            start = [*LAUNCHERS[launcher], *typed]
         return subprocess.run(
-            [*LAUNCHERS[launcher], *map(str, words)],
+            start,
             cwd=cwd,
-            env=dict(os.environ) if env is None else env,
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -195,3 +213,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Each training looks for garbage: not among what was imported, a fifth of a second long."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def imports_are_no_garbage() -> Iterator[None]:
+    """Nor among what a test has imported."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) > before + 50:
+        gc.collect()
+        gc.freeze()

@@ -19,9 +19,9 @@ import transformers
 
 from examples import accelerate_loop, native_ddp
 from finetune.config import settings
-from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed
 from tests.conftest import HANGS
+from tests.warm import in_warm_processes
 
 pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_thread")]
 EXAMPLES = Path(native_ddp.__file__).parent
@@ -144,7 +144,7 @@ def in_two(
     """What two processes find, by rank, and where their snapshots are."""
     _ = choose(source, "runs").recipe.prepared  # so that both ranks find it in the cache
     directory = tmp_path_factory.mktemp("two")
-    return in_fresh_processes(2, work_in_a_rank, source, directory), directory
+    return in_warm_processes(2, work_in_a_rank, source, directory), directory
 
 
 def assert_same(found: Result, expected: Result) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.jobs import TORCHRUN
+from tests.warm import Servers
 
 SCRIPT = """
 import contextlib, copy, gc, os, pathlib, resource, sys, torch, weakref
@@ -89,18 +89,18 @@ assert not any("gloo" in name for name in threads), threads
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_every_process_has_the_average(processes: int, tmp_path: Path) -> None:
+def test_every_process_has_the_average(processes: int, tmp_path: Path, warm: Servers) -> None:
     """Of several buckets, in steps after each other, with an accumulated micro-batch; the same to
     the last bit.
     """
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(SCRIPT)
     shared = tmp_path / "shared"
     shared.mkdir()
-    words = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", script, shared, tmp_path]
+    flags = ("--standalone", f"--nproc_per_node={processes}")
+    words = [str(shared), str(tmp_path)]
     ended = subprocess.run(
-        list(map(str, words)),
-        cwd=ROOT,
+        warm.torchrun(words, os.environ, *flags, module="script"),
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -32,7 +32,7 @@ COMMANDS = [
 TINY = {"max_steps": 2, "baseline": False, "precision": "fp32", "eval_samples": 20}
 OF_CHECKOUT = ("metrics/", "finetune/")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 
 
 @pytest.fixture(scope="module")

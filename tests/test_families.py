@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -30,8 +31,8 @@ from finetune.models.pretrained import load_classifier, load_config, load_tokeni
 from tests.conftest import HANGS, ROOT, SCRIPTS
 from tests.families import FAMILIES, PARTICULAR, POSITIONS, write
 from tests.families_job import OPTIONS, Reviews, observe
+from tests.warm import Servers
 
-JOB = ROOT / "tests" / "families_job.py"
 EVERY = sorted(FAMILIES)
 launches = pytest.mark.processes
 each_family = pytest.mark.parametrize("family", EVERY)
@@ -51,19 +52,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return directory
 
 
-def launched(
-    models: Models, data: Path, out: Path, *only: str, job: Path = JOB
-) -> "subprocess.CompletedProcess[str]":
-    torchrun = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc_per_node=2", str(job)]
-    words = [*torchrun, str(models), str(data), str(out), *only]
+def ended(words: list[str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANGS
     )
 
 
 def environment() -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
@@ -73,9 +68,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(models: Models, uneven_reviews: Path, out: Path) -> Seen:
+def two(models: Models, uneven_reviews: Path, out: Path, warm: Servers) -> Seen:
     """What the one launch of two processes saw."""
-    done = launched(models, uneven_reviews, out)
+    words = [str(models), str(uneven_reviews), str(out)]
+    done = ended(warm.torchrun(words, environment(), module="tests.families_job"))
     assert done.returncode == 0, done.stderr[-6000:]
     found = {path.stem: json.loads(path.read_text("utf-8")) for path in out.glob("*.json")}
     assert sorted(found) == EVERY
@@ -375,7 +371,9 @@ def broken(tmp_path: Path) -> Path:
 def test_a_rank_that_fails_ends_the_launch(
     broken: Path, models: Models, uneven_reviews: Path, tmp_path: Path
 ) -> None:
-    done = launched(models, uneven_reviews, tmp_path, "albert", "bert", "bart", job=broken)
+    torchrun = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc_per_node=2", str(broken)]
+    words = [str(models), str(uneven_reviews), str(tmp_path), "albert", "bert", "bart"]
+    done = ended([*torchrun, *words])
     assert done.returncode == 1
     assert "ValueError: rank 1 is broken" in done.stderr
     assert sorted(path.stem for path in tmp_path.glob("*.json")) == ["albert"]

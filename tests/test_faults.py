@@ -3,6 +3,7 @@
 It ends by itself: the timeout of the process group is half an hour, and a test waits for less.
 """
 
+import os
 import re
 import socket
 import sys
@@ -15,6 +16,7 @@ import finetune
 from finetune import UserError
 from tests.conftest import ROOT
 from tests.jobs import TORCHRUN, Job, Jobs, free_port, jobs, rank_without_launcher
+from tests.warm import Servers
 
 pytestmark = pytest.mark.processes
 FINETUNE = [sys.executable, "-m", "finetune"]
@@ -125,7 +127,9 @@ def test_of_two_ranks_that_raise_one_shows_its_traceback_and_the_others_are_quie
 # ---- the processes do not find together ----------------------------------------------------------
 
 
-def test_machines_that_count_differently_are_refused(started: Jobs, tmp_path: Path) -> None:
+def test_machines_that_count_differently_are_refused(
+    started: Jobs, tmp_path: Path, warm: Servers
+) -> None:
     """Whether the others expect more processes than rank 0 does, or fewer."""
     worlds = [(2, 3), (3, 2)]
     pairs = []
@@ -134,7 +138,9 @@ def test_machines_that_count_differently_are_refused(started: Jobs, tmp_path: Pa
         pairs.append(
             [
                 started.start(
-                    [*FINETUNE, REGRESSION], tmp_path, rank_without_launcher(rank, size, port)
+                    warm.words("finetune", [str(REGRESSION)], os.environ),
+                    tmp_path,
+                    rank_without_launcher(rank, size, port),
                 )
                 for rank, size in enumerate(world)
             ]
@@ -153,12 +159,14 @@ def test_machines_that_count_differently_are_refused(started: Jobs, tmp_path: Pa
 
 
 def test_a_mistake_on_one_machine_is_told_there_and_stops_the_other(
-    started: Jobs, tmp_path: Path
+    started: Jobs, tmp_path: Path, warm: Servers
 ) -> None:
     port = free_port()
     first, second = (
         started.start(
-            [*FINETUNE, REGRESSION, *flags], tmp_path, rank_without_launcher(rank, 2, port)
+            warm.words("finetune", [str(REGRESSION), *flags], os.environ),
+            tmp_path,
+            rank_without_launcher(rank, 2, port),
         )
         for rank, flags in enumerate(([], ["--learnin_rate", "1"]))
     )

@@ -3,7 +3,6 @@
 import copy
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from finetune.errors import UserError
 from finetune.models import head
 from tests.conftest import ROOT
+from tests.warm import Servers
 
 SIZES: dict[str, Any] = {
     **dict.fromkeys(
@@ -176,11 +176,13 @@ dist.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_the_last_layer_of_a_sharded_model_is_scaled_and_folded(tmp_path: Path) -> None:
-    (script := tmp_path / "sharded.py").write_text(SHARDED, encoding="utf-8")
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+def test_the_last_layer_of_a_sharded_model_is_scaled_and_folded(
+    tmp_path: Path, warm: Servers
+) -> None:
+    (tmp_path / "sharded.py").write_text(SHARDED, encoding="utf-8")
     done = subprocess.run(
-        [*start, str(script)],
+        warm.torchrun([], os.environ, module="sharded"),
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -21,10 +21,10 @@ from transformers import (
 import finetune
 from finetune import ImageClassification, Run, UserError
 from finetune.data.augmentation import Augmentation
-from finetune.pipeline.launch import in_fresh_processes
 from finetune.recipe import catalog
 from finetune.runtime import distributed
 from tests.pictures import LABELS, SIDE, damaged, picture, recipe, saved, table
+from tests.warm import in_warm_processes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 #: What makes a training here short and exact.
@@ -125,7 +125,7 @@ def test_every_launch_sees_the_same_pixels(photos: Path, vit: str, tmp_path: Pat
     one, *same, uncropped, other = observe(*words, tried)
     # fresh processes would start their workers afresh too, which takes seconds
     forked = {**accumulated, **living, "dataloader_multiprocessing_context": "fork"}
-    same += in_fresh_processes(2, observe, *words, [forked])[1]
+    same += in_warm_processes(2, observe, *words, [forked])[1]
     for losses, logits in same:
         assert np.abs(np.subtract(losses, one[0])).max() < 1e-5
         assert np.abs(logits - one[1]).max() < 1e-5

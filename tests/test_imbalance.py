@@ -16,7 +16,7 @@ from transformers import PrinterCallback, TrainingArguments
 
 from finetune import TextClassification, UserError
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.trains]
+pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.trains]
 STEPS, BATCH = 6, 16
 CASES: dict[str, dict[str, Any]] = {
     "weights": dict(class_weights="balanced"),

@@ -3,6 +3,8 @@
 The measuring is that of `benchmarks/invariance.py`, on a tiny model.
 """
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,22 @@ from benchmarks.invariance import (
     difference,
     evaluation_difference,
     initial_weights,
-    launched,
+    observe,
 )
+from tests.warm import in_warm_processes
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.processes]
 PRECISIONS = {"": False}
 CASES = [case for case, _, _ in cases(PRECISIONS)]
+Launch = tuple[int, int]
 FOUND = [(processes, each) for processes, tried in LAUNCHES.items() for each in tried]
-OTHERS = [launch for launch in FOUND if launch != (1, 1)]
+SHORT = (2, 2)  # several processes and micro-batches at once
+OTHERS = [
+    pytest.param(launch, marks=[] if launch == SHORT else pytest.mark.slow)
+    for launch in FOUND
+    if launch != (1, 1)
+]
+NAMES = [f"{processes}x{accumulation}" for processes, accumulation in FOUND[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -47,32 +57,37 @@ def initial(options: dict[str, Any], directory: str) -> np.ndarray:
 @pytest.fixture(scope="module")
 def by_rank(
     options: dict[str, Any], directory: str, initial: np.ndarray
-) -> dict[tuple[int, int], list[Observed]]:
-    """What each launch saw; making `initial` has filled the caches."""
-    found = {}
-    for processes, accumulations in LAUNCHES.items():
-        ranks = launched(processes, options, directory, accumulations, PRECISIONS)
+) -> Callable[[Launch], list[Observed]]:
+    """What a launch saw, each once; making `initial` has filled the caches."""
+
+    @functools.cache
+    def launched(launch: Launch) -> list[Observed]:
+        processes, accumulation = launch
+        words = (options, directory, [accumulation], PRECISIONS)
+        ranks = (
+            [observe(*words)] if processes == 1 else in_warm_processes(processes, observe, *words)
+        )
         assert len(ranks) == processes
-        for accumulation in accumulations:
-            found[processes, accumulation] = [rank[accumulation] for rank in ranks]
-    return found
+        return [rank[accumulation] for rank in ranks]
+
+    return launched
 
 
 @pytest.fixture(scope="module")
-def one(by_rank: dict[tuple[int, int], list[Observed]]) -> Observed:
-    return by_rank[1, 1][0]
+def one(by_rank: Callable[[Launch], list[Observed]]) -> Observed:
+    return by_rank((1, 1))[0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
-@pytest.mark.parametrize("launch", OTHERS, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("launch", OTHERS, ids=NAMES)
 def test_every_launch_gives_the_same_training(
-    launch: tuple[int, int],
+    launch: Launch,
     case: Case,
-    by_rank: dict[tuple[int, int], list[Observed]],
+    by_rank: Callable[[Launch], list[Observed]],
     one: Observed,
     initial: np.ndarray,
 ) -> None:
-    gap = difference(by_rank[launch][0], one, case, initial)
+    gap = difference(by_rank(launch)[0], one, case, initial)
     assert gap.loss < 1e-5
     assert gap.weights < 1e-6
     assert gap.update < 1e-3
@@ -86,10 +101,10 @@ def test_something_was_trained_and_the_cases_differ(one: Observed, initial: np.n
     assert {case[2] for case in CASES} == set(ROWS)
 
 
-@pytest.mark.parametrize("launch", OTHERS, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("launch", OTHERS, ids=NAMES)
 def test_every_launch_gives_the_same_evaluation(
-    launch: tuple[int, int], by_rank: dict[tuple[int, int], list[Observed]], one: Observed
+    launch: Launch, by_rank: Callable[[Launch], list[Observed]], one: Observed
 ) -> None:
     assert set(one.evaluations) == set(SIZES)
-    for seen in by_rank[launch]:  # every rank has all of it
+    for seen in by_rank(launch):  # every rank has all of it
         assert evaluation_difference(seen, one) < 1e-6

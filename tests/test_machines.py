@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import finetune
 from finetune import Run
 from tests.conftest import ROOT
 from tests.jobs import TORCHRUN, Job, Jobs, free_port, jobs, rank_without_launcher
+from tests.warm import Servers
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.processes]
 REGRESSION = str(ROOT / "examples" / "regression.py")
@@ -83,13 +83,16 @@ def started() -> Iterator[Jobs]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def refusing(started: Jobs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job]]:
+def refusing(
+    started: Jobs, tmp_path_factory: pytest.TempPathFactory, warm: Servers
+) -> tuple[Path, list[Job]]:
     """Two ranks that try every refusal, one after the other, while the other tests run.
 
     They are started as a cluster starts them, without torchrun.
     """
     place = tmp_path_factory.mktemp("refusing")
     (place / "mine.py").write_text(RECIPE)
+    (place / "trying.py").write_text(TRY)
     for name in ("first", "second"):
         (place / name).mkdir()
     ports = {name: str(free_port()) for name in REFUSALS}
@@ -102,7 +105,7 @@ def refusing(started: Jobs, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
             cases.append((name, str(directory), ports[name], words))
         ranks.append(
             started.start(
-                [sys.executable, "-c", TRY, json.dumps(cases)],
+                warm.words("trying", [json.dumps(cases)], os.environ),
                 place,
                 rank_without_launcher(rank, 2, port=0),
             )
@@ -151,12 +154,12 @@ def flags(options: dict[str, object]) -> list[str]:
 
 def static(rank: int, port: int, address: str = "127.0.0.1") -> list[str]:
     meeting = [f"--node_rank={rank}", f"--master_addr={address}", f"--master_port={port}"]
-    return [*TORCHRUN, "--nnodes=2", *meeting, "--nproc_per_node=1", "-m", "finetune"]
+    return ["--nnodes=2", *meeting, "--nproc_per_node=1"]
 
 
 def c10d(port: int) -> list[str]:
     meeting = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=tests"]
-    return [*TORCHRUN, "--nnodes=2", *meeting, "--nproc_per_node=1", "-m", "finetune"]
+    return ["--nnodes=2", *meeting, "--nproc_per_node=1"]
 
 
 def ends(pair: Sequence[Job]) -> list["subprocess.CompletedProcess[str]"]:
@@ -171,10 +174,14 @@ def test_a_shared_directory_has_one_run_and_it_is_that_of_one_process(
     directories: list[Path],
     tmp_path: Path,
     options: dict[str, object],
+    warm: Servers,
 ) -> None:
     shared, port = tmp_path / "run", free_port()
     words = ["sentiment", *flags(options), "--num_threads=1", f"--output_dir={shared}"]
-    pair = [started.start([*static(rank, port), *words], directories[rank]) for rank in range(2)]
+    pair = [
+        started.start(warm.torchrun(words, os.environ, *static(rank, port)), directories[rank])
+        for rank in range(2)
+    ]
     one = finetune.train("sentiment", **options, output_dir=str(tmp_path / "one"))
     first, second = ends(pair)
     assert first.returncode == 0, first.stderr
@@ -194,11 +201,12 @@ def test_a_shared_directory_has_one_run_and_it_is_that_of_one_process(
 
 
 def test_private_directories_have_the_whole_run_each_with_save_on_each_node(
-    started: Jobs, directories: list[Path], options: dict[str, object]
+    started: Jobs, directories: list[Path], options: dict[str, object], warm: Servers
 ) -> None:
     words = ["sentiment", *flags(options), "--save_on_each_node", "--num_threads=1"]
     port = free_port()
-    first, second = ends([started.start([*c10d(port), *words], each) for each in directories])
+    start = warm.torchrun(words, os.environ, *c10d(port))
+    first, second = ends([started.start(start, each) for each in directories])
     assert first.returncode == 0, first.stderr
     assert second.returncode == 0, second.stderr
     runs = [each / "runs" / "sentiment" for each in directories]
@@ -224,7 +232,10 @@ def test_private_directories_have_the_whole_run_each_with_save_on_each_node(
 @pytest.mark.slow
 def test_torchrun_shows_the_refusal_in_both_logs(started: Jobs, directories: list[Path]) -> None:
     port, words = free_port(), [REGRESSION, "--output_dir", "runs/mine"]
-    pair = [started.start([*static(rank, port), *words], directories[rank]) for rank in range(2)]
+    pair = [
+        started.start([*TORCHRUN, *static(rank, port), "-m", "finetune", *words], directories[rank])
+        for rank in range(2)
+    ]
     for done in ends(pair):
         assert done.returncode == 1  # torchrun's
         assert done.stdout == ""
@@ -293,11 +304,12 @@ def test_machines_with_addresses_of_their_own(
     first, second = ends(
         [
             started.start(
-                ["ip", "netns", "exec", namespace, *static(rank, 29500, ADDRESSES[0]), *words],
+                ["ip", "netns", "exec", namespace, *TORCHRUN, *meeting, "-m", "finetune", *words],
                 tmp_path,
                 {"GLOO_SOCKET_IFNAME": device},
             )
             for rank, (namespace, device) in enumerate(namespaces)
+            for meeting in [static(rank, 29500, ADDRESSES[0])]
         ]
     )
     assert first.returncode == 0, first.stderr

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -23,7 +24,7 @@ from finetune.tasks.multi_label import MultiLabel
 from finetune.tasks.ordinal import Ordinal
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
-from tests.conftest import LAUNCHERS
+from tests.warm import Servers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -606,14 +607,16 @@ finetune.train("sentiment", **json.loads(sys.argv[1]))
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("few_draws")
-def test_two_processes_compute_the_same(place: Path, reviews: Path, tiny_model: str) -> None:
+def test_two_processes_compute_the_same(
+    place: Path, reviews: Path, tiny_model: str, warm: Servers
+) -> None:
     one = trained(place, reviews, tiny_model)
     (place / "train.py").write_text(TWO_PROCESSES)
     chosen = {"metrics": "f1,./cost", "metric_for_best_model": "minutes_lost", "eval_samples": 20}
     chosen |= {"greater_is_better": False, "output_dir": "two", "global_batch_size": 32}
-    words = [*LAUNCHERS["torchrun"][:3], "train.py"]
+    words = [json.dumps(options(reviews, tiny_model, **chosen))]
     done = subprocess.run(
-        [*words, json.dumps(options(reviews, tiny_model, **chosen))],
+        warm.torchrun(words, os.environ, module="train"),
         capture_output=True,
         text=True,
         check=False,

@@ -3,6 +3,7 @@ whole path on a tiny model.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from finetune.reporting import wording
 from finetune.statistics import average_precision, multi_label
 from finetune.statistics.scored import ScoredLabels
 from finetune.tasks.multi_label import MultiLabel
-from tests.jobs import TORCHRUN, jobs
+from tests.jobs import jobs
+from tests.warm import Servers
 
 WORDS = {"service": "waiter", "food": "soup", "price": "bill"}
 
@@ -456,6 +458,7 @@ def scores_by_step(run: Run) -> dict[int, float]:
     return {each["step"]: each["eval_f1_micro"] for each in history if "eval_f1_micro" in each}
 
 
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.trains
 @pytest.mark.parametrize("thresholds", ["one", "label"])
 def test_the_model_is_chosen_by_what_is_saved(
@@ -476,9 +479,10 @@ def test_the_model_is_chosen_by_what_is_saved(
     assert {name: again[name] for name in validation} == pytest.approx(validation, abs=1e-5)
 
 
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.trains
 def test_thresholds_are_the_same_however_it_is_launched(
-    rare: Path, tiny_model: str, tmp_path: Path
+    rare: Path, tiny_model: str, tmp_path: Path, warm: Servers
 ) -> None:
     """In two processes, with micro-batches, and resumed."""
     usual: dict[str, Any] = dict(
@@ -489,10 +493,10 @@ def test_thresholds_are_the_same_however_it_is_launched(
         lr_scheduler_type="constant",
     )
     usual |= dict(max_steps=24, precision="fp32", baseline=False)
-    launch = [*TORCHRUN, "--standalone", "--nproc_per_node=2", "-m", "finetune", "text"]
     words = [f"--{name}={value}" for name, value in (usual | {"model": tiny_model}).items()]
     with jobs() as every:
-        two = every.start([*launch, f"--dataset={rare}", *words, "--output_dir=two"], tmp_path)
+        typed = ["text", f"--dataset={rare}", *words, "--output_dir=two"]
+        two = every.start(warm.torchrun(typed, os.environ), tmp_path)
         one = trained(rare, tiny_model, tmp_path / "one", **usual)
         small = trained(
             rare, tiny_model, tmp_path / "small", **usual, gradient_accumulation_steps=4
@@ -522,6 +526,7 @@ def test_rows_that_all_have_no_label_are_evaluated(run: Run, tmp_path: Path, nam
     assert 0 <= found.metrics["subset_accuracy"] <= 1
 
 
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.trains
 def test_two_runs_are_compared(run: Run, data: Path, tiny_model: str, tmp_path: Path) -> None:
     other = trained(data, tiny_model, tmp_path / "other", thresholds="label", seed=1)

@@ -44,7 +44,12 @@ def run(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("where", "launcher"), [("cwd", "python"), ("PYTHONPATH", "python"), ("PYTHONPATH", "torchrun")]
+    ("where", "launcher"),
+    [
+        ("cwd", "python"),
+        pytest.param("PYTHONPATH", "python", marks=pytest.mark.slow),  # as under torchrun
+        ("PYTHONPATH", "torchrun"),
+    ],
 )
 def test_a_stranger_first_on_the_path_is_reported_once_and_not_imported(
     where: str, launcher: str, stranger: Path, tmp_path: Path

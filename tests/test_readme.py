@@ -1,6 +1,7 @@
 """Every command of the README runs as it stands there, from a directory full of decoys.
 
-The Hub is the one on the loopback interface. The make targets are left out: one runs this.
+The Hub is the one on the loopback interface. The make targets are left out: one runs this. Of what
+takes long, and does what other commands do, `make test` runs all up to the first batch.
 """
 
 import json
@@ -19,14 +20,28 @@ from transformers import AutoModelForSequenceClassification
 from tests.conftest import HANGS, LAUNCHERS, ROOT, SCRIPTS
 from tests.hub import Hub
 from tests.hub.repositories import MNIST, SENTIMENT, YELP
+from tests.warm import Servers
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
 COMMANDS = [
     shlex.split(line, comments=True)
     for line in re.findall(r"^    ((?:python|torchrun|accelerate) .*)$", README, re.MULTILINE)
 ]
+#: Beside them stand a training with the same flags, and one of the same loop in `test_examples.py`.
+LONG = [
+    words
+    for words in COMMANDS
+    if "examples/native_ddp.py" in words
+    or words[3:]
+    in (["mnist", "--embedded"], shlex.split("yelp --train_samples 1000 --eval_samples 500"))
+]
+SHORT = [
+    [*words, "--dry_run"] if words in LONG else words
+    for words in COMMANDS
+    if words[1] == "-m" or words not in LONG
+]
 LANES = {
-    recipe: [words for words in COMMANDS if (recipe == "yelp") == ("yelp" in shlex.join(words))]
+    recipe: [words for words in SHORT if (recipe == "yelp") == ("yelp" in shlex.join(words))]
     for recipe in ("yelp", "the others")
 }
 MINE = '''
@@ -50,17 +65,22 @@ class Shell:
     cwd: Path
     environment: dict[str, str]
     directory: str
+    warm: Servers
     printed: dict[str, str] = field(default_factory=dict)
     downloads_before: dict[str, Counter[str]] = field(default_factory=dict)
 
-    def run(self, words: list[str]) -> str:
+    def run(self, words: list[str], cold: bool = False) -> str:
+        """Run a command; what torchrun and accelerate start has a start of its own in any case."""
         program, *rest = [
             {"DIRECTORY": self.directory}.get(word)
             or (str(ROOT / word) if word.startswith("examples/") else word)
             for word in words
         ]
+        start = [str(SCRIPTS / program), *rest]
+        if program == "python" and not cold:
+            start = self.warm.words("finetune", rest[2:], self.environment)
         answer = subprocess.run(
-            [str(SCRIPTS / program), *rest],
+            start,
             cwd=self.cwd,
             env=self.environment,
             capture_output=True,
@@ -74,7 +94,9 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def shell(hub: Hub, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+def shell(
+    hub: Hub, tiny_model: str, tmp_path_factory: pytest.TempPathFactory, warm: Servers
+) -> Shell:
     cwd = tmp_path_factory.mktemp("readme")
     for decoy in ("recipes", "metrics", "accuracy", "mlx"):
         (cwd / decoy).mkdir()
@@ -84,7 +106,7 @@ def shell(hub: Hub, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -
     (cwd / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     (cwd / "path" / "to").mkdir(parents=True)
     (cwd / "path" / "to" / "mine.py").write_text(MINE.replace("DIRECTORY", tiny_model))
-    shell = Shell(cwd, hub.environment(tmp_path_factory.mktemp("home")), tiny_model)
+    shell = Shell(cwd, hub.environment(tmp_path_factory.mktemp("home")), tiny_model, warm)
     # the server is that of all tests of this process
     shell.downloads_before = {name: hub.downloads(name) for name in (YELP, SENTIMENT, MNIST)}
 
@@ -103,6 +125,10 @@ def test_the_readme_has_the_commands() -> None:
     assert shlex.split("accelerate launch -m finetune sentiment") in COMMANDS
     assert shlex.split("python -m finetune mnist") in COMMANDS
     assert LAUNCHERS["python"][1:] == ["-m", "finetune"]
+    assert len(LONG) == 3
+    assert all(
+        words[:3] == ["python", "-m", "finetune"] for words in COMMANDS if words[0] == "python"
+    )
 
 
 @pytest.mark.processes
@@ -167,7 +193,7 @@ def test_each_data_set_was_downloaded_once(shell: Shell, hub: Hub) -> None:
 def test_runs_of_one_name_are_moved_aside(shell: Shell) -> None:
     runs = sorted(path.name for path in (shell.cwd / "runs").glob("yelp*"))
     trained = [
-        words for words in COMMANDS if "yelp" in words and not {"--help", "--dry_run"} & set(words)
+        words for words in SHORT if "yelp" in words and not {"--help", "--dry_run"} & set(words)
     ]
     assert runs == ["yelp", *(f"yelp.{number}" for number in range(1, len(trained)))]
 
@@ -180,15 +206,26 @@ def test_python_blocks_of_a_run_and_of_a_metric(shell: Shell) -> None:
         if "pipeline(" in block or "evaluate.load" in block
     ]
     assert len(blocks) == 2
+    script = []
     for block in blocks:
-        lines = block.strip().replace('"metrics/', f'"{ROOT}/metrics/').splitlines()
-        lines[-1] = f"print({lines[-1]})"
-        answer = subprocess.run(
-            [str(SCRIPTS / "python"), "-P", "-c", textwrap.dedent("\n".join(lines))],
-            cwd=shell.cwd,
-            env=shell.environment,
-            capture_output=True,
-            text=True,
-            check=True,
+        lines = (
+            textwrap.dedent(block.replace('"metrics/', f'"{ROOT}/metrics/')).strip().splitlines()
         )
-        assert re.search(r"'label': '(positive|negative)'|'f1': 0\.6", answer.stdout)
+        script += [*lines[:-1], f"print({lines[-1]})"]
+    answer = subprocess.run(
+        [str(SCRIPTS / "python"), "-P", "-c", "\n".join(script)],
+        cwd=shell.cwd,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"'label': '(positive|negative)'", answer.stdout)
+    assert "'f1': 0.6" in answer.stdout
+
+
+@pytest.mark.slow  # the same up to the first batch, and starts of their own under the launchers
+@pytest.mark.processes
+@pytest.mark.parametrize("words", COMMANDS, ids=shlex.join)
+def test_each_command_runs_from_a_start_of_its_own(shell: Shell, words: list[str]) -> None:
+    shell.run(words, cold=True)

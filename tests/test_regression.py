@@ -105,6 +105,7 @@ def test_the_report_shows_the_errors() -> None:
         assert "Fine-tuning" in page
 
 
+@pytest.mark.usefixtures("without_report")
 def test_runs_are_compared(tmp_path: Path) -> None:
     other = finetune.train(
         "text",
@@ -118,6 +119,7 @@ def test_runs_are_compared(tmp_path: Path) -> None:
     assert gap["value"] == pytest.approx(own, abs=1e-6)
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
     run, copied = trained(), tmp_path / "run"
     shutil.copytree(run.path, copied)

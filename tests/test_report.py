@@ -97,6 +97,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the drawings empty, for a test of the words around them: they take most of the time."""
+    monkeypatch.setattr(figure.Plot, "svg", lambda plot: "<svg></svg>")
+    monkeypatch.setattr(figure.Plot, "save", lambda plot, path: None)
+
+
 @pytest.fixture(scope="module")
 def seen(run: Run) -> Page:
     return Page(run.path / "report.html")
@@ -258,6 +265,7 @@ def test_digits_suit_the_width_of_the_interval(low: float, high: float, digits: 
     assert wording.rounded(found)[1] == wording.score(low, digits=digits)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_report_has_date_base_model_and_validation(tmp_path: Path) -> None:
     options = {**trained().manifest.options, "model": "google-bert/bert-base-cased"}
     facts = {"finished": "2026-02-03T04:05:06+00:00", "model_revision": "0123456789abcdef"}
@@ -273,6 +281,7 @@ def test_a_report_has_date_base_model_and_validation(tmp_path: Path) -> None:
     assert found.cells[place + 1] == wording.score(value, digits=2)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_run_of_an_older_release_has_no_date(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", finished=None)
     page.write(run)
@@ -286,6 +295,7 @@ def test_the_end_of_training_is_in_the_manifest() -> None:
     assert finished.utcoffset() == timedelta(0)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_curves_of_two_classes_are_those_of_the_positive_one(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=400)
     page.write(run)
@@ -296,6 +306,7 @@ def test_curves_of_two_classes_are_those_of_the_positive_one(tmp_path: Path) -> 
         assert f"{kind} of 'good': {value}." in found.images
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_of_many_classes_the_lowest_curves_are_shown_and_a_mean(tmp_path: Path) -> None:
     names = tuple(f"class {each}" for each in range(12))
     run = write_run(tmp_path / "run", rows=1200, names=names, skill=1.0)
@@ -316,6 +327,7 @@ def test_a_report_shows_the_worst_rows(run: Run, seen: Page) -> None:
     assert any(cell.startswith("source = ") for cell in seen.cells)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_row_is_shown_once_and_marked_if_its_label_is_suspected(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=4000, skill=4.0, wrong_labels=0.1)
     page.write(run)
@@ -334,6 +346,7 @@ def test_a_row_is_shown_once_and_marked_if_its_label_is_suspected(tmp_path: Path
     assert sum("label may be wrong" in each for each in labels) == 20
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("rows", "skill", "said"),
     [
@@ -354,6 +367,7 @@ def test_no_label_is_suspected_by_a_model_that_cannot_tell(
     assert "label may be wrong" not in found.words
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_no_label_is_suspected_by_a_model_that_beats_no_baseline(tmp_path: Path) -> None:
     """One that only knew the majority class was said to know of labels that are likely wrong."""
     run = write_run(tmp_path / "run", rows=400, wrong_labels=0.1)
@@ -368,6 +382,7 @@ def test_no_label_is_suspected_by_a_model_that_beats_no_baseline(tmp_path: Path)
     assert "label may be wrong" not in words
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a & b </td></table> <b>", "\"'>"])
 def test_markup_in_a_review_is_text(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", rows=40, skill=0.0, texts=[text] * 40)
@@ -423,6 +438,7 @@ def test_a_run_without_statistics_is_refused(tmp_path: Path) -> None:
         page.write(run)
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("status", ["failed", "finished"])
 def test_a_run_whose_statistics_failed_is_assessed_from_its_predictions(
     status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -552,6 +568,7 @@ def test_a_metric_of_the_recipes_own_has_the_direction_that_chose_the_checkpoint
     assert better["mse"] == -1
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("chosen", "first"),
     [("f1", "f1"), ("eval_f1", "f1"), ("accuracy", "accuracy"), ("loss", "accuracy")],
@@ -586,6 +603,7 @@ def test_a_figure_has_the_digits_that_its_rows_support(
     assert wording.interval({"value": value, "low": low, "high": high}) == said
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("temperature", "after", "said"),
     [

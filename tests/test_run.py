@@ -135,6 +135,7 @@ def test_run_json_says_what_made_the_run(run: Run, data: Path, tiny_model: str) 
     assert [entry["step"] for entry in manifest["history"] if "loss" in entry] == [12, 24, 36]
 
 
+@pytest.mark.usefixtures("without_report")
 def test_the_fingerprint_is_of_the_data_not_of_its_place(
     run: Run, data: Path, tiny_model: str, tmp_path: Path
 ) -> None:
@@ -263,6 +264,7 @@ def test_of_very_many_rows_the_baseline_takes_a_seeded_draw(
     np.testing.assert_array_equal(found(1)[name], found(1)[name])
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_bag_of_words_is_fitted_once_and_only_if_it_is_wanted(
     recipe: Reviews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +337,7 @@ def test_a_baseline_that_fails_costs_nothing_else(
     assert (run.path / "report.html").exists()
 
 
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(
     ("training", "said"),
     [
@@ -556,6 +559,7 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     lock.release()
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_model_in_the_directory_of_the_next_run_is_trained_further(
     reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

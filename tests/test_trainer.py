@@ -20,9 +20,9 @@ from transformers import EvalPrediction, TrainingArguments
 
 import finetune
 from finetune import Recipe, Run, TextClassification, UserError
-from finetune.pipeline.launch import in_fresh_processes
 from finetune.recipe import catalog
 from finetune.reporting import page
+from tests.warm import in_warm_processes
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 RECIPES = catalog.names()
@@ -102,7 +102,7 @@ def in_two(
     """What rank 0 of two processes with DistributedDataParallel logs."""
     _ = recipe.prepared  # so that both ranks find it in the cache
     output_dir = str(tmp_path_factory.mktemp("two"))
-    return in_fresh_processes(2, plain_in_a_rank, str(uneven_reviews), tiny_model, output_dir)[0]
+    return in_warm_processes(2, plain_in_a_rank, str(uneven_reviews), tiny_model, output_dir)[0]
 
 
 @pytest.mark.processes
