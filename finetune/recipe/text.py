@@ -282,7 +282,8 @@ class TextClassification(Labelled):
         """Return the targets of training, of each window where texts are read in windows."""
         if self.windows is None or self.class_weights == "none":
             return super().training_targets()
-        return self.prepared["train"].with_format("numpy")["labels"][:]
+        found: np.ndarray = self.prepared["train"].with_format("numpy")["labels"][:]
+        return found
 
     @property
     def windows(self) -> Windows | None:
