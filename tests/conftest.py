@@ -33,6 +33,8 @@ LAUNCHERS = {
     "torchrun": [str(SCRIPTS / "torchrun"), "--standalone", "--nproc_per_node=2", "-m", "finetune"],
     "accelerate": [str(SCRIPTS / "accelerate"), "launch", "-m", "finetune"],
 }
+#: Files that take longest: one of them at the end would keep one worker alone.
+LONGEST = ("readme", "launchers", "invariance", "tasks", "machines", "faults", "resume", "examples")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -208,6 +210,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("trains")
         if {"command", "hub_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
+    items.sort(key=lambda item: item.path.stem not in [f"test_{name}" for name in LONGEST])
 
 
 def pytest_collection_finish() -> None:

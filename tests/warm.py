@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 #: How the variables begin that the libraries read as they are imported.
 READ = ("CUDA", "DATASETS", "HF_", "HOME", "HUGGING", "MKL", "MPL", "OMP", "OPENBLAS", "TOKENIZERS")
-READ += ("TORCH", "TRANSFORMERS", "XDG_")
+READ += ("TRANSFORMERS", "XDG_")
 IMPORTS = (
     "accelerate.utils",
     "evaluate",
