@@ -394,6 +394,19 @@ def test_what_nobody_uses_is_removed(
     assert (filled / "someone___else" / "rows.arrow").read_bytes() == b"theirs"
 
 
+def test_only_the_last_entries_keep_a_file_open(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "_MOST_IN_USE", 2)
+    for name in "abcb":
+        caches.use(caches.place(caches.TOKENIZED, name))
+
+    assert [path.name for path in caches._IN_USE] == ["b", "c"]
+    first, *others = sorted(caches.entries(), key=lambda entry: entry.name)
+    assert caches.remove(first) is None
+    assert {caches.remove(entry) for entry in others} == {"used by a running process"}
+
+
 def test_removed_rows_are_made_again(home: Path, tmp_path: Path, tiny_model: str) -> None:
     rows = of_files(tmp_path / "rows", 30)
     encoder = Encoder(AutoTokenizer.from_pretrained(tiny_model), 16)

@@ -36,8 +36,9 @@ KINDS = {
 }
 _ABOUT, _USED, _MAKING, _MAKER = "about.json", ".used", ".making", ".maker"
 _LOOKS = 0.5  # seconds between looks at a lock
-#: Descriptors whose shared locks this process keeps to its end.
+#: Descriptors whose shared locks this process keeps to its end, or until it used that many others.
 _IN_USE: dict[Path, int] = {}
+_MOST_IN_USE = 64
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ def use(directory: Path, **about: Any) -> None:
             if os.fstat(descriptor).st_nlink:
                 break
             os.close(descriptor)  # it was removed before it was locked
+        if directory in _IN_USE:  # which was removed by force since
+            os.close(_IN_USE.pop(directory))
+        while len(_IN_USE) >= _MOST_IN_USE:  # in a notebook, say
+            os.close(_IN_USE.pop(next(iter(_IN_USE))))
         _IN_USE[directory] = descriptor
         os.utime(directory / _USED)
         if not (directory / _ABOUT).exists():
