@@ -194,6 +194,8 @@ def test_flops_have_a_unit_of_their_size(flops: float, shown: str) -> None:
     found = dict(rows_per_second=2, tokens_per_second=None, share_of_peak=0.125)
     text = wording.speed({**found, "model_flops_per_second": flops})
     assert text == f"2.0 samples/s; {shown}, 12% of measured matmul peak"
+    busy = wording.speed({**found, "model_flops_per_second": flops, "share_of_peak": 5.6})
+    assert busy.endswith("more than the matmul peak that was measured while the machine was busy")
 
 
 def test_a_phase_does_not_count_what_is_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
