@@ -5,7 +5,6 @@ All that two processes do is done by one pair of workers, see `work_in_a_rank`.
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from examples import accelerate_loop, native_ddp
 from finetune.config import settings
 from finetune.runtime import distributed
 from tests.conftest import HANGS
-from tests.warm import in_warm_processes
+from tests.warm import Servers, in_warm_processes
 
 pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_thread")]
 EXAMPLES = Path(native_ddp.__file__).parent
@@ -296,12 +295,11 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.processes
-def test_torchrun_starts_a_loop(source: dict[str, str], tmp_path: Path) -> None:
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone"]
+def test_torchrun_starts_a_loop(source: dict[str, str], tmp_path: Path, warm: Servers) -> None:
     flags = [word for name, value in source.items() for word in (f"--{name}", value)]
     flags += ["--train_sampling_strategy", "group_by_length", "--max_steps", "2"]
     finished = subprocess.run(
-        [*torchrun, "--nproc_per_node=2", native_ddp.__file__, "yelp", *flags],
+        warm.torchrun(["yelp", *flags], os.environ, module="examples.native_ddp"),
         cwd=tmp_path,
         env=dict(os.environ),
         capture_output=True,

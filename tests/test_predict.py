@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from finetune.predicting import engine
 from finetune.recipe import catalog
 from tests.conftest import ROOT, Command
 from tests.runs import trained
+from tests.warm import Servers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HOSTILE = [
@@ -654,10 +656,10 @@ def test_two_processes_write_what_one_writes(run: Run, command: Command, tmp_pat
     assert not two.with_name("two.csv.part").exists()
 
 
-def test_standard_input_is_written_to_a_file(run: Run, tmp_path: Path) -> None:
-    words = ["predict", run.path, "-", "--output", tmp_path / "out.csv"]
+def test_standard_input_is_written_to_a_file(run: Run, tmp_path: Path, warm: Servers) -> None:
+    words = ["predict", str(run.path), "-", "--output", str(tmp_path / "out.csv")]
     subprocess.run(
-        [sys.executable, "-m", "finetune", *words],
+        warm.words("finetune", words, os.environ),
         input="\ufeffgreat\nawful\n",
         encoding="utf-8",
         cwd=ROOT,

@@ -32,6 +32,7 @@ LONG = [
     words
     for words in COMMANDS
     if "examples/native_ddp.py" in words
+    or words[3:6] == ["yelp", "--embedded", "--train_samples"]
     or words[3:]
     in (["mnist", "--embedded"], shlex.split("yelp --train_samples 1000 --eval_samples 500"))
 ]
@@ -70,7 +71,7 @@ class Shell:
     downloads_before: dict[str, Counter[str]] = field(default_factory=dict)
 
     def run(self, words: list[str], cold: bool = False) -> str:
-        """Run a command; what torchrun and accelerate start has a start of its own in any case."""
+        """Run a command; without its imports, but for that of accelerate."""
         program, *rest = [
             {"DIRECTORY": self.directory}.get(word)
             or (str(ROOT / word) if word.startswith("examples/") else word)
@@ -79,6 +80,9 @@ class Shell:
         start = [str(SCRIPTS / program), *rest]
         if program == "python" and not cold:
             start = self.warm.words("finetune", rest[2:], self.environment)
+        elif program == "torchrun" and not cold:
+            flags, words = rest[: rest.index("-m")], rest[rest.index("-m") + 2 :]
+            start = self.warm.torchrun(words, self.environment, *flags)
         answer = subprocess.run(
             start,
             cwd=self.cwd,
@@ -125,7 +129,7 @@ def test_the_readme_has_the_commands() -> None:
     assert shlex.split("accelerate launch -m finetune sentiment") in COMMANDS
     assert shlex.split("python -m finetune mnist") in COMMANDS
     assert LAUNCHERS["python"][1:] == ["-m", "finetune"]
-    assert len(LONG) == 3
+    assert len(LONG) == 4
     assert all(
         words[:3] == ["python", "-m", "finetune"] for words in COMMANDS if words[0] == "python"
     )

@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 #: How the variables begin that the libraries read as they are imported.
 READ = ("CUDA", "DATASETS", "HF_", "HOME", "HUGGING", "MKL", "MPL", "OMP", "OPENBLAS", "TOKENIZERS")
 READ += ("TRANSFORMERS", "XDG_")
+#: What the command line sets before it imports torch.
+LOGS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 IMPORTS = (
     "accelerate.utils",
     "evaluate",
@@ -163,12 +165,16 @@ class Servers:
         return self.words("torch.distributed.run", [*flags, *rank], environment)
 
     def _place(self, environment: Mapping[str, str]) -> Path:
-        key = frozenset(each for each in environment.items() if each[0].startswith(READ))
+        key = frozenset(
+            (name, value)
+            for name, value in environment.items()
+            if name.startswith(READ) and name != "HF_TOKEN"  # which is read when it is sent
+        )
         if key not in self._places:
             place = self._directory / str(len(self._places))
             server = subprocess.Popen(
                 [sys.executable, __file__, "serve", str(place)],
-                env=dict(environment) | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+                env={**LOGS, **environment, "PYTHONPATH": str(Path(__file__).parent.parent)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
