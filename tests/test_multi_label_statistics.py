@@ -307,7 +307,7 @@ def test_intervals_of_f1_hold_the_truth(
     found = f1_coverage(*case, 2000)
     with capsys.disabled():
         print(case, found)
-    assert all(0.93 <= share <= 0.98 for share in found), found
+    assert all(0.93 <= share <= 0.975 for share in found), found
 
 
 def test_intervals_of_f1_hold_it_often_enough() -> None:
