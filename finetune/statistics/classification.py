@@ -25,7 +25,7 @@ from finetune.statistics.scored import ScoredRows
 
 #: Shares of the rows on which a model that abstains on the others is judged.
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-#: Rows from which the interval of the quadratic kappa holds the truth at least 93% of the time.
+#: Rows below which the interval of the quadratic kappa was seen to hold the truth 91% of the time.
 FEWEST_FOR_KAPPA = 200
 #: A confusion matrix of more classes is not written down: it would be most of ``metrics.json``.
 MOST_CONFUSED = 200
