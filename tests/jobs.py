@@ -76,6 +76,8 @@ class Job:
 
     def processes(self) -> list[psutil.Process]:
         """It and everything it has started."""
+        if self._process.poll() is not None:  # another may have its number by now
+            return []
         try:
             this = psutil.Process(self._process.pid)
             return [this, *this.children(recursive=True)]
