@@ -286,8 +286,9 @@ MEMBERS = (
              "the batches of an evaluation are told, and it is stopped between them"),
             ("on_epoch_begin", "finetune/data/augmentation.py", "each epoch has other crops"),
             ("on_epoch_end", f"{_CHECKPOINT} {_SAVING}", "not every epoch is saved"),
-            ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS}",
-             "the best epoch is saved after all, evaluations without improvement are counted"),
+            ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS} finetune/pipeline/noise.py",
+             "the best epoch is saved after all, evaluations without improvement are counted, and "
+             "the history has their noise"),
             ("on_train_end", _PROFILE, "a profile that began is written"),
         )
     ),
@@ -509,8 +510,8 @@ MEMBERS = (
            "likewise", "tables axis"),
     Member("member", "datasets.table:InMemoryTable", "from_arrays", "finetune/data/arrow.py",
            "likewise"),
-    Member("member", "datasets:Dataset", "map", "finetune/data/tokenize.py finetune/data/parts.py",
-           "tokens are cached under a fingerprint of ours",
+    Member("member", "datasets:Dataset", "map", "finetune/data/parts.py",
+           "combined columns are cached under a fingerprint of ours",
            "batched remove_columns fn_kwargs new_fingerprint desc"),
     *(
         Member("member", module, name, _HUB, reason, parameters, behaviour=_CACHED)

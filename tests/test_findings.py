@@ -247,6 +247,7 @@ def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
         "dropped from the data: 'length', 'prediction' (the toolkit writes columns of that name; "
         "rename to keep)",
         "dropped from the data: 'only' (not in every split)",
+        "the test data has one row: a score on it says nothing of other rows",
     ]
 
 

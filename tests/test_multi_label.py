@@ -198,7 +198,9 @@ def test_labels_that_training_does_not_have_are_refused(tmp_path: Path) -> None:
     other["label"] = [["food"], ["fod"]] * 5
     other["text"] += " again"
     other.to_json(tmp_path / "data" / "test.jsonl", orient="records", lines=True)
-    with pytest.raises(UserError, match="test data has labels that the training data does not"):
+    with pytest.raises(
+        UserError, match="test data has labels in 'label' that the training data does not"
+    ):
         _ = Texts(dataset=str(tmp_path / "data")).splits
 
 

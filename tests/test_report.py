@@ -231,7 +231,9 @@ def test_what_a_short_run_cannot_show_is_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=12, history=first)
     page.write(run)
     found = Page(run.path / "report.html")
-    assert found.headings[1:-1] == ["Scores", "Classes", "Probabilities", "Mistakes", "Provenance"]
+    assert found.headings[1:-1] == [
+        *("Scores", "Training", "Classes", "Probabilities", "Mistakes", "Provenance")
+    ]
     assert [path.stem for path in (run.path / "plots").glob("*.png")] == ["confusion"]
     assert (
         "Too little data to plot: learning curves, throughput by step, F1 by class, ROC"

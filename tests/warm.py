@@ -110,7 +110,9 @@ def answer(asking: socket.socket) -> None:
     sys.argv = ["-m", *asked["words"]]
     sys.orig_argv = [sys.executable, "-m", asked["module"], *asked["words"]]
     sys.path[0] = os.getcwd()
-    os.getppid = lambda: int(asked["parent"])  # by which the ranks of one torchrun know each other
+    # by which the ranks of one torchrun know each other; what they start has a parent of its own
+    this, real = os.getpid(), os.getppid
+    os.getppid = lambda: int(asked["parent"]) if os.getpid() == this else real()
 
 
 # ---- the one that asks ---------------------------------------------------------------------------

@@ -726,7 +726,7 @@ def test_a_damaged_cache_is_noticed_and_made_again(
 
     expected = rows(recipe())
     (source,) = cache.rglob("rows.arrow")
-    tokens = sorted(cache.rglob("cache-*.arrow"))
+    tokens = sorted(set(cache.rglob("*.arrow")) - {source})
     assert len(tokens) == 3
     written = {path: path.stat().st_mtime_ns for path in (source, *tokens)}
     harmed = tokens[1] if prepared else source
