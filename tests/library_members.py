@@ -286,9 +286,10 @@ MEMBERS = (
              "the batches of an evaluation are told, and it is stopped between them"),
             ("on_epoch_begin", "finetune/data/augmentation.py", "each epoch has other crops"),
             ("on_epoch_end", f"{_CHECKPOINT} {_SAVING}", "not every epoch is saved"),
-            ("on_evaluate", f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS} finetune/pipeline/noise.py",
-             "the best epoch is saved after all, evaluations without improvement are counted, and "
-             "the history has their noise"),
+            ("on_evaluate",
+             f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS} finetune/pipeline/noise.py",
+             "the best epoch is saved after all, evaluations without improvement are counted, "
+             "and the history has their noise"),
             ("on_train_end", _PROFILE, "a profile that began is written"),
         )
     ),

@@ -6,6 +6,7 @@ one takes milliseconds. Where a process cannot be forked, this one does the work
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -68,13 +69,9 @@ def share_out(
             mine, theirs = context.Pipe(duplex=False)
             arguments = (work, pieces, next_piece, theirs, os.getpid())
             process = context.Process(target=_serve, args=arguments, daemon=True)
-            # until the worker ignores them: what handles them here would run there, too
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            try:
+            with _held():
                 process.start()
                 started.append(process)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             theirs.close()  # or its end would not be noticed
             lines[mine] = process
         while lines:
@@ -93,6 +90,26 @@ def share_out(
         for process in started:
             process.kill()
             process.join()
+
+
+@contextlib.contextmanager
+def _held() -> Iterator[None]:
+    """Handle signals only afterwards: a worker that was forked is known by then, and ignores them.
+
+    Blocking them in this thread is not enough: another may take them, and this one handles them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    usual = {each: signal.signal(each, lambda number, _: came.append(number)) for each in SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in usual.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _can_fork() -> bool:
@@ -118,7 +135,6 @@ def _serve(
 ) -> None:
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # a terminal sends them to all; the parent decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     try:
         while (number := _taken(next_piece)) < len(pieces):
