@@ -1,0 +1,61 @@
+"""A finding: one thing that is wrong or suspicious in the data, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+#: From the worst: training refuses, something is suspicious, something is worth knowing.
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: Sequence[Severity] = ("error", "warning", "info")
+#: The exit status of ``check`` for the worst finding.
+STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A row that a finding is about.
+
+    Attributes:
+        split: The split of the source that the row is in.
+        id: Its number there, from 0.
+        why: The reason in a few words: ``near-duplicate of row 17``.
+        suggested: The label that it probably has; None where nothing is suggested.
+        score: How suspicious it is, from 0 to 1, where there is such a number.
+    """
+
+    split: str
+    id: int
+    why: str
+    suggested: str | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        name: What kind of thing, for machines: ``near_duplicates``.
+        severity: Whether training refuses it, or it is suspicious, or only worth knowing.
+        message: One sentence with numbers, split and column, and where the first few rows are.
+        mend: The flag or the edit that mends it; empty where nothing does.
+        count: How many rows it concerns, of ``rows``.
+        rows: How many rows were looked at.
+        suspects: The rows for ``suspects.csv``, the worst first; may be fewer than ``count``.
+    """
+
+    name: str
+    severity: Severity
+    message: str
+    mend: str = ""
+    count: int = 0
+    rows: int = 0
+    suspects: Sequence[Suspect] = ()
+
+
+def status(findings: Sequence[Finding]) -> int:
+    """Return the exit status: that of the worst finding, 0 without any."""
+    worst = min((SEVERITIES.index(each.severity) for each in findings), default=2)
+    return STATUS[SEVERITIES[worst]]
