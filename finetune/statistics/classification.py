@@ -15,6 +15,7 @@ from finetune.statistics import (
     calibration,
     counts,
     intervals,
+    kappa,
     pairs,
     ranking,
 )
@@ -25,8 +26,6 @@ from finetune.statistics.scored import ScoredRows
 
 #: Shares of the rows on which a model that abstains on the others is judged.
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-#: Rows below which the interval of the quadratic kappa was seen to hold the truth 91% of the time.
-FEWEST_FOR_KAPPA = 200
 #: A confusion matrix of more classes is not written down: it would be most of ``metrics.json``.
 MOST_CONFUSED = 200
 
@@ -63,7 +62,7 @@ def of(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[str, A
         near = int((np.abs(predicted.classes - predicted.labels) <= 1).sum())
         found["ordered"] = _plain(
             {
-                **intervals.of_matrix(graded, matrix),
+                **_of_matrix(graded, matrix),
                 "within_one": intervals.of_share(near, len(predicted)),
             }
         )
@@ -74,7 +73,7 @@ def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
     """Return the metrics, then those that every classifier has, each with its interval."""
     ranked, of_counts = _parted(metrics)
     found = {
-        **intervals.of_matrix(of_counts, predicted.once(confusion)),
+        **_of_matrix(of_counts, predicted.once(confusion)),
         **{name: each.of(predicted) for name, each in ranked.items()},
         "log_loss": intervals.of_mean(calibration.log_losses(predicted.summary)),
         "brier_score": intervals.of_mean(calibration.brier_scores(predicted.summary)),
@@ -101,14 +100,9 @@ def remarks(predicted: ScoredRows, metrics: Metrics) -> list[str]:
         for name in names
         for remark in average_precision.remarks(name, predicted.one_vs_rest)
     ]
-    if len(predicted) < FEWEST_FOR_KAPPA:
-        found += [
-            f"the confidence interval of {name} is a little narrow: of fewer than "
-            f"{FEWEST_FOR_KAPPA} test rows it holds the truth 91 to 95% of the time"
-            for name, each in others.items()
-            if each is counts.quadratic_kappa
-        ]
-    return found
+    graded = [name for name, each in others.items() if each is counts.quadratic_kappa]
+    told = (kappa.remark(name, predicted.once(confusion)) for name in graded)
+    return [*found, *(remark for remark in told if remark)]
 
 
 def calibrated(predicted: ScoredRows) -> dict[str, Any]:
@@ -149,6 +143,14 @@ def differences(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict
     if area := ranking.mean_roc_difference(one, other):
         found["roc_area"] = area
     return beyond(first, second, metrics) | _plain(found)
+
+
+def _of_matrix(metrics: Mapping[str, Any], matrix: np.ndarray) -> dict[str, Interval]:
+    found = intervals.of_matrix(
+        {name: each for name, each in metrics.items() if each is not counts.quadratic_kappa}, matrix
+    )
+    graded = metrics.keys() - found.keys()
+    return {name: kappa.interval(matrix) if name in graded else found[name] for name in metrics}
 
 
 def _parted(metrics: Metrics) -> tuple[dict[str, Ranked], dict[str, Any]]:
