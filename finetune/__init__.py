@@ -19,6 +19,7 @@ from finetune.runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from finetune.errors import UserError
+    from finetune.pipeline.check import Check, check
     from finetune.pipeline.compare import Comparison, compare
     from finetune.pipeline.evaluate import Evaluation, evaluate
     from finetune.pipeline.launch import launch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from finetune.runs.run import Run
 
 _HOME = {
+    "Check": "finetune.pipeline.check",
     "Comparison": "finetune.pipeline.compare",
     "Evaluation": "finetune.pipeline.evaluate",
     "FilePrediction": "finetune.pipeline.predict",
@@ -38,6 +40,7 @@ _HOME = {
     "Run": "finetune.runs.run",
     "TextClassification": "finetune.recipe",
     "UserError": "finetune.errors",
+    "check": "finetune.pipeline.check",
     "compare": "finetune.pipeline.compare",
     "evaluate": "finetune.pipeline.evaluate",
     "launch": "finetune.pipeline.launch",
@@ -48,6 +51,7 @@ _HOME = {
     "train": "finetune.pipeline.train",
 }
 __all__ = [
+    "Check",
     "Comparison",
     "Evaluation",
     "FilePrediction",
@@ -57,6 +61,7 @@ __all__ = [
     "Run",
     "TextClassification",
     "UserError",
+    "check",
     "compare",
     "evaluate",
     "launch",

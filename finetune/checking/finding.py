@@ -54,6 +54,11 @@ class Finding:
     rows: int = 0
     suspects: Sequence[Suspect] = ()
 
+    @property
+    def sentence(self) -> str:
+        """The message, and what mends it."""
+        return f"{self.message}; {self.mend}" if self.mend else self.message
+
 
 def status(findings: Sequence[Finding]) -> int:
     """Return the exit status: that of the worst finding, 0 without any."""

@@ -31,12 +31,17 @@ def say(text: str = "") -> None:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def sentence(text: str) -> None:
-    """Print a paragraph, on a terminal folded at words to its width."""
+def sentence(text: str, indent: int = 0) -> None:
+    """Print a paragraph, on a terminal folded at words to its width, all but the first line of it
+    indented.
+    """
     if sys.stdout.isatty():
         width = max(40, min(100, get_terminal_size().columns))
         lines = visible(text).splitlines()
-        text = "\n".join(fill(line, width, break_on_hyphens=False) for line in lines)
+        hanging = " " * indent
+        text = "\n".join(
+            fill(line, width, break_on_hyphens=False, subsequent_indent=hanging) for line in lines
+        )
     say(text)
 
 

@@ -20,6 +20,7 @@ from finetune.runtime.version import __version__
 
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",
+    "check": "look for what is wrong or suspicious before training: check RECIPE",
     "evaluate": "evaluate the model of a run on its test set or on other data: evaluate RUN",
     "predict": "label new rows with the model of a run: predict RUN INPUT",
     "compare": "compare runs on the same test rows: compare RUN RUN",
@@ -37,8 +38,8 @@ def main(words: Sequence[str] | None = None) -> int:
         words: The arguments; those of the process if None.
 
     Returns:
-        The exit status: 0, 1 for a run that failed, 2 for a mistake of the user, 75 for a training
-        that a signal stopped, 130 for Ctrl-C elsewhere.
+        The exit status: 0, 1 for a run that failed, 2 for a mistake of the user, 3 for data that
+        `check` finds suspicious, 75 for a training that a signal stopped, 130 for Ctrl-C elsewhere.
     """
     words = sys.argv[1:] if words is None else words
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
 
 from finetune.data import arrow, targets
 from finetune.data.cells import list_in
-from finetune.data.several import values_in
+from finetune.data.several import joined, values_in
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
@@ -137,11 +138,12 @@ def refuse_unmapped(unmapped: Sequence[str], dataset: DatasetDict) -> None:
         )
 
 
-def remarks(dataset: DatasetDict) -> list[str]:
+def remarks(dataset: DatasetDict, *, renames: bool = False) -> list[str]:
     """Return sentences about classes that look like mistakes, with advice; none are merged.
 
     Args:
         dataset: Splits with one common feature ``label``.
+        renames: Whether there is ``--label_map``.
     """
     if not (names := class_names(dataset["train"])):
         return []
@@ -154,10 +156,12 @@ def remarks(dataset: DatasetDict) -> list[str]:
         is_word, value, word = natural(_visible(name))
         alike.setdefault(word if is_word else value, []).append(name)
     found = []
-    if several := [" and ".join(map(_shown, each)) for each in alike.values() if len(each) > 1]:
+    if several := [each for each in alike.values() if len(each) > 1]:
+        shown = "; ".join(" and ".join(map(_shown, each)) for each in several[:5])
         found.append(
-            f"similar labels kept as separate classes: {'; '.join(several[:5])}"
-            f"{', ...' * (len(several) > 5)}; to merge them, make them identical in the data"
+            f"similar labels kept as separate classes: {shown}{', ...' * (len(several) > 5)}; "
+            "to merge them, make them identical in the data"
+            + (_merging(several, present) if renames else "")
         )
     numbers = {name for name in present if not natural(name)[0]}  # not words
     for strays, usual in ((numbers, "words"), (set(present) - numbers, "numbers")):
@@ -173,6 +177,20 @@ def remarks(dataset: DatasetDict) -> list[str]:
             "one row cannot serve both training and evaluation: add rows, or remove such classes"
         )
     return found
+
+
+def _merging(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
+    """Return the option that merges names into the most frequent of each; empty if it cannot be
+    typed.
+    """
+    most = {tuple(each): max(each, key=lambda name: counts[name]) for each in alike}
+    pairs = [(name, to) for each, to in most.items() for name in each if name != to]
+    written = joined(f"{name}={to}" for name, to in pairs)
+    try:
+        is_read = mapping(written) == dict(pairs) and written.isprintable()
+    except UserError:
+        is_read = False
+    return f", or --label_map {shlex.quote(written)}" if is_read else ""
 
 
 def _visible(name: str) -> str:

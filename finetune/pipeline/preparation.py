@@ -136,18 +136,60 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
         )
     if "logging_steps" not in chosen.given and steps > MOST_LOGGED * values.logging_steps:
         chosen = replace(chosen, training={**chosen.training, "logging_steps": 1 / MOST_LOGGED})
-    remarks = (
+    dominating = recipe.dominating() if isinstance(recipe, TextClassification) else None
+    for note in (*remarks(recipe, values, steps), dominating):
+        if note and note not in recipe.notes:  # a recipe may be prepared twice
+            recipe.note(note)
+    vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
+    sharing.give(_SHARED, {"recipe": vars(recipe), "configuration": configuration, "steps": steps})
+    return Prepared(chosen, found, configuration, steps, is_done=done)
+
+
+def look(chosen: Settings, wrong: Mistakes) -> ArgumentValues | None:
+    """Load the data and look at it, tokenizing and writing nothing.
+
+    Args:
+        chosen: The settings.
+        wrong: Takes what training would refuse.
+
+    Returns:
+        The training arguments; None if they contradict each other.
+    """
+    values: ArgumentValues | None = None
+    with wrong:
+        values = chosen.values
+        _refuse_unknown_metric(values, chosen.recipe, wrong)
+    _look_at_sources(chosen.recipe, values, wrong)
+    if wrong.found or "splits" not in vars(chosen.recipe):
+        return values
+    with wrong:
+        chosen.recipe.kind.refuse_metrics(chosen.recipe.known_scoring)
+    with wrong:
+        values = replace(chosen).values  # the task, which the data decides, has defaults too
+        _refuse_unknown_metric(values, chosen.recipe, wrong)
+    return values
+
+
+def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
+    """Return the optimizer steps of a training; None of one over windows of texts."""
+    from finetune.pipeline import provenance
+
+    if isinstance(recipe, TextClassification) and recipe.long_texts == "windows":
+        return None
+    if values.max_tokens_per_batch or values.train_sampling_strategy == "group_by_length":
+        return None  # which depends on the lengths of all rows
+    return provenance.steps(values, recipe.splits["train"])
+
+
+def remarks(recipe: Recipe, values: ArgumentValues, steps: int) -> list[str]:
+    """Return what the user should know of a training of so many optimizer steps."""
+    told = (
         too_few_steps(recipe, values, steps),
         _endless_warmup(values, steps),
         _repeated_rows(recipe, values),
-        recipe.dominating() if isinstance(recipe, TextClassification) else None,
         *recipe.kind.remarks(recipe.splits),
     )
-    for note in remarks:
-        if note and note not in recipe.notes:  # a recipe may be prepared twice
-            recipe.note(note)
-    sharing.give(_SHARED, {"recipe": vars(recipe), "configuration": configuration, "steps": steps})
-    return Prepared(chosen, found, configuration, steps, is_done=done)
+    return [each for each in told if each]
 
 
 def leads(values: ArgumentValues | None) -> bool:

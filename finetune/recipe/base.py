@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
+    from finetune.checking.finding import Finding
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task
     from finetune.training.arguments import FinetuneArguments
@@ -82,6 +83,9 @@ class Recipe(Splitting):
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
         self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
         self.label_name = "label"  # what the user calls the column
+        self.findings: Sequence[Finding] = ()  # what is suspicious in the rows, once they are split
+        self.notes_of_splitting: Sequence[str] = ()
+        self.remarks: Sequence[str] = ()  # on labels and splits that look like mistakes
         if self.loss_function and type(self).loss is not Recipe.loss:
             raise UserError(
                 f"--loss_function {self.loss_function}: the recipe has a loss of its own"
@@ -182,17 +186,30 @@ class Recipe(Splitting):
     # ---- put together ----------------------------------------------------------------------------
 
     @functools.cached_property
-    def splits(self) -> DatasetDict:
-        """The raw splits, checked, with the rows in the order of the source."""
-        from finetune.data import findings, labels, numbers, sources
+    def source(self) -> DatasetDict:
+        """The data as it was read, labelled, before any row is left out or split off."""
+        from finetune.data import findings, sources
 
         self.notes.clear()
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
         findings.refuse_unusable(dataset, self.notes)
-        loaded, remarks = len(self.notes), labels.remarks(dataset)
-        source, dataset = dataset, self.split(dataset)
+        return dataset
+
+    @functools.cached_property
+    def splits(self) -> DatasetDict:
+        """The raw splits, checked, with the rows in the order of the source."""
+        from finetune.checking import first
+        from finetune.data import findings, labels, numbers
+
+        source = self.source
+        loaded, remarks = (
+            len(self.notes),
+            labels.remarks(source, renames=hasattr(self, "label_map")),
+        )
+        dataset = self.split(source)
+        self.notes_of_splitting = self.notes[loaded:]
 
         def places(split: str, rows: Sequence[int]) -> str:
             return self.places(split if split in source else "train", rows)
@@ -207,7 +224,10 @@ class Recipe(Splitting):
         )
         remarks += findings.remarks(dataset)
         remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
-        self.notes[loaded:loaded] = remarks
+        self.remarks = remarks
+        self.findings = first.findings(source, dataset, self.input_column, places)
+        told = [each.sentence for each in self.findings if each.severity == "warning"]
+        self.notes[loaded:loaded] = [*remarks, *told]
         return dataset
 
     def over(self, rows: Dataset) -> Self:

@@ -307,6 +307,23 @@ class TextClassification(Labelled):
         found: list[int] = self.encoder().whole_lengths(self._read(split), lengths).tolist()
         return found
 
+    def sampled_lengths(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the tokens of the training rows of these numbers before truncation, shape
+        ``(rows,)``; nothing else is tokenized.
+        """
+        import numpy as np
+
+        read, encoder = self._read("train"), self.encoder()
+        tokens = np.array([len(each) for each in encoder(read(numbers))["input_ids"]])
+        return encoder.whole_lengths(lambda some: read(numbers[some]), tokens)
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens the model can read at most; None if that is not known."""
+        from finetune.models import families
+
+        return families.positions(self._config) if self._builds_pretrained else None
+
     def _read(self, split: str) -> Rows:
         """Return what reads rows of a split by their numbers, as the model reads them."""
         from finetune.data import parts

@@ -1,0 +1,81 @@
+"""Classes that a model hardly sees, or that cannot be measured."""
+
+from __future__ import annotations
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+
+from finetune.checking.finding import Finding
+from finetune.data import targets
+from finetune.data.labels import listed
+from finetune.errors import counted
+
+#: The share of the rows from which on a class drowns all others.
+_DOMINANT = 0.9
+#: Training rows below which a class is hardly learned, and test rows below which not measured.
+_FEWEST = 10
+_SHOWN = 5
+
+
+def counts(rows: Dataset) -> np.ndarray:
+    """Return how many rows have each class, shape ``(classes,)``; empty of numbers."""
+    names = targets.class_names(rows)
+    found = targets.counts(rows) if names else {}
+    return np.array([found.get(number, 0) for number in range(len(names))], dtype=np.int64)
+
+
+def findings(dataset: DatasetDict) -> list[Finding]:
+    """Return what is suspicious in the classes of the splits.
+
+    Args:
+        dataset: Splits with ``label``, after rows were split off; numbers have no classes.
+    """
+    rows, names = dataset["train"], targets.class_names(dataset["train"])
+    if not names:
+        return []
+    found, many, are_sets = [], counts(rows), targets.is_set(rows)
+    most = int(many.argmax())
+    if many[most] > _DOMINANT * len(rows) and not are_sets:
+        found.append(
+            Finding(
+                name="imbalance",
+                severity="warning",
+                message=f"{many[most] / len(rows):.1%} of the training rows are of the class "
+                f"'{names[most]}': a model that always says so has that accuracy",
+                mend="--class_weights balanced, and --metrics f1_macro,average_precision",
+                count=int(many[most]),
+                rows=len(rows),
+            )
+        )
+    noun = "label" if are_sets else "class"
+    few = np.flatnonzero((many > 1) & (many < _FEWEST)).tolist()  # a single one is told anyway
+    if few:
+        fewest = sorted(few, key=lambda number: many[number])[:_SHOWN]
+        shown = ", ".join(f"'{names[number]}' ({many[number]})" for number in fewest)
+        found.append(
+            Finding(
+                name="few_rows_of_a_class",
+                severity="warning",
+                message=f"{counted(len(few), noun)} with fewer than {_FEWEST} training rows: "
+                f"{shown}{', ...' * (len(few) > _SHOWN)}",
+                mend="add rows, or merge them: --label_map OLD=NEW",
+                count=int(many[few].sum()),
+                rows=len(rows),
+            )
+        )
+    tested = counts(dataset["test"])
+    absent = np.flatnonzero((many > 0) & (tested == 0)).tolist()
+    if absent:
+        found.append(
+            Finding(
+                name="not_in_test",
+                severity="warning",
+                message=f"{counted(len(absent), noun)} of the training rows without a test row: "
+                f"{listed([names[number] for number in absent])}; nothing is known of how well "
+                f"{'it is' if len(absent) == 1 else 'they are'} recognised",
+                mend="add test rows of them, or leave the classes out",
+                count=int(many[absent].sum()),
+                rows=len(rows),
+            )
+        )
+    return found

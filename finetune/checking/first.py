@@ -1,0 +1,28 @@
+"""What every training looks for in its rows, in seconds; ``check`` tells it before."""
+
+from __future__ import annotations
+
+from datasets import DatasetDict
+
+from finetune.checking import classes, texts
+from finetune.checking.finding import Finding
+from finetune.data.labels import Places
+
+
+def findings(
+    source: DatasetDict, splits: DatasetDict, column: str, places: Places
+) -> list[Finding]:
+    """Return what is suspicious, besides what splitting the rows tells by itself.
+
+    Args:
+        source: The splits as they were read, with ``id``, ``label`` and ``column``.
+        splits: Training, validation and test rows made of it.
+        column: What the model reads.
+        places: Returns the positions of rows of a split of the source, by their ``id``.
+    """
+    found = [
+        finding
+        for split, rows in source.items()
+        for finding in texts.findings(rows, split, [column], places)
+    ]
+    return [*found, *classes.findings(splits)]

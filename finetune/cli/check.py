@@ -1,0 +1,126 @@
+"""``python -m finetune check RECIPE``: what is wrong or suspicious, before training.
+
+python -m finetune check text --dataset tickets.csv --model NAME
+python -m finetune check text --dataset tickets.csv --model NAME --json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from finetune.cli import console, imports
+from finetune.config.settings import from_command_line, peek
+from finetune.errors import Mistakes, UserError, counted
+from finetune.recipe import catalog
+from finetune.runtime import distributed, hub
+
+if TYPE_CHECKING:
+    from finetune.pipeline.check import Check
+
+_USAGE = """\
+usage: python -m finetune check RECIPE [flags of the training] [--json]
+
+Read and check the data, the options and the model's configuration as a training
+with these flags would; nothing is trained, downloaded weights or written runs there are none.
+
+options
+  --json  one JSON document instead of the page
+
+exit status
+  0  training would work
+  2  training would refuse to start
+  3  training would work; something is suspicious
+
+The flags of a recipe: python -m finetune RECIPE --help
+"""
+#: Classes that the table of splits can name; of more it has the rarest and the most frequent.
+_FEW_CLASSES = 6
+
+
+def main(words: Sequence[str]) -> int:
+    """``finetune check RECIPE FLAGS``."""
+    if not words or {"-h", "--help"} & set(words[:1]):
+        print(_USAGE, end="")
+        return 0 if words else 2
+    if distributed.under_launcher():
+        raise UserError("check runs in one process: python -m finetune check RECIPE [flags]")
+    if words[0].startswith("-"):
+        raise UserError(
+            "the name of a recipe comes first: python -m finetune check RECIPE [flags] "
+            f"(available: {', '.join(catalog.names())})"
+        )
+    recipe, *flags = words
+    if {"-h", "--help"} & set(flags):
+        print(_USAGE, end="")
+        return 0
+    as_json = "--json" in flags
+    flags = [flag for flag in flags if flag != "--json"]
+    wanted = peek(catalog.find(recipe), flags)
+    if wanted is not None and not hub.missing(wanted):
+        hub.go_offline()
+    imports.at_once("datasets", "finetune.training.arguments")
+
+    from finetune.pipeline import check
+
+    console.quiet()
+    mistakes = Mistakes()
+    found = check.examine(from_command_line(recipe, flags, mistakes), mistakes=mistakes)
+    if as_json:
+        print(json.dumps(check.as_json(found), indent=2, ensure_ascii=False))
+    else:
+        _show(found, recipe)
+    return found.status
+
+
+def _show(found: Check, recipe: str) -> None:
+    """Print the splits, the findings from the worst, and the verdict."""
+    if found.splits:
+        console.say(f"check {recipe}: {found.task.replace('_', ' ')}")
+        console.table(*_table(found))
+        console.say()
+    for each in found.findings:
+        console.sentence(f"{each.severity:<8} {each.message}", indent=9)
+        if each.mend:
+            console.sentence(f"{'':<8} -> {each.mend}", indent=12)
+    if found.findings:
+        console.say()
+    steps = f", {counted(found.steps, 'step')}" if found.steps is not None else ""
+    numbers = {
+        severity: sum(each.severity == severity for each in found.findings)
+        for severity in ("error", "warning")
+    }
+    verdict = {
+        0: f"nothing suspicious: training would work{steps}",
+        2: f"training would refuse: {counted(numbers['error'], 'error')}",
+        3: f"training would work{steps}; {counted(numbers['warning'], 'warning')} to look at first",
+    }[found.status]
+    console.say(verdict)
+
+
+def _table(found: Check) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table of splits."""
+    names = list(found.splits["train"].classes)
+    few = 0 < len(names) <= _FEW_CLASSES
+    whole = sum(facts.rows for facts in found.splits.values())
+    header = [
+        "",
+        "rows",
+        "share",
+        *(names if few else ["classes", "rarest", "most"] if names else []),
+    ]
+    lines = []
+    for split, facts in found.splits.items():
+        line = [split, f"{facts.rows:,}", f"{facts.rows / max(1, whole):.0%}"]
+        if few:
+            line += [f"{facts.classes[name]:,}" for name in names]
+        elif names:
+            there = {name: count for name, count in facts.classes.items() if count}
+            rarest, most = (
+                min(there, key=lambda name: there[name]),
+                max(there, key=lambda name: there[name]),
+            )
+            line += [f"{len(there):,}", f"{rarest} {there[rarest]:,}", f"{most} {there[most]:,}"]
+        lines.append(line)
+    return header, lines

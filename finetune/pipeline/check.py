@@ -1,0 +1,154 @@
+"""Everything that can be known of a training before it begins: ``check``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from finetune.checking import lengths, repeated
+from finetune.checking.finding import SEVERITIES, STATUS, Finding, status
+from finetune.config import settings
+from finetune.config.settings import Settings
+from finetune.errors import Mistakes, UserError
+from finetune.pipeline import preparation
+from finetune.pipeline.events import Progress, ignore, telling
+from finetune.recipe import Recipe, TextClassification
+from finetune.runtime import versions
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFacts:
+    """What a split is made of.
+
+    Attributes:
+        rows: How many.
+        classes: How many of each class, by name; empty where labels are numbers.
+    """
+
+    rows: int
+    classes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What was found.
+
+    Attributes:
+        findings: From the worst.
+        splits: Of the rows that would be trained and evaluated on; empty if they cannot be read.
+        task: What kind of labels these are; empty likewise.
+        steps: Optimizer steps of the training; None where that is not known.
+        command: What starts the training, as it was typed.
+    """
+
+    findings: Sequence[Finding]
+    splits: dict[str, SplitFacts]
+    task: str = ""
+    steps: int | None = None
+    command: str = ""
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 if training would work, 3 if something is suspicious, 2 if not."""
+        return status(self.findings)
+
+
+def check(
+    recipe: str | type[Recipe] | Recipe, *, progress: Progress = ignore, **options: Any
+) -> Check:
+    """Look for what is wrong or suspicious in data and options; nothing is trained or written.
+
+    Args:
+        recipe: A name, a path, a recipe class, or a recipe with its options.
+        progress: Is given :class:`~finetune.pipeline.events.Advanced` while files are read.
+        **options: As of :func:`finetune.train`.
+    """
+    versions.warn_once(stacklevel=2)
+    mistakes = Mistakes()
+    return examine(settings.from_keywords(recipe, options, mistakes), progress, mistakes)
+
+
+def examine(
+    chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | None = None
+) -> Check:
+    """Return what there is to say of settings: see :func:`check`.
+
+    Args:
+        chosen: The settings.
+        progress: Likewise.
+        mistakes: What is wrong with the settings already.
+    """
+    wrong, recipe = mistakes or Mistakes(), chosen.recipe
+    with telling(progress):
+        values = preparation.look(chosen, wrong)
+        found = [Finding(name="refused", severity="error", message=each) for each in wrong.found]
+        if "source" in vars(recipe):
+            found += repeated.findings(recipe.source, recipe.input_column, recipe.places)
+        if "splits" not in vars(recipe):
+            return Check(findings=_sorted(found), splits={}, command=chosen.command)
+        found += recipe.findings
+        steps = None
+        if values is not None and not wrong.found:
+            try:
+                found += _of_lengths(recipe)
+                steps = preparation.steps_of(values, recipe)
+            except UserError as error:
+                found += [
+                    Finding(name="refused", severity="error", message=each)
+                    for each in error.mistakes
+                ]
+        suspicious = [*recipe.remarks]
+        if steps is not None and values is not None:
+            suspicious += preparation.remarks(recipe, values, steps)
+        told = {*recipe.notes_of_splitting, *(each.sentence for each in recipe.findings)}
+        others = [each for each in recipe.notes if each not in {*told, *suspicious}]
+        found += [Finding(name="remark", severity="warning", message=each) for each in suspicious]
+        found += [Finding(name="note", severity="info", message=each) for each in others]
+    return Check(
+        findings=_sorted(found),
+        splits={split: _facts(rows) for split, rows in recipe.splits.items()},
+        task=recipe.kind.name,
+        steps=steps,
+        command=chosen.command,
+    )
+
+
+def _sorted(found: Sequence[Finding]) -> list[Finding]:
+    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+
+
+def _facts(rows: Dataset) -> SplitFacts:
+    from finetune.checking import classes
+    from finetune.data import targets
+
+    names = targets.class_names(rows)
+    counts = dict(zip(names, classes.counts(rows).tolist(), strict=True)) if names else {}
+    return SplitFacts(rows=len(rows), classes=counts)
+
+
+def _of_lengths(recipe: Recipe) -> list[Finding]:
+    """Return how long the texts are, from a sample of them."""
+    if not isinstance(recipe, TextClassification) or recipe.long_texts == "windows":
+        return []
+    if type(recipe).prepare is not TextClassification.prepare:
+        return []  # how it tokenizes is not known
+    rows = len(recipe.splits["train"])
+    numbers = np.arange(rows)
+    if rows > lengths.SAMPLE:
+        numbers = np.sort(np.random.default_rng(0).choice(rows, lengths.SAMPLE, replace=False))
+    sampled = recipe.sampled_lengths(numbers)
+    return lengths.findings(sampled, rows, recipe.max_length, recipe.positions)
+
+
+def as_json(found: Check) -> dict[str, Any]:
+    """Return a check as values for JSON; its schema is 1."""
+    content = dataclasses.asdict(found)
+    verdict = {STATUS[each]: each for each in SEVERITIES} | {0: "ok"}
+    return {"schema": 1, "status": found.status, "verdict": verdict[found.status], **content}

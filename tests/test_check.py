@@ -1,0 +1,301 @@
+"""The verb ``check``: every finding has a file with that fault, and a clean file has none."""
+
+import csv
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+import finetune
+from finetune import Recipe, cli
+from finetune.checking import lengths, texts
+from finetune.checking.finding import Finding, status
+from finetune.pipeline import check
+
+WORDS = "alpha beta gamma soup cold warm film great bad awful lovely printer broken".split()  # noqa: SIM905
+Row = tuple[str, str]
+ROWS = 1000
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: str) -> str:
+    return tiny_model
+
+
+def drawn(rows: int = ROWS) -> list[Row]:
+    generator = random.Random(1)
+    return [
+        (
+            " ".join(generator.choices(WORDS, k=12)) + f" {number}x",
+            generator.choice(["good", "bad"]),
+        )
+        for number in range(rows)
+    ]
+
+
+def written(path: Path, rows: Sequence[Row]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return path
+
+
+def changed(change: Callable[[int, str, str], Row]) -> list[Row]:
+    return [change(number, *row) for number, row in enumerate(drawn())]
+
+
+def checked(path: Path, model: str, **options: Any) -> finetune.Check:
+    few: dict[str, Any] = {"max_length": 128, "max_steps": 60, **options}
+    return finetune.check("text", dataset=str(path), model=str(model), **few)
+
+
+def named(found: finetune.Check, severity: str = "warning") -> dict[str, Finding]:
+    return {each.name: each for each in found.findings if each.severity == severity}
+
+
+def test_nothing_is_found_in_clean_rows(model: str, tmp_path: Path) -> None:
+    found = checked(written(tmp_path / "clean.csv", drawn()), model)
+    assert found.status == 0
+    assert [each.name for each in found.findings] == ["lengths", "note"]
+    assert found.steps == 60
+    assert {split: facts.rows for split, facts in found.splits.items()} == {
+        "train": 720,
+        "validation": 80,
+        "test": 200,
+    }
+    assert sum(found.splits["train"].classes.values()) == 720
+
+
+CUT = " ".join(WORDS * 5)[:255]
+FAULTS: dict[str, tuple[list[Row], int, str]] = {
+    "mojibake": (
+        changed(lambda n, text, label: (text + " cafÃ©" * (n in (4, 700)), label)),
+        2,
+        "2 of 1,000 train rows with UTF-8 that was read in another encoding, like 'Ã©' for 'é': "
+        "lines 6, 702",
+    ),
+    "replacement_characters": (
+        changed(lambda n, text, label: (text + " caf\ufffd" * (n == 9), label)),
+        1,
+        "lost: line 11",
+    ),
+    "control_characters": (
+        changed(lambda n, text, label: (text + "\x07" * (n % 50 == 0), label)),
+        20,
+        "20 of 1,000 train rows with control characters",
+    ),
+    "no_words": (
+        changed(lambda n, text, label: (f"{n} ?!" if n % 50 == 0 else text, label)),
+        20,
+        "20 of 1,000 train rows without a letter",
+    ),
+    "cut_off": (
+        changed(lambda n, text, label: (f"{n} {CUT}"[:255] if n % 50 == 0 else text, label)),
+        20,
+        "20 of 1,000 train rows of exactly 255 characters, and none longer",
+    ),
+    "duplicates": (
+        [*drawn(), *drawn(20)],
+        20,
+        "20 of 1,020 train rows that repeat another one exactly: lines 1002, 1003, 1004",
+    ),
+    "contradictions": (
+        [*drawn(), *((text, "good" if label == "bad" else "bad") for text, label in drawn(20))],
+        40,
+        "40 of 1,020 train rows with the same text and different labels: lines 2, 3,",
+    ),
+    "imbalance": (
+        changed(lambda n, text, label: (text, "bad" if n % 25 == 0 else "good")),
+        691,
+        "96.0% of the training rows are of the class 'good'",
+    ),
+    "few_rows_of_a_class": (
+        changed(lambda n, text, label: (text, "odd" if n % 125 == 0 else label)),
+        6,
+        "1 class with fewer than 10 training rows: 'odd' (6)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name: str, model: str, tmp_path: Path) -> None:
+    rows, count, message = FAULTS[name]
+    found = checked(written(tmp_path / "rows.csv", rows), model)
+    assert found.status == 3
+    only = named(found)
+    assert list(only) == [name]
+    assert message in only[name].message
+    assert only[name].count == count
+    assert only[name].mend
+
+
+def test_labels_that_differ_by_case_are_merged_as_it_says(model: str, tmp_path: Path) -> None:
+    rows = changed(lambda n, text, label: (text, label.upper() if n % 20 == 0 else label))
+    path = written(tmp_path / "rows.csv", rows)
+    (told,) = (each.message for each in checked(path, model).findings if each.name == "remark")
+    assert told.endswith("or --label_map BAD=bad,GOOD=good")
+    merged = checked(path, model, label_map="BAD=bad,GOOD=good")
+    assert merged.status == 0
+    assert list(merged.splits["train"].classes) == ["bad", "good"]
+
+
+def test_rows_that_overlap_are_found_in_each_split(model: str, tmp_path: Path) -> None:
+    rows = drawn()
+    written(tmp_path / "train.csv", rows[:800])
+    written(tmp_path / "validation.csv", [*rows[800:890], *rows[:10]])
+    written(tmp_path / "test.csv", [*rows[890:], *rows[10:40]])
+    told = [each.message for each in checked(tmp_path, model).findings if each.name == "overlap"]
+    assert told == [
+        "30 of 800 train rows that are also in the test data: lines 12, 13, 14, 15, 16, ...",
+        "10 of 800 train rows that are also in the validation data: lines 2, 3, 4, 5, 6, ...",
+    ]
+
+
+def test_a_class_without_a_test_row_is_told(model: str, tmp_path: Path) -> None:
+    rows = drawn()
+    written(
+        tmp_path / "train.csv", [*rows[:800], *((text + " odd", "odd") for text, _ in rows[:50])]
+    )
+    written(tmp_path / "test.csv", rows[800:])
+    assert named(checked(tmp_path, model))["not_in_test"].count == 45
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_column": "body"}, "--text_column: no column 'body'"),
+        ({"metrics": "f2"}, "--metrics: no metric 'f2'"),
+        ({"metric_for_best_model": "f3"}, "--metric_for_best_model: the recipe computes no 'f3'"),
+        ({"max_length": 700}, "--max_length 700"),
+        ({"learning_rat": 1}, "learning_rat"),
+    ],
+)
+def test_what_training_refuses_is_an_error(
+    options: dict[str, Any], message: str, model: str, tmp_path: Path
+) -> None:
+    found = checked(written(tmp_path / "rows.csv", drawn()), model, **options)
+    assert found.status == 2
+    assert [message in each.message for each in found.findings if each.severity == "error"] == [
+        True
+    ]
+
+
+def test_all_that_is_refused_is_told_at_once(model: str, tmp_path: Path) -> None:
+    rows = [(text, "" if number == 7 else label) for number, (text, label) in enumerate(drawn())]
+    path = written(tmp_path / "rows.csv", rows)
+    found = checked(path, model, metric_for_best_model="f3", global_batch_size=-1)
+    told = [each.message for each in found.findings]
+    assert any("1 of 1,000 train rows without a label: line 9" in each for each in told)
+    assert any("global_batch_size" in each for each in told)
+    assert found.splits == {}
+
+
+def test_the_page_and_the_document_say_the_same(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, _, message = FAULTS["mojibake"]
+    path = written(tmp_path / "rows.csv", rows)
+    monkeypatch.chdir(tmp_path)
+    words = ["check", "text", "--dataset", str(path), "--model", str(model), "--max_length", "128"]
+    assert cli.main([*words, "--max_steps", "60"]) == 3
+    page = capsys.readouterr().out
+    assert f"warning  {message}" in page
+    assert page.splitlines()[-1] == "training would work, 60 steps; 1 warning to look at first"
+    assert cli.main([*words, "--max_steps", "60", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["status"], document["verdict"]) == (1, 3, "warning")
+    assert document["findings"][0]["message"] == message
+    assert [each["id"] for each in document["findings"][0]["suspects"]] == [4, 700]
+    assert document["splits"]["train"]["rows"] == 720
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["rows.csv"]  # no run, no lock
+
+
+def test_training_says_what_check_says(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = FAULTS["mojibake"][0]
+    words = ["--dataset", str(written(tmp_path / "rows.csv", rows)), "--model", str(model)]
+    output = str(tmp_path / "run")
+    assert (
+        cli.main(["text", *words, "--output_dir", output, "--dry_run", "--max_length", "128"]) == 0
+    )
+    assert capsys.readouterr().out.replace("\n", " ").count("was read in another encoding") == 1
+
+
+def test_images_and_numbers_are_checked_too(tmp_path: Path, model: str) -> None:
+    assert finetune.check("image", embedded=True).status in (0, 3)
+    rows = [(text, f"{number / 7:.3f}") for number, (text, _) in enumerate(drawn())]
+    found = checked(written(tmp_path / "numbers.csv", rows), model, task="regression")
+    assert (found.status, found.task) == (0, "regression")
+    assert found.splits["train"].classes == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cafÃ©", True),
+        ("donâ€™t", True),
+        ("Â£5", True),
+        ("ðŸ\u02dc€", True),
+        ("SÃO PAULO", False),
+        ("café", False),
+        ("Â\xa0bien", True),
+        ("À la carte, Ânge", False),
+        ("日本語", False),
+        ("â la", False),
+    ],
+)
+def test_misread_text_is_told_from_accents(text: str, expected: bool) -> None:
+    assert texts.is_misread(text) == expected
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+@pytest.mark.parametrize("text", ["Zoë", "naïve \u2013 “quoted”", "Æsir", "200 °C"])
+def test_whatever_is_misread_is_found(text: str, encoding: str) -> None:
+    try:
+        misread = text.encode().decode(encoding)
+    except UnicodeDecodeError:
+        misread = text.encode().decode("latin-1")
+    assert texts.is_misread(misread)
+    assert not texts.is_misread(text)
+
+
+def test_texts_of_all_lengths_were_not_cut() -> None:
+    rows = Dataset.from_dict({"id": range(500), "text": ["word " * (n % 100) for n in range(500)]})
+    assert texts.findings(rows, "train", ["text"], lambda split, ids: "") == []
+
+
+def test_advice_on_length_fits_the_model() -> None:
+    tokens = np.arange(1, 1001)
+    (found,) = lengths.findings(tokens, 5000, max_length=500, positions=512)
+    assert found.severity == "warning"
+    assert "about 50.0% are cut at --max_length 500" in found.message
+    assert found.mend == "--long_texts windows reads all of them"
+    (found,) = lengths.findings(tokens, 1000, max_length=900, positions=None)
+    assert (found.severity, found.mend) == ("info", "--max_length 992 cuts 1%")
+    assert "10.0% are cut" in found.message
+
+
+def test_the_worst_decides_the_status() -> None:
+    kinds = [Finding(name="it", severity=each, message="") for each in ("info", "warning", "error")]
+    assert [status(kinds[:count]) for count in range(4)] == [0, 0, 3, 2]
+
+
+@pytest.mark.parametrize("words", [["check", "--json", "text"], ["check", "nosuch"]])
+def test_mistakes_are_one_message(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_recipe_of_ones_own_is_checked() -> None:
+    from recipes.mnist import Mnist
+
+    recipe: Recipe = Mnist(dataset="embedded:digits", train_samples=500)
+    found = finetune.check(recipe)
+    assert found.status == 0
+    assert len(found.splits["train"].classes) == 10
+    assert check.as_json(found)["verdict"] == "ok"
