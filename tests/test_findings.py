@@ -248,6 +248,10 @@ def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
         "rename to keep)",
         "dropped from the data: 'only' (not in every split)",
         "the test data has one row: a score on it says nothing of other rows",
+        "2 classes with fewer than 10 training rows: 'a' (9), 'b' (9); add rows, or merge them: "
+        "--label_map OLD=NEW",
+        "1 class of the training rows without a test row: 'b'; nothing is known of how well it is "
+        "recognised; add test rows of it, or leave the class out",
     ]
 
 
@@ -261,7 +265,7 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
     assert recipe.splits["train"].features["label"].names == ["7", "BAD", "bad", "good", "good "]
     assert recipe.notes == [
         "similar labels kept as separate classes: 'BAD' and 'bad'; 'good' and 'good '; to merge "
-        "them, make them identical in the data",
+        "them, make them identical in the data",  # --label_map strips blanks
         "labels are words except in 1 row: '7'; if these are mistakes, correct them in the data",
         "3 classes with a single row: '7', 'BAD', 'good '; one row cannot serve both training and "
         "evaluation: add rows, or remove such classes",
@@ -333,7 +337,11 @@ def test_one_word_among_numbers_is_told(tmp_path: Path) -> None:
 
     assert recipe.labels == ["0", "1", "x"]
     assert recipe.notes == [
-        "labels are numbers except in 2 rows: 'x'; if these are mistakes, correct them in the data"
+        "labels are numbers except in 2 rows: 'x'; if these are mistakes, correct them in the data",
+        "1 class with fewer than 10 training rows: 'x' (2); add rows, or merge them: --label_map "
+        "OLD=NEW",
+        "1 class of the training rows without a test row: 'x'; nothing is known of how well it is "
+        "recognised; add test rows of it, or leave the class out",
     ]
 
 
@@ -349,7 +357,9 @@ def test_labels_of_a_csv_stay_as_written(suffix: str, tmp_path: Path) -> None:
     assert recipe.labels == ["0", "00", "01", "1.0"]
     assert recipe.notes == [
         "similar labels kept as separate classes: '0' and '00'; '01' and '1.0'; to merge them, "
-        "make them identical in the data"
+        "make them identical in the data, or --label_map 00=0,1.0=01",
+        "4 classes with fewer than 10 training rows: '0' (7), '00' (7), '01' (7), '1.0' (8); add "
+        "rows, or merge them: --label_map OLD=NEW",
     ]
 
 

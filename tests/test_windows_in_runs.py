@@ -16,6 +16,7 @@ import finetune
 from finetune import Run, UserError, cli
 from finetune.data import lengths
 from finetune.data.encoding import Encoder
+from finetune.pipeline import lengths as lengths_of_recipes
 from finetune.reporting import card
 from finetune.tasks.single_label import probability_of
 from tests.long_texts import MOST, Reviews, logits_by_hand, reviews
@@ -277,7 +278,7 @@ def test_a_document_that_dominates_is_noted(short_model: str, tmp_path: Path) ->
     path.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
     subject = reviews(path, short_model, split_seed=1)
     assert 0 in subject.splits["train"]["id"][:]
-    assert subject.dominating() == (
+    assert lengths_of_recipes.dominating(subject) == (
         "--long_texts windows: 240 of 282 training windows (85.1%) are of the document with "
         "id 0, and each counts as a row in training; shorten it if it should not weigh so much"
     )

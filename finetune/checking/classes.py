@@ -48,7 +48,8 @@ def findings(dataset: DatasetDict) -> list[Finding]:
             )
         )
     noun = "label" if are_sets else "class"
-    few = np.flatnonzero((many > 1) & (many < _FEWEST)).tolist()  # a single one is told anyway
+    # of a class with a single row it is told anyway
+    few = np.flatnonzero((many > 1) & (many < _FEWEST)).tolist()
     if few:
         fewest = sorted(few, key=lambda number: many[number])[:_SHOWN]
         shown = ", ".join(f"'{names[number]}' ({many[number]})" for number in fewest)
@@ -64,7 +65,7 @@ def findings(dataset: DatasetDict) -> list[Finding]:
             )
         )
     tested = counts(dataset["test"])
-    absent = np.flatnonzero((many > 0) & (tested == 0)).tolist()
+    absent = np.flatnonzero((many > 1) & (tested == 0)).tolist()
     if absent:
         found.append(
             Finding(
@@ -73,7 +74,8 @@ def findings(dataset: DatasetDict) -> list[Finding]:
                 message=f"{counted(len(absent), noun)} of the training rows without a test row: "
                 f"{listed([names[number] for number in absent])}; nothing is known of how well "
                 f"{'it is' if len(absent) == 1 else 'they are'} recognised",
-                mend="add test rows of them, or leave the classes out",
+                mend=f"add test rows of {'it' if len(absent) == 1 else 'them'}, or leave "
+                f"{'the class' if len(absent) == 1 else 'the classes'} out",
                 count=int(many[absent].sum()),
                 rows=len(rows),
             )

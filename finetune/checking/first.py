@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from datasets import DatasetDict
 
 from finetune.checking import classes, texts
@@ -26,3 +28,8 @@ def findings(
         for finding in texts.findings(rows, split, [column], places)
     ]
     return [*found, *classes.findings(splits)]
+
+
+def told(found: Sequence[Finding]) -> list[str]:
+    """Return what of the findings every training tells."""
+    return [each.sentence for each in found if each.severity == "warning"]

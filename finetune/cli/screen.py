@@ -16,7 +16,7 @@ from finetune.errors import counted
 from finetune.models import pretrained
 from finetune.models.cpu import exchange
 from finetune.models.cpu import kernels as cpu
-from finetune.pipeline import provenance
+from finetune.pipeline import lengths, provenance
 from finetune.pipeline.events import (
     Advanced,
     Collated,
@@ -83,7 +83,7 @@ def _start(event: Started) -> None:
         if recipe.text_columns:
             read = recipe.columns_read()
             facts["texts"] = f"{', '.join(read)}, {recipe.encoder().kept_apart(len(read))}"
-        if long_texts := recipe.of_long_texts():
+        if long_texts := lengths.of_long_texts(recipe):
             facts["long texts"] = long_texts
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)

@@ -187,7 +187,7 @@ def _merging(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
     pairs = [(name, to) for each, to in most.items() for name in each if name != to]
     written = joined(f"{name}={to}" for name, to in pairs)
     try:
-        is_read = mapping(written) == dict(pairs) and written.isprintable()
+        is_read = mapping(written) == dict(pairs) and written.isascii() and written.isprintable()
     except UserError:
         is_read = False
     return f", or --label_map {shlex.quote(written)}" if is_read else ""

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from finetune.checking import lengths, repeated
+from finetune.checking import first, lengths, repeated
 from finetune.checking.finding import SEVERITIES, STATUS, Finding, status
 from finetune.config import settings
 from finetune.config.settings import Settings
 from finetune.errors import Mistakes, UserError
+from finetune.pipeline import lengths as of_recipe
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextClassification
@@ -107,7 +106,7 @@ def examine(
         suspicious = [*recipe.remarks]
         if steps is not None and values is not None:
             suspicious += preparation.remarks(recipe, values, steps)
-        told = {*recipe.notes_of_splitting, *(each.sentence for each in recipe.findings)}
+        told = {*recipe.notes_of_splitting, *first.told(recipe.findings)}
         others = [each for each in recipe.notes if each not in {*told, *suspicious}]
         found += [Finding(name="remark", severity="warning", message=each) for each in suspicious]
         found += [Finding(name="note", severity="info", message=each) for each in others]
@@ -139,11 +138,7 @@ def _of_lengths(recipe: Recipe) -> list[Finding]:
         return []
     if type(recipe).prepare is not TextClassification.prepare:
         return []  # how it tokenizes is not known
-    rows = len(recipe.splits["train"])
-    numbers = np.arange(rows)
-    if rows > lengths.SAMPLE:
-        numbers = np.sort(np.random.default_rng(0).choice(rows, lengths.SAMPLE, replace=False))
-    sampled = recipe.sampled_lengths(numbers)
+    sampled, rows = of_recipe.sampled(recipe, lengths.SAMPLE), len(recipe.splits["train"])
     return lengths.findings(sampled, rows, recipe.max_length, recipe.positions)
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
-    from finetune.checking.finding import Finding
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task
     from finetune.training.arguments import FinetuneArguments
@@ -83,9 +82,6 @@ class Recipe(Splitting):
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
         self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
         self.label_name = "label"  # what the user calls the column
-        self.findings: Sequence[Finding] = ()  # what is suspicious in the rows, once they are split
-        self.notes_of_splitting: Sequence[str] = ()
-        self.remarks: Sequence[str] = ()  # on labels and splits that look like mistakes
         if self.loss_function and type(self).loss is not Recipe.loss:
             raise UserError(
                 f"--loss_function {self.loss_function}: the recipe has a loss of its own"
@@ -204,10 +200,8 @@ class Recipe(Splitting):
         from finetune.data import findings, labels, numbers
 
         source = self.source
-        loaded, remarks = (
-            len(self.notes),
-            labels.remarks(source, renames=hasattr(self, "label_map")),
-        )
+        loaded, renames = len(self.notes), hasattr(self, "label_map")
+        remarks = labels.remarks(source, renames=renames)
         dataset = self.split(source)
         self.notes_of_splitting = self.notes[loaded:]
 
@@ -219,15 +213,14 @@ class Recipe(Splitting):
             self.notes,
             places,
             column=self.label_name,
-            renames=hasattr(self, "label_map"),
+            renames=renames,
             split_by=self.split_columns(),
         )
         remarks += findings.remarks(dataset)
         remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
         self.remarks = remarks
         self.findings = first.findings(source, dataset, self.input_column, places)
-        told = [each.sentence for each in self.findings if each.severity == "warning"]
-        self.notes[loaded:loaded] = [*remarks, *told]
+        self.notes[loaded:loaded] = [*remarks, *first.told(self.findings)]
         return dataset
 
     def over(self, rows: Dataset) -> Self:

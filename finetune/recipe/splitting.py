@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from finetune.errors import UserError
@@ -11,6 +12,7 @@ from finetune.recipe.options import option
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
+    from finetune.checking.finding import Finding
     from finetune.data.plan import Plan
 
 
@@ -20,6 +22,9 @@ class Splitting(Declared):
     Attributes:
         input_column: The column of the raw data that the model sees; duplicates are found by it.
         split_how: How rows were split off, once they are; empty if the source has all splits.
+        notes_of_splitting: Which rows were left out then.
+        remarks: Sentences on labels and splits that look like mistakes.
+        findings: What is suspicious in the rows.
     """
 
     input_column: ClassVar[str] = "text"
@@ -46,6 +51,9 @@ class Splitting(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.split_how = ""
+        self.notes_of_splitting: Sequence[str] = ()
+        self.remarks: Sequence[str] = ()
+        self.findings: Sequence[Finding] = ()
         mistakes = _mistakes_of_sizes(self.test_size, self.validation_size)
         if self.group_column is not None and self.time_column is not None:
             mistakes.append(

@@ -304,18 +304,8 @@ class TextClassification(Labelled):
         if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
             return None
         lengths = first_lengths(self.prepared[split])
-        found: list[int] = self.encoder().whole_lengths(self._read(split), lengths).tolist()
+        found: list[int] = self.encoder().whole_lengths(self.read_by_model(split), lengths).tolist()
         return found
-
-    def sampled_lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the tokens of the training rows of these numbers before truncation, shape
-        ``(rows,)``; nothing else is tokenized.
-        """
-        import numpy as np
-
-        read, encoder = self._read("train"), self.encoder()
-        tokens = np.array([len(each) for each in encoder(read(numbers))["input_ids"]])
-        return encoder.whole_lengths(lambda some: read(numbers[some]), tokens)
 
     @property
     def positions(self) -> int | None:
@@ -324,37 +314,12 @@ class TextClassification(Labelled):
 
         return families.positions(self._config) if self._builds_pretrained else None
 
-    def _read(self, split: str) -> Rows:
+    def read_by_model(self, split: str) -> Rows:
         """Return what reads rows of a split by their numbers, as the model reads them."""
         from finetune.data import parts
 
         rows, several = self.splits[split], self.text_columns is not None
         return lambda numbers: parts.read_by_model(rows.select(numbers), several=several)
-
-    def of_long_texts(self) -> str | None:
-        """Return how many of the training texts are longer than the model reads, and what becomes
-        of them, for the start of a run; None where the recipe prepares them in another way.
-        """
-        from finetune.data import lengths
-        from finetune.data.windows import documents_of, first_lengths
-
-        texts, rows, windows = self.splits["train"], self.prepared["train"], self.windows
-        documents = documents_of(rows)
-        if windows is not None and documents is not None:
-            return lengths.in_windows(documents, self.max_length, windows.shared, self.pooling)
-        if "length" not in rows.column_names or len(rows) != len(texts):
-            return None  # of a recipe with its own `prepare`
-        return lengths.cut(self._read("train"), first_lengths(rows), self.encoder())
-
-    def dominating(self) -> str | None:
-        """Return a sentence if the windows of one text are much of what is trained on."""
-        from finetune.data import lengths
-        from finetune.data.windows import documents_of
-
-        documents = documents_of(self.prepared["train"])
-        if self.long_texts == "cut" or documents is None:
-            return None
-        return lengths.dominating(documents, self.splits["train"]["id"][:])
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         parts = super().parts(model)
