@@ -214,13 +214,13 @@ def test_brackets_alone_are_no_list(tmp_path: Path) -> None:
     assert Reviews(dataset=path).labels == ["[", "[PAD]"]
 
 
-def test_a_csv_separated_by_semicolons_is_explained(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "a;b", header="text;label")
+def test_a_separator_that_is_not_found_is_explained(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a;b", "c;d;e", header="text;label")
 
     first, second = mistakes(path)
 
     for mistake in (first, second):
-        assert "in a .csv and by tabs in a .tsv, here by semicolons: convert the file" in mistake
+        assert "; if fields are separated by semicolons: --csv_separator ';'" in mistake
 
 
 def test_the_number_of_the_row_is_no_label(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from finetune.data import files, sources
+from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
-from finetune.runtime import hub
+from finetune.runtime import formats, hub
 
 ROWS = {
     "text": ["NA", "null", "None", 'a "quoted", long\nreview', "n/a", "nan"],
@@ -24,7 +25,10 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
     ".csv": lambda frame, path: frame.to_csv(path, index=False),
     ".tsv": lambda frame, path: frame.to_csv(path, index=False, sep="\t"),
     ".jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+    ".ndjson": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+    ".json": lambda frame, path: frame.to_json(path, orient="records"),
     ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
+    ".arrow": lambda frame, path: frame.to_feather(path),
 }
 
 
@@ -37,7 +41,7 @@ def write(path: Path, columns: Columns) -> str:
 def test_every_format_is_tested() -> None:
     assert len(files.READERS) >= 5
     assert set(files.READERS) == {*WRITERS, ".txt"}
-    assert tuple(WRITERS) == hub.FILES
+    assert tuple(WRITERS) == formats.FILES
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -72,14 +76,14 @@ def test_the_cache_of_a_file_depends_on_its_quoting(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('text,label\n"a,01\nb",02\n')
     minimal, literal = (
-        sources.read(str(path), csv_quoting=quoting)["train"]["label"][:]
+        sources.read(str(path), options=ReadOptions(quoting=quoting))["train"]["label"][:]
         for quoting in ("minimal", "none")
     )
 
     assert minimal == ["02"]
     assert literal == ["01", "02"]
-    with pytest.raises(UserError, match=r"is neither \.csv nor \.tsv"):
-        sources.read(write(tmp_path / "a.jsonl", ROWS), csv_quoting="none")
+    with pytest.raises(UserError, match=r"is not a \.csv or \.tsv file"):
+        sources.read(write(tmp_path / "a.jsonl", ROWS), options=ReadOptions(quoting="none"))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +109,11 @@ def test_the_quoting_of_a_file_is_found(
 
     if quoting is None:
         with pytest.raises(UserError) as refusal:
-            files.csv_quoting(path)
+            files.inspected(path)
         assert note in str(refusal.value)
     else:
-        found, told = files.csv_quoting(path)
-        assert found == quoting
+        found, told = files.inspected(path)
+        assert found.quoting == quoting
         assert note in told
         assert bool(note) is bool(told)
 
@@ -190,8 +194,9 @@ def test_a_missing_file_in_a_missing_directory(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"reviews.txt": "text"}, r"reviews.txt: expected a file ending in .csv, .tsv, .jsonl"),
-        ({"a.csv.gz": ""}, r"expected a file ending in .*; it is compressed: gunzip -k a.csv.gz"),
-        ({"a.xlsx": ""}, r"expected a file ending in .*; export the sheet as .csv, in UTF-8"),
+        ({"a.csv.gz": "no"}, r"a.csv.gz is damaged or cut off: Not a gzipped file"),
+        ({"a.csv.xz": ""}, r"expected a file ending in .*; it is compressed: unxz -k a.csv.xz"),
+        ({"a.xlsx": ""}, r"expected a file ending in .*; export the sheet as .csv"),
         ({"reviews.csv": ""}, r"reviews.csv holds no rows"),
         ({"reviews.csv": "text,label\n"}, r"reviews.csv holds no rows"),
         ({"reviews.csv": "text,text\na,b\n"}, r"reviews.csv: two columns are called 'text'"),
@@ -222,7 +227,7 @@ def test_files_that_cannot_be_read(files: dict[str, str], message: str, tmp_path
         sources.read(str(tmp_path / next(iter(files))))
 
 
-@pytest.mark.parametrize("name", ["test.csv.gz", "test.json"])
+@pytest.mark.parametrize("name", ["test.csv.xz", "test.xlsx"])
 def test_a_split_in_another_format_is_refused(name: str, tmp_path: Path) -> None:
     write(tmp_path / "train.csv", ROWS)
     (tmp_path / name).write_bytes(b"data")
@@ -241,11 +246,16 @@ def test_other_files_of_a_directory_are_told(tmp_path: Path) -> None:
     assert notes == ["not read: unlabelled.csv, val.csv (expected train, validation and test)"]
 
 
-def test_a_csv_that_is_not_utf_8(tmp_path: Path) -> None:
-    path = tmp_path / "latin.csv"
-    path.write_bytes("text,label\nfine,good\ncafé,good\n".encode("latin-1"))
+def test_a_file_of_two_encodings_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_bytes(
+        ("text,label\n" + "naïve,good\n" * 200_000).encode() + "café,good\n".encode("latin-1")
+    )
 
-    with pytest.raises(UserError, match=r"latin.csv is not UTF-8: .* \(line 3, byte 0xe9\)"):
+    with pytest.raises(
+        UserError,
+        match=r"two.csv is not utf-8 throughout: .* \(line 200002, byte 0xe9\); --encoding",
+    ):
         sources.read(str(path))
 
 

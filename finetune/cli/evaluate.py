@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from finetune.cli import console, imports
 from finetune.cli.parser import Parser, load_run
-from finetune.data.delimited import QUOTING
+from finetune.data.layout import QUOTING
 from finetune.errors import UserError, counted
 from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 #: Options of a recipe that say how a file is read.
 _READING = (
     *("text_column", "text_columns", "image_column", "label_column", "label_columns"),
-    *("label_separator", "label_map", "csv_quoting", "drop_invalid"),
+    *("label_separator", "label_map", "drop_invalid"),
+    *("csv_quoting", "csv_separator", "encoding"),
 )
 
 
@@ -71,6 +72,14 @@ def main(words: Sequence[str]) -> int:
         "--csv_quoting",
         choices=QUOTING,
         help="quotation marks in FILE: minimal, around fields; none, text (default: the run's)",
+    )
+    parser.add_argument(
+        "--csv_separator",
+        metavar="CHARACTER",
+        help="what separates the fields of a .csv or .tsv, ';' or tab (default: detected)",
+    )
+    parser.add_argument(
+        "--encoding", metavar="NAME", help="encoding of FILE, such as cp1252 (default: detected)"
     )
     parser.add_argument(
         "--drop_invalid",

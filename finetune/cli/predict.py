@@ -106,6 +106,8 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         "--text_columns: not with --text": with_text and given.text_columns,
         "--image_column: not with --text": with_text and given.image_column,
         "--csv_quoting: not with --text": with_text and given.csv_quoting,
+        "--csv_separator: not with --text": with_text and given.csv_separator,
+        "--encoding: not with --text": with_text and given.encoding,
         "--csv_safe: not with --text": with_text and given.csv_safe,
         "--resume: needs --output": given.resume and given.output is None,
         "INPUT is empty: expected a file, a folder of images, or -": given.input == "",
@@ -146,9 +148,9 @@ def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     from finetune.pipeline.predict import stream
     from finetune.predicting import output
     from finetune.predicting.inputs import Input
-    from finetune.predicting.request import Request, columns_read, csv_quoting
+    from finetune.predicting.request import Request, columns_read, read_options
 
-    opened = Input.open(source, csv_quoting(run, source, options), columns_read(run, options))
+    opened = Input.open(source, read_options(run, source, options), columns_read(run, options))
     request = Request(run, opened, options)
     suffix = output.of_screen(request.input.kind)
     output.refuse_csv_safe(suffix, options["csv_safe"])

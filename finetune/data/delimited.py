@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from finetune.data.layout import NAMES, QUOTING, Layout, opened
 from finetune.errors import UserError, counted
 
-QUOTING = ("auto", "minimal", "none")
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _SEPARATED = "fields are separated by commas in a .csv and by tabs in a .tsv"
 #: With so few line breaks in fields, an ambiguous file is read as quoted.
 _FEW = 3
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 Placed = tuple[int, int, Row]
 
 
-def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
+def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]:
     """Return how a file is quoted, and a sentence for the user if rows are not lines.
 
     If a quotation mark that begins a field is part of the text, it swallows the lines up to the
@@ -32,6 +32,7 @@ def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
 
     Args:
         path: A ``.csv`` or ``.tsv``.
+        layout: Its encoding and separator.
         wanted: One of :data:`QUOTING`.
 
     Returns:
@@ -44,11 +45,12 @@ def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
         raise UserError(f"--csv_quoting {wanted}: expected auto, minimal or none")
     if wanted != "auto":
         return wanted, ""
-    with path.open("rb") as file:
+    with opened(path) as file:
         if not any(b'"' in block for block in iter(lambda: file.read(2**20), b"")):
             return "minimal", ""
-    strictly = _count(path, "minimal", strict=True)
-    quoted = strictly if strictly.whole else _count(path, "minimal")
+    quotes, no_quotes = (replace(layout, quoting=each) for each in ("minimal", "none"))
+    strictly = _count(path, quotes, strict=True)
+    quoted = strictly if strictly.whole else _count(path, quotes)
     if quoted.whole and quoted.rows == quoted.lines:
         first = strictly.lines + 2  # behind the header and the rows without a mistake
         return "minimal", "" if strictly.whole else (
@@ -60,7 +62,7 @@ def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
         f"{path.name}: {counted(quoted.rows, 'row')} in {quoted.lines:,} lines, as quoted fields "
         "contain line breaks"
     )
-    literal = _count(path, "none")
+    literal = _count(path, no_quotes)
     if not literal.whole or any(name.startswith('"') for name in literal.header):
         return "minimal", spread if quoted.whole else ""
     alone = len(literal.header) == 1  # then any text parses, line by line
@@ -82,13 +84,13 @@ def quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
     )
 
 
-def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[Placed]:
+def records(layout: Layout, strict: bool, path: Path, lines: IO[str]) -> Iterator[Placed]:
     """Yield the rows of a file, with the column names of its first line; a missing value is None.
 
     Args:
-        quoting: ``minimal`` or ``none``.
+        layout: Separator and quotation marks.
         strict: Whether to refuse text after the quotation mark that closes a field.
-        path: The file, for messages; its suffix determines the separator.
+        path: The file, for messages.
         lines: The lines of the file.
 
     Raises:
@@ -103,8 +105,8 @@ def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[
 
     reader = csv.reader(
         to_the_end(),
-        delimiter=SEPARATORS[path.suffix.lower()],
-        quoting=csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL,
+        delimiter=layout.separator,
+        quoting=csv.QUOTE_NONE if layout.quoting == "none" else csv.QUOTE_MINIMAL,
         strict=strict,
     )
     header: list[str] = []
@@ -133,7 +135,9 @@ def records(quoting: str, strict: bool, path: Path, lines: IO[str]) -> Iterator[
             line = reader.line_num + 1
     except csv.Error as error:
         literally = "; is a quote never closed? --csv_quoting none reads quotation marks as text"
-        raise UserError(f"{path}, line {line}: {error}{literally * (quoting != 'none')}") from error
+        raise UserError(
+            f"{path}, line {line}: {error}{literally * (layout.quoting != 'none')}"
+        ) from error
 
 
 def _is_separator_line(fields: Sequence[str]) -> bool:
@@ -145,13 +149,10 @@ def _is_separator_line(fields: Sequence[str]) -> bool:
 
 def separator_hint(columns: Sequence[str]) -> str:
     """Return a hint if a single column looks like several with another separator."""
-    for character, name, advice in (
-        (";", "semicolons", "convert the file"),
-        ("\t", "tabs", "rename it to .tsv"),
-        (",", "commas", "rename it to .csv"),
-    ):
+    for character, name in NAMES.items():
         if len(columns) == 1 and character in columns[0]:
-            return f"; {_SEPARATED}, here by {name}: {advice}"
+            written = "tab" if character == "\t" else f"'{character}'"
+            return f"; if fields are separated by {name}: --csv_separator {written}"
     return ""
 
 
@@ -181,13 +182,14 @@ class _Count:
     header: Sequence[str]
 
 
-def _count(path: Path, quoting: str, strict: bool = False) -> _Count:
+def _count(path: Path, layout: Layout, strict: bool = False) -> _Count:
     rows = lines = 0
     row: Row = {}
     whole = True
-    with path.open(encoding="utf-8-sig", newline="") as file, long_fields():
+    with opened(path) as binary, long_fields():
+        file = io.TextIOWrapper(binary, encoding=layout.encoding, newline="")
         try:
-            for first, last, row in records(quoting, strict, path, file):  # noqa: B007
+            for first, last, row in records(layout, strict, path, file):  # noqa: B007
                 rows, lines = rows + 1, lines + last - first + 1
         except UserError:
             whole = False

@@ -9,8 +9,8 @@ parquet a null; there an empty text is a value. In a ``.txt`` file every line is
 blank, so that every line gets a prediction. In a ``.csv`` or ``.tsv`` of one column a blank line is
 an empty field, elsewhere not a row.
 
-Quotation marks in a ``.csv`` or ``.tsv`` enclose a field (``minimal``) or are text (``none``), as
-:mod:`finetune.data.delimited` finds out.
+How a file of text is compressed, encoded, separated and quoted, :mod:`finetune.data.layout` and
+:mod:`finetune.data.delimited` find out.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from finetune.data import bounds, delimited
-from finetune.data.delimited import SEPARATORS, Placed, Row
+from finetune.data import bounds, columnar, delimited, json_documents
+from finetune.data.delimited import Placed, Row
+from finetune.data.layout import SEPARATORS, USUAL, Layout, ReadOptions, detected, opened
 from finetune.errors import UserError, suggestion
+from finetune.runtime import formats
 
 #: Enough rows to sort by length, few enough to hold in memory and to redo.
 CHUNK_ROWS = 1024
@@ -44,10 +45,10 @@ Reader = Callable[[Path], Iterator[Read]]
 Parser = Callable[[Path, IO[str]], Iterator[Placed]]
 _SHOWN_PLACES = 5
 _HINTS = {
-    ".gz": "it is compressed: gunzip -k FILE",
-    ".zip": "it is compressed: unzip FILE",
-    ".xlsx": "export the sheet as .csv, in UTF-8",
-    ".json": "write one object per line, as .jsonl",
+    ".xlsx": "export the sheet as .csv",
+    ".xls": "export the sheet as .csv",
+    ".parquet.gz": "it is compressed: gunzip -k FILE",
+    ".xz": "it is compressed: unxz -k FILE",
 }
 
 
@@ -58,7 +59,8 @@ class Chunk:
     Attributes:
         number: Of the chunk, from 0.
         rows: As dictionaries, or as a table where the columns have types of their own.
-        end: Where it ends in the input: bytes of a text, rows of anything else.
+        end: Where it ends in the input: bytes of a text, rows of anything else, also of a
+            compressed text.
     """
 
     number: int
@@ -105,24 +107,24 @@ def existing(name: str) -> Path:
     return path
 
 
-def chunks(path: Path, reader: Reader | None = None, quoting: str = "auto") -> Iterator[Chunk]:
+def chunks(
+    path: Path, reader: Reader | None = None, layout: Layout | None = None
+) -> Iterator[Chunk]:
     """Read the rows of a file in order.
 
     Args:
         path: A file whose suffix is one of :data:`READERS`, in upper or lower case.
         reader: Reads an input that is not a file; it may have no rows.
-        quoting: Of a ``.csv`` or ``.tsv``, as :func:`csv_quoting` returns it.
+        layout: Of a file of text, as :func:`inspected` returns it; None to detect it.
 
     Raises:
         UserError: if the file is malformed, with the line; or if it holds no rows.
     """
     number = -1
-    if reader is None and (suffix := path.suffix.lower()) in SEPARATORS:
-        reading = csv_quoting(path)[0] if quoting == "auto" else quoting
-        rows_of: Reader = partial(_delimited, suffix, reading)
-    else:
-        rows_of = reader or READERS[path.suffix.lower()]
-    with _explained(path):
+    if reader is None and layout is None:
+        layout = inspected(path)[0]
+    rows_of = reader or partial(READERS[formats.suffix(path)], layout or USUAL)
+    with _explained(path, layout):
         for number, (rows, end) in enumerate(rows_of(path)):
             yield Chunk(number, rows, end)
     if number < 0 and reader is None:
@@ -131,36 +133,51 @@ def chunks(path: Path, reader: Reader | None = None, quoting: str = "auto") -> I
 
 def how_to_convert(path: Path) -> str:
     """Return a hint for a file of another format; empty if there is none."""
-    hint = _HINTS.get(path.suffix.lower(), "").replace("FILE", path.name)
+    hint = _HINTS.get(formats.suffix(path), "").replace("FILE", path.name)
     return hint and f"; {hint}"
 
 
-def csv_quoting(path: Path, wanted: str = "auto") -> tuple[str, str]:
-    """Return :func:`~finetune.data.delimited.quoting` of any file.
+def inspected(path: Path, options: ReadOptions | None = None) -> tuple[Layout, str]:
+    """Return how a file is to be read, and a sentence for the user; empty if it is as usual.
+
+    Args:
+        path: A file of any format.
+        options: What the user says of it.
 
     Raises:
-        UserError: if the file has no quoting, or cannot be read.
+        UserError: if an option is not for such a file, or it cannot be read.
     """
-    if path.suffix.lower() in SEPARATORS:
-        with _explained(path):
-            return delimited.quoting(path, wanted)
-    if wanted != "auto":
-        raise UserError(f"--csv_quoting {wanted}: {path} is neither .csv nor .tsv")
-    return "minimal", ""
+    options, suffix = options or ReadOptions(), formats.suffix(path)
+    is_delimited, is_text = suffix in SEPARATORS, suffix in formats.TEXTS
+    for flag, value in options.named.items():
+        if not (is_text if flag == "--encoding" else is_delimited):
+            expected = "a file of text" if flag == "--encoding" else "a .csv or .tsv file"
+            raise UserError(f"{flag} {value}: {path} is not {expected}")
+    if not is_text:
+        return USUAL, ""
+    with _explained(path, None):
+        layout, sentence = detected(path, options)
+    if not is_delimited:
+        return layout, sentence
+    with _explained(path, layout):
+        quoting, of_quoting = delimited.quoting(path, layout, options.quoting)
+    told = "; ".join(each for each in (sentence, of_quoting) if each)
+    return replace(layout, quoting=quoting), told
 
 
-def places(path: Path, rows: Sequence[int], quoting: str = "minimal") -> str:
+def places(path: Path, rows: Sequence[int], layout: Layout | None = None) -> str:
     """Return the positions of the first few of some rows in a file: ``lines 5, 9``.
 
     Args:
         path: A file; in a format without lines, rows are counted from 1.
         rows: Row numbers, from 0, sorted; at least one.
-        quoting: Of a ``.csv`` or ``.tsv``: ``minimal`` or ``none``.
+        layout: As :func:`inspected` returns it; the usual one if None.
     """
+    layout = layout or Layout(separator=SEPARATORS.get(formats.suffix(path), ","))
     shown = rows[:_SHOWN_PLACES]
     noun, numbers = "row", [row + 1 for row in shown]
-    if parser := _parser(path.suffix.lower(), quoting):
-        with _parsed(path, *parser) as (placed, _), delimited.long_fields():
+    if parser := _parser(formats.suffix(path), layout):
+        with _parsed(path, layout, *parser) as (placed, _), delimited.long_fields():
             some = enumerate(itertools.islice(placed, shown[-1] + 1))
             noun, numbers = "line", [first for row, (first, _, _) in some if row in shown]
     more = ", ..." if len(rows) > len(shown) else ""
@@ -168,7 +185,7 @@ def places(path: Path, rows: Sequence[int], quoting: str = "minimal") -> str:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, layout: Layout | None) -> Iterator[None]:
     """Turn errors of reading a file into a ``UserError``.
 
     Raises:
@@ -177,9 +194,25 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise not_utf8(str(path), _line_not_utf8(path), error) from error
+        raise _of_two_encodings(path, layout or USUAL, error) from error
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _of_two_encodings(path: Path, layout: Layout, error: UnicodeDecodeError) -> UserError:
+    """Return the refusal of a file that begins in an encoding and does not go on in it."""
+    encoding = "utf-8" if layout.encoding == "utf-8-sig" else layout.encoding
+    where = ""
+    if encoding == "utf-8":
+        with opened(path) as lines:
+            numbered = enumerate(lines, start=1)
+            line = next(n for n, each in numbered if each.decode(errors="ignore").encode() != each)
+        where = f"line {line}, "
+    return UserError(
+        f"{path} is not {encoding} throughout: {error.reason} ({where}byte "
+        f"{error.object[error.start]:#x}); --encoding NAME reads all of it in another, such as "
+        "cp1252; or correct that line"
+    )
 
 
 def not_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
@@ -193,19 +226,21 @@ def not_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
 
 @contextlib.contextmanager
 def _parsed(
-    path: Path, parse: Parser, newline: str
+    path: Path, layout: Layout, parse: Parser, newline: str
 ) -> Iterator[tuple[Iterator[Placed], IO[bytes]]]:
     """Open a text file; yield its parsed rows, and the binary file to tell the position."""
-    with path.open("rb") as binary:
-        lines = io.TextIOWrapper(binary, encoding="utf-8-sig", newline=newline)
+    with opened(path) as binary:
+        lines = io.TextIOWrapper(binary, encoding=layout.encoding, newline=newline)
         yield parse(path, lines), binary
 
 
-def _of_text(parse: Parser, newline: str, path: Path) -> Iterator[Read]:
+def _of_text(parse: Parser, newline: str, layout: Layout, path: Path) -> Iterator[Read]:
     """Yield the parsed rows of a text file, a chunk at a time."""
-    with _parsed(path, parse, newline) as (placed, binary):
+    is_compressed, rows = bool(formats.compression(path)), 0
+    with _parsed(path, layout, parse, newline) as (placed, binary):
         while some := _next(placed):
-            yield some, binary.tell()
+            rows += len(some)
+            yield some, rows if is_compressed else binary.tell()
 
 
 def _next(placed: Iterator[Placed]) -> Rows:
@@ -214,19 +249,17 @@ def _next(placed: Iterator[Placed]) -> Rows:
         return [row for _, _, row in itertools.islice(placed, CHUNK_ROWS)]
 
 
-def _delimited(suffix: str, quoting: str, path: Path) -> Iterator[Read]:
+def _delimited(layout: Layout, path: Path) -> Iterator[Read]:
     """Yield tables whose columns are all text."""
-    parser = _parser(suffix, quoting)
-    assert parser is not None
-    for rows, end in _of_text(*parser, path):
+    for rows, end in _of_text(partial(delimited.records, layout, False), "", layout, path):
         schema = pa.schema([(name, pa.string()) for name in rows[0]])
         yield pa.Table.from_pylist(rows, schema=schema), end
 
 
-def _parser(suffix: str, quoting: str) -> tuple[Parser, str] | None:
-    """Return the parser of a text format and its line ending; None for other formats."""
+def _parser(suffix: str, layout: Layout) -> tuple[Parser, str] | None:
+    """Return the parser of a format with lines and its line ending; None for other formats."""
     if suffix in SEPARATORS:
-        return partial(delimited.records, quoting, False), ""
+        return partial(delimited.records, layout, False), ""
     return _PARSERS.get(suffix)
 
 
@@ -286,30 +319,32 @@ def _lines(_: Path, lines: IO[str]) -> Iterator[Placed]:
         yield number, number, {"text": line.removesuffix("\n").removesuffix("\r")}
 
 
-def _parquet(path: Path) -> Iterator[Read]:
-    end = 0
-    schema = pq.read_schema(path)
-    delimited.refuse_repeated(path, schema.names)
-    with bounds.open_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=CHUNK_ROWS):
-            if batch.num_rows:
-                place = f"{path}, rows {end + 1} to {end + batch.num_rows}"
-                end += batch.num_rows
-                yield bounds.unpacked(batch, schema, place), end
+def _json(layout: Layout, path: Path) -> Iterator[Read]:
+    """Yield the rows of a JSON document; JSON lines may have that suffix, too."""
+    with opened(path) as binary:
+        lines = io.TextIOWrapper(binary, encoding=layout.encoding)
+        first, second = (next((line for line in lines if line.strip()), "") for _ in range(2))
+        if json_documents.is_object(first) and json_documents.is_object(second):
+            parse, newline = _PARSERS[".jsonl"]
+            yield from _of_text(parse, newline, layout, path)
+            return
+        text = first + second + lines.read()
+    yield from sliced(json_documents.rows(text, path))
 
 
-_PARSERS: dict[str, tuple[Parser, str]] = {".jsonl": (_json_lines, "\n"), ".txt": (_lines, "\n")}
-#: By the suffix of a file.
-READERS: dict[str, Reader] = {
-    ".csv": partial(_delimited, ".csv", "minimal"),
-    ".tsv": partial(_delimited, ".tsv", "minimal"),
-    ".jsonl": partial(_of_text, *_PARSERS[".jsonl"]),
-    ".parquet": _parquet,
-    ".txt": partial(_of_text, *_PARSERS[".txt"]),
+_PARSERS: dict[str, tuple[Parser, str]] = {
+    ".jsonl": (_json_lines, "\n"),
+    ".ndjson": (_json_lines, "\n"),
+    ".txt": (_lines, "\n"),
 }
-
-
-def _line_not_utf8(path: Path) -> int:
-    with path.open("rb") as lines:
-        numbered = enumerate(lines, start=1)
-        return next(n for n, line in numbered if line.decode(errors="ignore").encode() != line)
+#: By the suffix of a file.
+READERS: dict[str, Callable[[Layout, Path], Iterator[Read]]] = {
+    ".csv": _delimited,
+    ".tsv": _delimited,
+    **{suffix: partial(_of_text, *parser) for suffix, parser in _PARSERS.items()},
+    ".json": _json,
+    ".parquet": lambda layout, path: columnar.parquet(path, CHUNK_ROWS),
+    ".arrow": lambda layout, path: columnar.arrow(path, CHUNK_ROWS),
+}
+#: Suffixes of formats that are read line by line.
+WITH_LINES = (*SEPARATORS, *_PARSERS)

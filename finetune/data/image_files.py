@@ -16,7 +16,7 @@ from finetune.data import images
 from finetune.data.labels import listed
 from finetune.data.sources import OTHER_NAMES, SPLITS
 from finetune.errors import UserError, counted
-from finetune.runtime import hub
+from finetune.runtime import formats
 
 _MOST_NAMED = 5
 
@@ -124,7 +124,9 @@ def _read(folder: Path, directory: Path, note: Callable[[str], None]) -> Dataset
 
 def _tables(folder: Path) -> str:
     """Return which tables lie there, to be named instead of the folder."""
-    there = [str(path) for path in sorted(folder.iterdir()) if path.suffix.lower() in hub.FILES]
+    there = [
+        str(path) for path in sorted(folder.iterdir()) if formats.suffix(path) in formats.FILES
+    ]
     return f" (found: {', '.join(there[:_MOST_NAMED])})" if there else ""
 
 

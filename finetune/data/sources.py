@@ -28,9 +28,9 @@ from datasets import (
 )
 
 from finetune.data import bounds, caches, embedded, files, seals
-from finetune.data.delimited import SEPARATORS
+from finetune.data.layout import Layout, ReadOptions
 from finetune.errors import UserError
-from finetune.runtime import activity, hub
+from finetune.runtime import activity, formats, hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -42,24 +42,20 @@ OTHER_NAMES = {
     **dict.fromkeys(("val", "valid", "dev", "eval", "development", "evaluation"), "validation"),
     "testing": "test",
 }
-_DATA = {each[1:] for each in hub.FILES} | {
-    "json",
-    "gz",
-    "zip",
+_DATA = {each[1:] for each in formats.FILES} | {
     "xz",
-    "bz2",
     "xlsx",
+    "xls",
     "txt",
-    "arrow",
 }
-_CACHE_VERSION = 4
+_CACHE_VERSION = 5
 
 
 def read(
     dataset: str,
     revision: str | None = None,
     *,
-    csv_quoting: str = "auto",
+    options: ReadOptions | None = None,
     note: Callable[[str], None] = lambda sentence: None,
 ) -> DatasetDict:
     """Load the splits of a source, with all its columns.
@@ -68,7 +64,7 @@ def read(
         dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files,
             or the name of a data set on the Hub.
         revision: Commit, tag or branch on the Hub; the newest if None.
-        csv_quoting: Quoting of ``.csv`` and ``.tsv`` files: ``auto``, ``minimal`` or ``none``.
+        options: What the user says of files; what is not said is detected.
         note: Called with sentences about how files were read, and about a replaced ``id``.
 
     Raises:
@@ -82,15 +78,13 @@ def read(
         several = _files(dataset)
         if left := _unread(Path(dataset).expanduser(), several.values()):
             note(f"not read: {', '.join(left)} (expected train, validation and test)")
-        quoted = [path for path in several.values() if path.suffix.lower() in SEPARATORS]
-        if csv_quoting != "auto" and not quoted:
-            raise UserError(f"--csv_quoting {csv_quoting}: {dataset} is neither .csv nor .tsv")
         splits: dict[str, Any] = {
-            split: _read_file(path, csv_quoting if path in quoted else "auto", note)
+            split: _read_file(path, options or ReadOptions(), note)
             for split, path in several.items()
         }
-    elif csv_quoting != "auto":
-        raise UserError(f"--csv_quoting {csv_quoting}: {dataset} is no .csv or .tsv file")
+    elif options is not None and options.named:
+        flag, value = next(iter(options.named.items()))
+        raise UserError(f"{flag} {value}: {dataset} is not a local file")
     elif dataset.startswith(embedded.PREFIX):
         splits = embedded.read(dataset)
     else:
@@ -124,18 +118,19 @@ def is_local(dataset: str) -> bool:
     return not dataset.startswith(embedded.PREFIX) and not hub.names_repository(dataset)
 
 
-def places(dataset: str, split: str, rows: Sequence[int], csv_quoting: str = "auto") -> str:
+def places(
+    dataset: str, split: str, rows: Sequence[int], options: ReadOptions | None = None
+) -> str:
     """Return the positions of rows of a split in its file: ``lines 5, 9``, else ``rows 4, 8``.
 
     Args:
         dataset: As passed to :func:`read`.
         split: The split of the rows.
         rows: Their ``id``, sorted; at least one.
-        csv_quoting: As passed to :func:`read`.
+        options: As passed to :func:`read`.
     """
     path = _files(dataset).get(split, Path()) if dataset and is_local(dataset) else Path()
-    quoted = path.suffix.lower() in SEPARATORS
-    return files.places(path, rows, files.csv_quoting(path, csv_quoting if quoted else "auto")[0])
+    return files.places(path, rows, files.inspected(path, options)[0])
 
 
 def describe(dataset: str) -> str:
@@ -151,14 +146,14 @@ def _files(dataset: str) -> dict[str, Path]:
     """Return the file of each split. A single file is ``train``."""
     path = files.existing(dataset)
     if path.is_file():
-        if path.suffix.lower() not in hub.FILES:
-            known = ", ".join(hub.FILES)
+        if formats.suffix(path) not in formats.FILES:
+            known = ", ".join(formats.FILES)
             hint = files.how_to_convert(path)
             raise UserError(f"cannot read {path}: expected a file ending in {known}{hint}")
         return {"train": path}
     there = sorted(path.iterdir())
-    readable = [file for file in there if file.suffix.lower() in hub.FILES]
-    found = {split: [file for file in readable if file.stem == split] for split in SPLITS}
+    readable = [file for file in there if formats.suffix(file) in formats.FILES]
+    found = {split: [file for file in readable if formats.stem(file) == split] for split in SPLITS}
     for split, several in found.items():
         if len(several) > 1:
             two = " and ".join(file.name for file in several[:2])
@@ -166,8 +161,8 @@ def _files(dataset: str) -> dict[str, Path]:
     mistakes = [f"{path}: {each}" for each in _misnamed(there, found)]
     if not found["train"]:
         mistakes.append(
-            f"{path}: expected a file train{'|'.join(hub.FILES)} (and validation, test if there "
-            f"are any), found {', '.join(file.name for file in there[:10]) or 'nothing'}"
+            f"{path}: expected a file train{'|'.join(formats.FILES)} (and validation, test if "
+            f"there are any), found {', '.join(file.name for file in there[:10]) or 'nothing'}"
         )
     if mistakes:
         raise UserError(*mistakes)
@@ -176,7 +171,7 @@ def _files(dataset: str) -> dict[str, Path]:
 
 def _unread(path: Path, read: Collection[Path]) -> list[str]:
     """Return the names of data files that lie in a directory beside those that are read."""
-    there = {each.name for each in path.glob("*") if each.suffix.lower() in hub.FILES}
+    there = {each.name for each in path.glob("*") if formats.suffix(each) in formats.FILES}
     return sorted(there - {each.name for each in read})
 
 
@@ -187,27 +182,27 @@ def _misnamed(there: Sequence[Path], found: Mapping[str, Sequence[Path]]) -> lis
         stem, *suffixes = file.name.lower().split(".")
         split = OTHER_NAMES.get(stem, stem)
         if found.get(split) == [] and not _DATA.isdisjoint(suffixes):
-            expected = f"{split}.{{{','.join(each[1:] for each in hub.FILES)}}}"
+            expected = f"{split}.{{{','.join(each[1:] for each in formats.FILES)}}}"
             mistakes.append(f"{file.name} would not be read; expected {expected}")
     return mistakes
 
 
-def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dataset:
+def _read_file(path: Path, options: ReadOptions, note: Callable[[str], None]) -> Dataset:
     """Return the rows of a file, memory-mapped from a cache that the first call fills."""
     about = path.stat()
     facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
-    name = hashlib.sha256(f"{facts} {csv_quoting}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{facts} {options}".encode()).hexdigest()[:16]
     cached = caches.place("finetune-files", name) / "rows.arrow"
     if not seals.intact(cached, note):
         try:
-            quoting, sentence = files.csv_quoting(path, csv_quoting)
-            schema = _schema(path, quoting)
+            layout, sentence = files.inspected(path, options)
+            schema = _schema(path, layout)
             schema = schema.with_metadata({**(schema.metadata or {}), _NOTE: sentence.encode()})
             cached.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
                 written = Path(directory) / cached.name
                 with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as rows:
-                    for chunk in _chunks(path, quoting, "converting"):
+                    for chunk in _chunks(path, layout, "converting"):
                         rows.write_table(_typed(path, chunk, schema))
                 os.replace(written, cached)
             seals.seal(cached)
@@ -220,23 +215,23 @@ def _read_file(path: Path, csv_quoting: str, note: Callable[[str], None]) -> Dat
     return Dataset.from_file(str(cached))
 
 
-def _chunks(path: Path, quoting: str, work: str) -> Iterator[files.Chunk]:
+def _chunks(path: Path, layout: Layout, work: str) -> Iterator[files.Chunk]:
     """Yield the chunks of a file, and report the progress."""
-    is_text = path.suffix.lower() != ".parquet"
+    is_text = formats.suffix(path) in formats.TEXTS and not formats.compression(path)
     total, unit = (path.stat().st_size, "bytes") if is_text else (None, "rows")
-    for chunk in files.chunks(path, quoting=quoting):
+    for chunk in files.chunks(path, layout=layout):
         yield chunk
         activity.advance(f"{work} {path.name}", round(chunk.end), total, unit)
 
 
-def _schema(path: Path, quoting: str) -> pa.Schema:
+def _schema(path: Path, layout: Layout) -> pa.Schema:
     """Return types that hold every value of a file.
 
     The columns of a CSV are text. A column of JSON lines whose values have no common type holds
     JSON.
     """
     types: dict[str, pa.DataType] = {}
-    for chunk in _chunks(path, quoting, "reading"):
+    for chunk in _chunks(path, layout, "reading"):
         if not isinstance(chunk.rows, list):
             return _stored(chunk.rows.schema)
         for name in chunk.columns:

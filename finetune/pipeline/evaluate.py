@@ -13,7 +13,7 @@ from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe.labelled import Labelled
 from finetune.runs.run import Run
-from finetune.runtime import distributed, hub, sharing, versions
+from finetune.runtime import distributed, formats, hub, sharing, versions
 from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _on(
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import findings, image_files
-    from finetune.data.delimited import SEPARATORS
+    from finetune.data.layout import SEPARATORS
     from finetune.data.sources import numbered
 
     known = {each.name for each in dataclasses.fields(recipe)}
@@ -196,8 +196,10 @@ def _on(
     if "label_columns" in reading and isinstance(recipe, Labelled):
         usual["label_column"] = type(recipe).__dataclass_fields__["label_column"].default
         reading = _by_name(recipe, task, reading, notes)
-    if "csv_quoting" in known and Path(data).suffix.lower() not in SEPARATORS:
-        usual["csv_quoting"] = "auto"
+    if "csv_quoting" in known:  # another file may be written in another way
+        usual |= {"csv_separator": None, "encoding": None}
+        if formats.suffix(data) not in SEPARATORS:
+            usual["csv_quoting"] = "auto"
     if "image_column" in known and image_files.are_folders(data):
         usual |= {"image_column": "", "label_column": ""}  # which are those of the run's table
     source = replace(recipe, **{**usual, **reading})

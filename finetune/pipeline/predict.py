@@ -129,7 +129,7 @@ def predict_file(
     from finetune.predicting.inputs import Input
     from finetune.predicting.output import PartialOutput
     from finetune.predicting.overlap import behind
-    from finetune.predicting.request import Request, columns_read, csv_quoting
+    from finetune.predicting.request import Request, columns_read, read_options
 
     versions.warn_once(stacklevel=2)
     if mistakes := output_mistakes(str(source), output):
@@ -139,8 +139,8 @@ def predict_file(
 
     def prepared() -> Request:
         loaded = Run.load(run, trust_recipe=trust_recipe)
-        quoting = csv_quoting(loaded, source, options)
-        opened = Input.open(str(source), quoting, columns_read(loaded, options))
+        reading = read_options(loaded, source, options)
+        opened = Input.open(str(source), reading, columns_read(loaded, options))
         request = Request(loaded, opened, options)
         if me.rank == 0:
             parts.begin(request.facts(), resume)

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from finetune.data import files, image_files, images
-from finetune.data.delimited import SEPARATORS, Row
+from finetune.data.delimited import Row
 from finetune.data.files import Chunk, Read, Reader, Rows
+from finetune.data.layout import USUAL, Layout, ReadOptions
 from finetune.errors import UserError
+from finetune.runtime import formats
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +42,7 @@ class Input:
         columns: Those of its rows; in JSON lines, those of the first chunk.
         total: Its size: bytes of a text format, else rows; None if unknown.
         reader: Reads an input that is not a file.
-        quoting: Of a ``.csv`` or ``.tsv``: ``minimal`` or ``none``.
+        layout: How a file of text is written.
         note: A sentence for the user; may be empty.
     """
 
@@ -49,7 +51,7 @@ class Input:
     columns: Sequence[str]
     total: int | None
     reader: Reader | None = None
-    quoting: str = "minimal"
+    layout: Layout = USUAL
     note: str = ""
 
     @property
@@ -59,13 +61,13 @@ class Input:
 
     @classmethod
     def open(
-        cls, name: str, csv_quoting: str = "auto", columns: Sequence[str] = ("text",)
+        cls, name: str, options: ReadOptions | None = None, columns: Sequence[str] = ("text",)
     ) -> Input:
         """Open an input and read its first chunk.
 
         Args:
             name: A file, a folder, an image or ``-``.
-            csv_quoting: Of a ``.csv`` or ``.tsv``: ``auto``, ``minimal`` or ``none``.
+            options: What the user says of a file.
             columns: Those of the standard input.
 
         Raises:
@@ -74,7 +76,7 @@ class Input:
         if name == STANDARD_INPUT:
             return cls(name, STANDARD_INPUT, columns, None, partial(_standard_input, columns))
         path = files.existing(name)
-        kind = "folder" if path.is_dir() or image_files.is_image(path) else path.suffix.lower()
+        kind = "folder" if path.is_dir() or image_files.is_image(path) else formats.suffix(path)
         if kind not in (*files.READERS, "folder"):
             raise UserError(
                 f"cannot read {name}: expected a file ending in {', '.join(files.READERS)}, an "
@@ -83,16 +85,18 @@ class Input:
                 f"{files.how_to_convert(path)}"
             )
         reader = _pictures if kind == "folder" else None
-        delimited = kind in SEPARATORS  # for any other, the request refuses --csv_quoting
-        quoting, note = files.csv_quoting(path, csv_quoting) if delimited else ("minimal", "")
-        first = next(files.chunks(path, reader, quoting), None)
+        layout, note = (USUAL, "") if reader else files.inspected(path, options)
+        first = next(files.chunks(path, reader, layout), None)
         if first is None:
             raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
-        if kind == ".parquet":
+        if kind == "folder":
+            total: int | None = len(_files_of(path))
+        elif kind == ".parquet":
             total = int(pq.ParquetFile(path).metadata.num_rows)
-        else:
-            total = len(_files_of(path)) if kind == "folder" else path.stat().st_size
-        return cls(str(path), kind, first.columns, total, reader, quoting, note)
+        else:  # of a compressed file, or of one that is read as a whole, it is not known
+            is_streamed = kind in files.WITH_LINES and not formats.compression(path)
+            total = path.stat().st_size if is_streamed else None
+        return cls(str(path), kind, first.columns, total, reader, layout, note)
 
     @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Input:
@@ -113,12 +117,12 @@ class Input:
         Raises:
             UserError: if the input is malformed, with the position.
         """
-        return files.chunks(Path(self.name), self.reader, self.quoting)
+        return files.chunks(Path(self.name), self.reader, self.layout)
 
     def place(self, row: int) -> str:
         """Return the position of a row, from 0: ``line 5`` in text formats, else ``row 4``."""
         path = Path(self.name) if self.kind in files.READERS else Path()
-        return files.places(path, [row], self.quoting)
+        return files.places(path, [row], self.layout)
 
 
 def _standard_input(columns: Sequence[str], _: Path) -> Iterator[Read]:

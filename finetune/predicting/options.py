@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from finetune.data.delimited import QUOTING
+from finetune.data.layout import QUOTING
 from finetune.errors import suggestion
 from finetune.models import cpu
 
@@ -41,6 +41,14 @@ class Options:
         choices=QUOTING,
         help="quotation marks in a .csv or .tsv: minimal, around fields; none, part of the text "
         "(default: the run's)",
+    )
+    csv_separator: str | None = _option(
+        None,
+        metavar="CHARACTER",
+        help="what separates the fields of a .csv or .tsv, ';' or tab (default: detected)",
+    )
+    encoding: str | None = _option(
+        None, metavar="NAME", help="encoding of a file of text (default: detected)"
     )
     all_probabilities: bool = _option(
         False, action="store_true", help="add the probability of every class"

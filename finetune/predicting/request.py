@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune.data import files
-from finetune.data.delimited import SEPARATORS, separator_hint
+from finetune.data.delimited import separator_hint
 from finetune.data.files import Chunk
 from finetune.data.findings import names_in
 from finetune.data.images import decoded
+from finetune.data.layout import SEPARATORS, ReadOptions
 from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import STANDARD_INPUT, Input
@@ -22,6 +23,7 @@ from finetune.predicting.options import Options, mistakes
 from finetune.predicting.overlap import ahead
 from finetune.recipe import ImageClassification, TextClassification
 from finetune.runs.run import Run
+from finetune.runtime import formats
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -35,11 +37,15 @@ Tell = Callable[[float, int], object]
 _MOST_NAMED = 5
 
 
-def csv_quoting(run: Run, source: str | Path, options: Mapping[str, Any]) -> str:
-    """Return how to read the quotation marks of a file: as asked for, or as those of the run."""
-    same = Path(source).suffix.lower() in SEPARATORS
+def read_options(run: Run, source: str | Path, options: Mapping[str, Any]) -> ReadOptions:
+    """Return how to read a file: as asked for, quotation marks else as those of the run."""
+    same = formats.suffix(source) in SEPARATORS
     usual = run.manifest.options.get("csv_quoting", "auto") if same else "auto"
-    return str(options.get("csv_quoting") or usual)
+    return ReadOptions(
+        quoting=str(options.get("csv_quoting") or usual),
+        separator=options.get("csv_separator"),
+        encoding=options.get("encoding"),
+    )
 
 
 class Request:
@@ -82,9 +88,9 @@ class Request:
             for flag, is_possible in possible.items()
             if getattr(self.options, flag) and not is_possible
         ]
-        quoting = self.options.csv_quoting or "auto"
-        if quoting != "auto" and input.kind not in SEPARATORS:
-            found.append(f"--csv_quoting {quoting}: {input.name} is neither .csv nor .tsv")
+        said = read_options(run, "", vars(self.options)).named
+        if input.reader is not None:  # a file has refused what is not for it
+            found += [f"{flag} {value}: {input.name} is no file" for flag, value in said.items()]
         temperature = run.manifest.temperature if self.options.calibrated else 1.0
         if temperature is None and self.task.calibrates:
             status = run.status
@@ -133,7 +139,7 @@ class Request:
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
             self._flag: ",".join(self.columns_read),
-            "--csv_quoting": self.input.quoting,
+            "how the file is written": str(self.input.layout),
             "the columns added": self.added,
             "the temperature": self.temperature,
             "--precision": self.precision,

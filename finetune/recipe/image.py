@@ -13,11 +13,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError
-from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
+from finetune.recipe.sourced import Sourced
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 
     from finetune.data.augmentation import Augmentation
 
+#: Options that a folder of images has no use for.
+_OF_TABLES = (
+    *("image_column", "label_column", "dataset_revision"),
+    *("csv_quoting", "csv_separator", "encoding"),
+)
 
-class ImageClassification(Recipe):
+
+class ImageClassification(Sourced):
     """Images with one label each, on an image classifier from ``transformers``."""
 
     input_column = "image"
@@ -51,9 +57,6 @@ class ImageClassification(Recipe):
         None,
         "other names for labels, the same for those to be merged",
         several="LABEL=NAME,LABEL=NAME",
-    )
-    csv_quoting: Literal["auto", "minimal", "none"] = option(
-        "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
     )
     drop_invalid: bool = option(
         False, "drop rows without a label or a readable image (unset: refuse them)"
@@ -81,12 +84,12 @@ class ImageClassification(Recipe):
         from finetune.data import image_files, sources
 
         if image_files.are_folders(self.dataset):
-            for name in ("image_column", "label_column", "csv_quoting", "dataset_revision"):
+            for name in _OF_TABLES:
                 if (given := getattr(self, name)) not in ("", "auto", None):
                     raise UserError(f"--{name} {given}: {self.dataset} is a folder of images")
             return image_files.read_folders(self.dataset, self.note)
         return sources.read(
-            self.dataset, self.dataset_revision, csv_quoting=self.csv_quoting, note=self.note
+            self.dataset, self.dataset_revision, options=self.read_options(), note=self.note
         )
 
     def places(self, split: str, rows: Sequence[int]) -> str:
@@ -94,7 +97,7 @@ class ImageClassification(Recipe):
 
         if image_files.are_folders(self.dataset):
             return ""
-        return sources.places(self.dataset, split, rows, self.csv_quoting)
+        return sources.places(self.dataset, split, rows, self.read_options())
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``id``, ``image``, ``file`` where there are paths, and ``label``.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from finetune.data.several import values_in
 from finetune.errors import UserError
-from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
+from finetune.recipe.sourced import Sourced
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from finetune.tasks.reading import Reading
 
 
-class Labelled(Recipe):
+class Labelled(Sourced):
     """Rows with a label of any kind, in one column or in several."""
 
     exclusive: ClassVar[Sequence[tuple[str, str]]] = (("label_column", "label_columns"),)
@@ -41,9 +41,6 @@ class Labelled(Recipe):
     )
     label_order: str | None = option(
         None, "classes from the lowest to the highest, for --task ordinal", several="NAME,NAME,NAME"
-    )
-    csv_quoting: Literal["auto", "minimal", "none"] = option(
-        "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
     )
     drop_invalid: bool = option(False, "drop rows without a text or a label (unset: refuse them)")
 
@@ -94,14 +91,14 @@ class Labelled(Recipe):
         return sources.read(
             self.dataset,
             self.dataset_revision,
-            csv_quoting=self.csv_quoting,
+            options=self.read_options(),
             note=self.note,
         )
 
     def places(self, split: str, rows: Sequence[int]) -> str:
         from finetune.data import sources
 
-        return sources.places(self.dataset, split, rows, self.csv_quoting)
+        return sources.places(self.dataset, split, rows, self.read_options())
 
     def label_sources(self) -> dict[str, list[str]]:
         """Return the option that names the columns of labels, and their names."""

@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from finetune.errors import UserError
+from finetune.runtime import formats
 from finetune.runtime.bounded import accepts
 
-FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 _KINDS = {"dataset": "data set", "model": "model"}
 
 
@@ -24,7 +24,7 @@ def names_repository(name: str | None) -> bool:
     """Whether the words mean a repository on the Hub, rather than a path or something embedded."""
     if not name or ":" in name or name.startswith((".", "/", "~")):
         return False
-    return Path(name).suffix.lower() not in FILES and not Path(name).exists()
+    return formats.suffix(name) not in formats.FILES and not Path(name).exists()
 
 
 def missing(wanted: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,41 @@
+"""Files of Arrow tables: Parquet, and Arrow's own format, as ``datasets`` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from finetune.data import bounds, delimited
+
+
+def parquet(path: Path, size: int) -> Iterator[tuple[pa.Table, int]]:
+    """Yield tables of at most ``size`` rows, and the number of rows up to the end of each."""
+    end = 0
+    schema = pq.read_schema(path)
+    delimited.refuse_repeated(path, schema.names)
+    with bounds.open_parquet(path) as file:
+        for batch in file.iter_batches(batch_size=size):
+            if batch.num_rows:
+                place = f"{path}, rows {end + 1} to {end + batch.num_rows}"
+                end += batch.num_rows
+                yield bounds.unpacked(batch, schema, place), end
+
+
+def arrow(path: Path, size: int) -> Iterator[tuple[pa.Table, int]]:
+    """Yield the same of a file or a stream of Arrow, mapped into memory.
+
+    The tables are always the same, however the file is divided into batches.
+    """
+    with pa.memory_map(str(path)) as source:
+        try:
+            table = pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid:
+            source.seek(0)
+            table = pa.ipc.open_stream(source).read_all()
+        delimited.refuse_repeated(path, table.schema.names)
+        for start in range(0, len(table), size):
+            some = table.slice(start, size)
+            yield some, start + len(some)

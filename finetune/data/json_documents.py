@@ -1,0 +1,61 @@
+"""Rows of a JSON document, which is read as a whole, unlike JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from finetune.data import bounds
+from finetune.errors import UserError
+
+_SHOWN = 40
+
+
+def is_object(line: str) -> bool:
+    """Return whether a line is an object by itself, as each of JSON lines is."""
+    if not line.lstrip().startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def rows(text: str, path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a document: an array of objects, alone or as the only array in an object,
+    columns of equal length, as ``DataFrame.to_json`` writes them, or a single row.
+
+    Raises:
+        UserError: if it is none of these; ``path`` is named.
+    """
+    bounds.refuse_deep(text, str(path))
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: {error.msg}") from error
+    except ValueError as error:  # an integer of too many digits
+        raise UserError(f"{path}: {error}") from error
+    found = _rows_in(content)
+    if found is None:
+        shown = shorten(text, _SHOWN, placeholder="...")
+        raise UserError(
+            f"{path}: expected an array of objects, found {shown!r}: write one object per line, as "
+            ".jsonl"
+        )
+    return found
+
+
+def _rows_in(content: Any) -> list[dict[str, Any]] | None:
+    if isinstance(content, list) and all(isinstance(each, dict) for each in content):
+        return content
+    if not isinstance(content, dict) or not content:
+        return None
+    tables = [each for each in content.values() if isinstance(each, list) and _rows_in(each)]
+    if len(tables) == 1:
+        return _rows_in(tables[0])
+    columns = [list(each.values()) if isinstance(each, dict) else each for each in content.values()]
+    if all(isinstance(each, list) for each in columns) and len(set(map(len, columns))) == 1:
+        return [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
+    return None if any(isinstance(each, (list, dict)) for each in content.values()) else [content]

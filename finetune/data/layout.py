@@ -1,0 +1,284 @@
+"""How a file of text is written: compression, encoding, separator and quotation marks, detected or
+as the user says.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import re
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+import charset_normalizer
+import pyarrow as pa
+
+from finetune.errors import UserError, suggestion
+from finetune.runtime import formats
+
+QUOTING = ("auto", "minimal", "none")
+#: What separates fields, by suffix.
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+#: Separators that are looked for, and what they are called.
+NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+#: How a person writes characters that a shell does not pass on.
+_WRITTEN = {"tab": "\t", "\\t": "\t"}
+#: The beginning of a file, by which it is judged; and rows of it that have to agree.
+_BEGINNING, _ROWS = 2**20, 200
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+#: The share of letters beyond ASCII from which on text is in another alphabet than the Latin one.
+_OTHER_ALPHABET = 0.3
+#: Letters of Central Europe in Windows-1250, which Windows-1252 reads as signs inside of words.
+_CENTRAL = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
+_BEYOND_ASCII = re.compile(r"\w*[^\W\x00-\x7f]\w*|[^\x00-\x7f\ufeff]")
+_USUAL = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1250", "shift_jis")
+#: Bytes that Windows-1252 leaves undefined.
+_UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What the user says of a file; the rest is detected.
+
+    Attributes:
+        quoting: ``auto``, ``minimal`` or ``none``; see :mod:`finetune.data.delimited`.
+        separator: Of the fields of a ``.csv`` or ``.tsv``; None to detect it.
+        encoding: The name of a codec of Python; None to detect it.
+    """
+
+    quoting: str = "auto"
+    separator: str | None = None
+    encoding: str | None = None
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Those that were said, by option."""
+        said = {"--csv_separator": self.separator, "--encoding": self.encoding}
+        quoting = {"--csv_quoting": self.quoting} if self.quoting != "auto" else {}
+        return {**quoting, **{flag: value for flag, value in said.items() if value is not None}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a file of text is read.
+
+    Attributes:
+        encoding: The name of a codec.
+        separator: Of fields; a comma where there are none.
+        quoting: ``minimal`` or ``none``.
+    """
+
+    encoding: str = "utf-8-sig"
+    separator: str = ","
+    quoting: str = "minimal"
+
+
+#: Of a format without any of these.
+USUAL = Layout()
+
+
+def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
+    """Return encoding and separator of a file, and a sentence of what is not usual; its quotation
+    marks are looked at by :func:`finetune.data.delimited.quoting`.
+
+    Raises:
+        UserError: if it is no text, or if an option cannot be.
+    """
+    suffix, told = formats.suffix(path), []
+    with opened(path) as file:
+        beginning = file.read(_BEGINNING)
+    if options.encoding is not None:
+        encoding = _known(options.encoding)
+    else:
+        encoding = _encoding(path, beginning)
+        if encoding not in ("utf-8", "utf-8-sig"):
+            text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
+            such = _BEYOND_ASCII.search(text)
+            told.append(f"{encoding}{f', as in {such[0]!r}' if such else ''} (--encoding)")
+    separator = SEPARATORS.get(suffix, ",")
+    if suffix in SEPARATORS:
+        if options.separator is not None:
+            separator = separator_written(options.separator)
+        else:
+            usual, separator = separator, _separator(beginning, encoding, separator)
+            if separator != usual:
+                told.append(
+                    f"fields separated by {NAMES.get(separator, repr(separator))} (--csv_separator)"
+                )
+    sentence = f"{path.name}: read as {', '.join(told)}" if told else ""
+    if encoding == "utf-8":  # a mark may come without being at the beginning of what was read
+        encoding = "utf-8-sig"
+    return Layout(encoding=encoding, separator=separator), sentence
+
+
+def separator_written(word: str) -> str:
+    """Return the separator that a user typed: one character, or ``tab``.
+
+    Raises:
+        UserError: if it is neither.
+    """
+    found = _WRITTEN.get(word.lower(), word)
+    if len(found) != 1 or found in '"\r\n':
+        raise UserError(
+            f"--csv_separator {word}: expected one character such as ';' or '|', or tab"
+        )
+    return found
+
+
+def _known(encoding: str) -> str:
+    try:
+        name = codecs.lookup(encoding).name
+        "".encode(name)
+    except (LookupError, UnicodeError) as error:
+        near = suggestion(encoding, _USUAL)
+        raise UserError(
+            f"--encoding {encoding}: not known{near}; expected a name such as utf-8, utf-16, "
+            "cp1252 or latin-1"
+        ) from error
+    return "utf-8-sig" if name == "utf-8" else name
+
+
+def _encoding(path: Path, beginning: bytes) -> str:
+    """Return the encoding of a file by its beginning.
+
+    Raises:
+        UserError: if it is no text.
+    """
+    for mark, name in _MARKS:
+        if beginning.startswith(mark):
+            return name
+    wide = _without_mark(beginning)
+    if wide:
+        return wide
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(beginning)
+        return "utf-8"
+    except UnicodeDecodeError:
+        pass
+    control = sum(beginning.count(bytes([each])) for each in (*range(9), *range(14, 32)))
+    if control > 0.01 * len(beginning):
+        raise UserError(
+            f"{path} is no text: it has bytes that no encoding of text has; is the suffix right?"
+        )
+    letters = [each for each in beginning if each >= 0x80 or chr(each).isalpha()]
+    found = charset_normalizer.from_bytes(beginning).best()
+    if found is not None and sum(each >= 0x80 for each in letters) > _OTHER_ALPHABET * len(letters):
+        return found.encoding
+    if any(each in beginning for each in _UNDEFINED):
+        return "latin-1"
+    is_central = _CENTRAL.search(beginning.decode("cp1252"))  # guesses of Latin text are poor
+    return "cp1250" if is_central else "cp1252"
+
+
+def _without_mark(beginning: bytes) -> str | None:
+    """Return the UTF-16 that a beginning is in without a mark: every second byte of Latin text is
+    null.
+    """
+    if len(beginning) < 4:
+        return None
+    zeros = [beginning[start::2].count(0) / max(1, len(beginning) // 2) for start in (0, 1)]
+    for name, (other, null) in (("utf-16-le", zeros), ("utf-16-be", zeros[::-1])):
+        if null > 0.4 and other < 0.05:
+            return name
+    return None
+
+
+def _separator(beginning: bytes, encoding: str, usual: str) -> str:
+    """Return the separator of fields: another than the usual one only if that finds one column, and
+    the other finds as many fields in every row.
+    """
+    text = codecs.getincrementaldecoder(encoding)().decode(beginning)
+    whole = len(beginning) < _BEGINNING
+    first = text.partition("\n")[0].strip("\r\ufeff")
+    if len(first) == 5 and first.lower().startswith("sep="):  # as Excel reads it
+        return first[4]
+    if _fields(text, usual, whole)[:1] != [1]:
+        return usual
+    agreeing = []
+    for each in NAMES:
+        counts = _fields(text, each, whole)
+        if each != usual and len(counts) > 1 and len(set(counts)) == 1 and counts[0] > 1:
+            agreeing.append(each)
+    return agreeing[0] if len(agreeing) == 1 else usual
+
+
+def _fields(text: str, separator: str, whole: bool) -> list[int]:
+    """Return how many fields the first rows have; the last row of a part of a file is left out."""
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    counts = []
+    with contextlib.suppress(csv.Error):
+        for row in rows:
+            if row:
+                counts.append(len(row))
+            if len(counts) > _ROWS:
+                return counts
+    return counts if whole else counts[:-1]
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, decompressed as it is read.
+
+    Raises:
+        UserError: if it is damaged, or an archive of several files or of more than the disk has
+            room for.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            yield stack.enter_context(_decompressed(path, stack))
+    except (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"{path} is damaged or cut off: {error or 'the compressed data ends too early'}; copy "
+            "or download it again"
+        ) from error
+
+
+def _decompressed(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:
+    match formats.compression(path):
+        case ".gz":
+            return cast(IO[bytes], gzip.open(path))
+        case ".bz2":
+            return cast(IO[bytes], bz2.open(path))
+        case ".zst":
+            return cast(IO[bytes], pa.input_stream(str(path), compression="zstd"))
+        case ".zip":
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            return archive.open(_member(path, archive))
+    return path.open("rb")
+
+
+def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    """Return the one file of an archive."""
+    there = [
+        each
+        for each in archive.infolist()
+        if not each.is_dir() and not each.filename.startswith("__MACOSX/")
+    ]
+    if len(there) != 1:
+        names = ", ".join(each.filename for each in there[:5]) or "none"
+        raise UserError(f"{path}: expected an archive of one file, found {names}: unzip it")
+    if there[0].flag_bits & 1:
+        raise UserError(f"{path} is encrypted: unzip it")
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if there[0].file_size > free:
+        raise UserError(
+            f"{path} would unpack to {there[0].file_size / 2**30:,.1f} GiB, and the disk has "
+            f"{free / 2**30:,.1f} GiB: is it what it claims to be?"
+        )
+    return there[0]

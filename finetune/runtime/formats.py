@@ -1,0 +1,35 @@
+"""What the name of a file says of its format: rows as text or Arrow, compressed or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: Formats of rows that training, ``evaluate --data`` and ``predict`` read, by suffix.
+FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
+#: Those that are text, of which a file may be compressed.
+TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
+COMPRESSIONS = (".gz", ".bz2", ".zst", ".zip")
+
+
+def suffix(path: str | Path) -> str:
+    """Return the suffix of a file in lower case, without that of a compression.
+
+    ``tickets.CSV.gz`` is a ``.csv``; a compressed file that is no text keeps both, ``.parquet.gz``.
+    """
+    outer = Path(path).suffix.lower()
+    if outer not in COMPRESSIONS:
+        return outer
+    inner = Path(Path(path).stem).suffix.lower()
+    return inner if inner in TEXTS else f"{inner}{outer}"
+
+
+def compression(path: str | Path) -> str:
+    """Return the suffix of the compression of a file in lower case, empty of any other file."""
+    outer = Path(path).suffix.lower()
+    return outer if outer in COMPRESSIONS else ""
+
+
+def stem(path: str | Path) -> str:
+    """Return the name of a file without these suffixes."""
+    name = Path(Path(path).stem) if compression(path) else Path(path)
+    return name.stem

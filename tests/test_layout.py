@@ -1,0 +1,251 @@
+"""How a file of text is written is found out: compression, encoding, separator."""
+
+import bz2
+import gzip
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import finetune
+from finetune import cli
+from finetune.data import files, layout, sources
+from finetune.data.layout import ReadOptions
+from finetune.errors import UserError
+from finetune.runtime import formats, hub
+
+TEXT = 'text,label\n"a, ""b""\nc",good\nnaïve café – ½,bad\n,good\n'  # noqa: RUF001
+ROWS = [
+    {"text": 'a, "b"\nc', "label": "good"},
+    {"text": "naïve café – ½", "label": "bad"},  # noqa: RUF001
+    {"text": None, "label": "good"},
+]
+
+
+def zipped(content: bytes, name: str = "tickets.csv") -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+    ".zip": zipped,
+}
+
+
+def read(
+    path: Path, options: ReadOptions | None = None
+) -> tuple[list[dict[str, object]], list[str]]:
+    notes: list[str] = []
+    rows = sources.read(str(path), options=options, note=notes.append)["train"]
+    return rows.remove_columns("id").to_list(), notes
+
+
+def test_every_compression_is_tested() -> None:
+    assert tuple(COMPRESSED) == formats.COMPRESSIONS
+
+
+@pytest.mark.parametrize("name", ["tickets.csv", "TICKETS.CSV"])
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_a_compressed_file_has_the_rows_it_holds(suffix: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}{suffix if name.islower() else suffix.upper()}"
+    path.write_bytes(COMPRESSED[suffix](TEXT.encode()))
+    found, notes = read(path)
+    assert found == ROWS
+    assert notes == ["tickets.csv" in path.name.lower() and notes[0]]  # the line break in quotes
+    assert sources.places(str(path), "train", [1, 2]) == "lines 4, 5"
+    assert not hub.names_repository(path.name)
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_a_compressed_file_that_is_cut_off_is_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    content = COMPRESSED[suffix]("".join(f'{{"text": "row {n}"}}\n' for n in range(5000)).encode())
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"a\.jsonl\.\w+"):
+        read(path)
+
+
+def test_a_directory_has_splits_in_any_format(tmp_path: Path) -> None:
+    (tmp_path / "train.csv.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (tmp_path / "test.json").write_text('[{"text": "x", "label": "good"}]')
+    assert {split: len(rows) for split, rows in sources.read(str(tmp_path)).items()} == {
+        "train": 3,
+        "test": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("utf-8", None),
+        ("utf-8-sig", None),
+        ("utf-16", "utf-16"),
+        ("utf-16-le", "utf-16-le"),
+        ("utf-16-be", "utf-16-be"),
+        ("utf-32", "utf-32"),
+        ("cp1252", "cp1252"),
+    ],
+)
+def test_the_encoding_is_found(encoding: str, shown: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "tickets.csv"
+    path.write_bytes(TEXT.encode(encoding))
+    found, notes = read(path)
+    assert found == ROWS
+    assert [f"read as {shown}, as in 'naïve' (--encoding)" in each for each in notes] == [
+        shown is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1251", "Отличный фильм всем советую посмотреть его ещё раз"),  # noqa: RUF001
+        ("shift_jis", "とても良い映画でした。もう一度見たいと思います。"),
+        ("gb18030", "这部电影非常好看，我还想再看一遍。"),  # noqa: RUF001
+    ],
+)
+def test_other_alphabets_are_read_or_can_be_named(encoding: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "tickets.csv"
+    path.write_bytes(("text,label\n" + f"{text},good\n" * 20).encode(encoding))
+    found, _ = read(path, ReadOptions(encoding=encoding))
+    assert {row["text"] for row in found} == {text}
+    guessed, notes = read(path)
+    assert "(--encoding)" in notes[0]  # whatever was guessed is told, with a word
+    if encoding in ("cp1251", "gb18030"):
+        assert {row["text"] for row in guessed} == {text}
+
+
+def test_an_encoding_that_is_said_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("text,label\nŁódź,good\n".encode("cp1250"))
+    assert read(path, ReadOptions(encoding="cp1250"))[0][0]["text"] == "Łódź"
+    with pytest.raises(UserError, match="--encoding utf9: not known; did you mean 'utf-8'"):
+        read(path, ReadOptions(encoding="utf9"))
+    with pytest.raises(UserError, match=r"a.csv is not utf-8 throughout: .*line 2, byte 0xa3"):
+        read(path, ReadOptions(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "line"),
+    [
+        ("cp1252", "le café était froid; déçu à côté"),
+        ("cp1252", "schöne Grüße aus Köln, für 5 €"),
+        ("cp1252", "don’t – it’s “fine”"),  # noqa: RUF001
+        ("cp1250", "Łódź jest piękna, a książka była świetna i ciekawa"),
+        ("latin-1", "ça va très bien"),
+    ],
+)
+@pytest.mark.parametrize("lines", [1, 50])
+def test_western_text_is_told_from_central_european(
+    encoding: str, line: str, lines: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(f"{line}\n".encode(encoding) * lines)
+    found, _ = layout.detected(path, ReadOptions())
+    assert path.read_bytes().decode(found.encoding) == f"{line}\n" * lines
+
+
+@pytest.mark.parametrize(
+    ("content", "separator"),
+    [
+        ("text;label\na, b;good\nc;bad\n", ";"),
+        ('text;label\n"a; b";good\nc;bad\n', ";"),
+        ("text|label\na|good\n", "|"),
+        ("text\tlabel\na\tgood\n", "\t"),
+        ("text,label\na;b,good\n", ","),
+        ("text\na; b\nc; d\n", ","),  # a header of one column
+        ("a;b\nx;y;z\nx\n", ","),  # not in every row
+        ("one, two\nthree; four\n", ","),
+    ],
+)
+def test_the_separator_is_found(content: str, separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    found, told = layout.detected(path, ReadOptions())
+    assert found.separator == separator
+    assert ("(--csv_separator)" in told) == (separator != ",")
+
+
+@pytest.mark.parametrize(("typed", "separator"), [("tab", "\t"), ("\\t", "\t"), (";", ";")])
+def test_a_separator_that_is_said_is_used(typed: str, separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"text{separator}label\na,b{separator}good\nc{separator}bad\n")
+    found, notes = read(path, ReadOptions(separator=typed))
+    assert found[0] == {"text": "a,b", "label": "good"}
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "message"),
+    [
+        (ReadOptions(separator="::"), "a.csv", "--csv_separator ::: expected one character"),
+        (ReadOptions(separator=";"), "a.jsonl", "--csv_separator ;: .* is not a .csv or .tsv file"),
+        (ReadOptions(encoding="cp1252"), "a.parquet", "--encoding cp1252: .* not a file of text"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    options: ReadOptions, name: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("text,label\na,b\n")
+    with pytest.raises(UserError, match=message):
+        files.inspected(tmp_path / name, options)
+
+
+def test_archives_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.csv", TEXT)
+        archive.writestr("b.csv", TEXT)
+    with pytest.raises(UserError, match=r"expected an archive of one file, found a.csv, b.csv"):
+        read(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("__MACOSX/._a.csv", "x")
+        archive.writestr("a.csv", TEXT)
+    assert read(path)[0] == ROWS
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
+    path, claimed = tmp_path / "a.csv.zip", 100 * 2**40
+    content = bytearray(zipped(TEXT.encode()))
+    directory = content.index(b"PK\x01\x02")
+    name = content.index(b"tickets.csv", directory)
+    extra = b"\x01\x00\x08\x00" + claimed.to_bytes(8, "little")  # the size in ZIP64
+    content[directory + 24 : directory + 28] = b"\xff" * 4
+    content[directory + 30 : directory + 32] = len(extra).to_bytes(2, "little")
+    end = content.index(b"PK\x05\x06")
+    size = int.from_bytes(content[end + 12 : end + 16], "little") + len(extra)
+    content[end + 12 : end + 16] = size.to_bytes(4, "little")
+    content[name + 11 : name + 11] = extra
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"would unpack to 102,400.0 GiB, and the disk has"):
+        read(path)
+
+
+@pytest.mark.trains
+@pytest.mark.usefixtures("one_thread")
+def test_one_export_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
+    """The export of a spreadsheet: semicolons, Windows-1252, zipped."""
+    rows = [f"le café nº {n} était {'bon' if n % 2 else 'froid'};{n % 2}" for n in range(80)]
+    path = tmp_path / "export.csv.zip"
+    path.write_bytes(zipped("\r\n".join(["texte;avis", *rows]).encode("cp1252")))
+    words = ["--dataset", str(path), "--model", tiny_model, "--max_steps", "2"]
+    columns = ["--text_column", "texte", "--label_column", "avis", "--task", "single_label"]
+    output = str(tmp_path / "run")
+    assert cli.main(["text", *words, *columns, "--output_dir", output, "--no_baseline"]) == 0
+    run = finetune.Run.load(output)
+    assert any("cp1252, as in 'café' (--encoding), fields separated by semicolons" in each
+               for each in run.manifest.data.notes)  # fmt: skip
+    assert finetune.evaluate(run, path, text_column="texte", label_column="avis").rows == 80
+    predicted = tmp_path / "out.jsonl"
+    done = finetune.predict_file(run, path, predicted, text_column="texte")
+    assert done.rows == 80
+    (first, *_) = (row for chunk in files.chunks(predicted) for row in chunk.dictionaries())
+    assert first["texte"] == "le café nº 0 était froid"
