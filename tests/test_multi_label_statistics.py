@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -142,8 +143,8 @@ def test_a_perfect_order_has_an_interval_too() -> None:
 
 
 def precisions(prevalence: float, apart: float, repeats: int) -> float:
-    """Return how often the interval of an average precision holds the truth, of as many rows that
-    20 have the label on average.
+    """Return how often the interval of an average precision holds the truth where it is given, of
+    as many rows that 20 have the label on average: of the half of them of which 20 have it or more.
     """
     generator = np.random.default_rng(0)
 
@@ -153,7 +154,9 @@ def precisions(prevalence: float, apart: float, repeats: int) -> float:
 
     true = np.mean([average_precision.jackknife(*label(40_000)).value for _ in range(20)])
     rows = round(average_precision.FEWEST_ROWS / prevalence)
-    found = [average_precision.of_label(*label(rows)) for _ in range(repeats)]
+    drawn = (label(rows) for _ in itertools.count())
+    given = (each for each in drawn if each[1].sum() >= average_precision.FEWEST_ROWS)
+    found = [average_precision.of_label(*each) for each in itertools.islice(given, repeats)]
     return float(np.mean([each.low <= true <= each.high for each in found]))
 
 
