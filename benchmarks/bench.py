@@ -23,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import checking
 import gpu
 import kernels
 import predict
@@ -171,6 +172,24 @@ def of_splits(rounds: int) -> list[Line]:
             else float("nan")
         )
     return lines
+
+
+def of_check(rounds: int) -> list[Line]:
+    """`check` of the 25,000 long reviews, and what a training does of it."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = checking.compose(Path(directory))
+        given = (str(path), str(Path(directory) / "cache"))
+        way = turns.take({"ours": (checking.checked, given)}, rounds)["ours"]
+    part = [answer["first tier in a training"] for answer in way.answers]
+    return [
+        {
+            "case": "check, 25,000 long reviews",
+            "way": "ours",
+            "s": way.seconds,
+            "processor, s": way.processor_seconds,
+            "first tier in a training, s": statistics.median(part),
+        }
+    ]
 
 
 def _bytes(directory: Path) -> int:
@@ -341,6 +360,7 @@ CASES = {
     "prediction": of_prediction,
     "preparation": of_preparation,
     "splits": of_splits,
+    "check": of_check,
     "preparation-at-scale": of_preparation_at_scale,
     "tokens": of_tokens,
     "start": of_start,
