@@ -160,9 +160,12 @@ CASES = {
         ["--task regression: 60 of 60 train rows with a value that is no number in 'label'"],
     ),
     "semicolons": (
-        write("data.csv", "text;label\nawful, really;bad\n"),
+        write("data.csv", "text;label\nawful, really;bad\nso;so;good\n"),
         ["yelp", "--dataset", "data.csv", *MODEL],
-        ["data.csv, line 2: expected 1 field as in the first line, found 2", "by semicolons"],
+        [
+            "data.csv, line 2: expected 1 field as in the first line, found 2",
+            "if fields are separated by semicolons: --csv_separator ';'",
+        ],
     ),
     "quotes of two meanings": (
         write("data.csv", "text,label\n" + "".join(f'"a, {n}\nb",bad\n' for n in range(4))),
@@ -172,7 +175,7 @@ CASES = {
     "quoting of what has none": (
         None,
         ["yelp", "--embedded", "--csv_quoting", "none"],
-        ["--csv_quoting none: embedded:imdb is no .csv or .tsv file"],
+        ["--csv_quoting none: embedded:imdb is not a local file"],
     ),
     "unknown quoting": (
         None,

@@ -49,6 +49,7 @@ def trained(
         max_steps=4,
         thresholds=thresholds,
         global_batch_size=16,
+        precision="fp32",
         output_dir=str(directory),
         attention_dropout=None,
         progress=lambda event: notes.append(str(event)) if isinstance(event, Noted) else None,
@@ -81,7 +82,7 @@ def test_thresholds_are_told_and_predictions_written(tiny_model: str, tmp_path: 
     assert set(run.statistics.thresholds or {}) == set(WORDS)
     assert ">threshold<" in (run.path / "report.html").read_text()
     texts = [f"the {word} of visit 3" for word in WORDS.values()]
-    found = finetune.predict(run, texts, all_probabilities=True)
+    found = finetune.predict(run, texts, all_probabilities=True, precision="fp32")
     classify = pipeline("text-classification", model=str(run.path), top_k=None)
     for (_, row), scores in zip(found.iterrows(), classify(texts), strict=True):
         assert list(row["label"]) == [

@@ -368,9 +368,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(data: Path, model: str, directory: Path, **options: Any) -> Run:
     usual: dict[str, Any] = dict(learning_rate=5e-3, num_train_epochs=6, global_batch_size=16)
-    return finetune.train(
-        "text", dataset=str(data), model=model, output_dir=str(directory), **usual | options
-    )
+    usual |= dict(model=model, precision="fp32", output_dir=str(directory))
+    return finetune.train("text", dataset=str(data), **usual | options)
 
 
 @pytest.fixture(scope="module")

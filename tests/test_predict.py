@@ -537,7 +537,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--batch_tokens", "0"], "--batch_tokens 0: expected 1 or more"),
         (["in.csv", "--outptu", "a.csv"], "unknown option --outptu; did you mean '--output'?"),
         (["ragged.csv"], "ragged.csv, line 3: expected 2 fields as in the first line, found 1"),
-        (["latin.csv"], "latin.csv is not UTF-8"),
+        (["latin.csv", "--encoding", "utf-8"], "latin.csv is not utf-8 throughout"),
         (["twice.csv"], "two columns are called 'text'"),
         (["head.csv"], "head.csv holds no rows"),
         (["numbers.jsonl"], "numbers.jsonl, line 2: expected a text in 'text', found 5"),
@@ -547,9 +547,11 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--output", "."], "--output . is a directory: name a file in it"),
         (["in.csv", "--output", "run/predictions.parquet"], "holds the test predictions of a run"),
         ([""], "INPUT is empty"),
-        (["in.csv.gz"], "expected a file ending in .csv, .tsv, .jsonl"),
-        (["in.csv.gz"], "it is compressed: gunzip -k in.csv.gz"),
-        (["semicolons.csv"], "here by semicolons: convert the file"),
+        (["in.csv.xz"], "expected a file ending in .csv, .tsv, .jsonl"),
+        (["in.csv.xz"], "it is compressed: unxz -k in.csv.xz"),
+        (["in.csv", "--encoding", "utf9"], "--encoding utf9: not known; did you mean 'utf-8'"),
+        (["-", "--encoding", "utf-8"], "--encoding utf-8: - is no file"),
+        (["semicolons.csv"], "by semicolons: --csv_separator ';'"),
         (["more.jsonl", "--output", "a.csv"], "a row has a column 'more' that the first rows"),
         (["."], ". holds no images (.png, .jpg, "),
     ],
@@ -567,11 +569,11 @@ def test_mistakes_are_told(
     Path("ragged.csv").write_text("n,text\n1,a\n2\n")
     Path("latin.csv").write_bytes("text\ncafé\n".encode("latin1"))
     Path("twice.csv").write_text("text,text\na,b\n")
-    Path("in.csv.gz").touch()
+    Path("in.csv.xz").touch()
     Path("head.csv").write_text("text\n")
     Path("numbers.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
     Path("broken.jsonl").write_text('{"text": "a"}\n{"text: 5}\n')
-    Path("semicolons.csv").write_text("n;text\n1;a\n")
+    Path("semicolons.csv").write_text("n;text\n1;a;b\n")
     trained().manifest.write(Path("run"))
     Path("half.jsonl").write_text('{"text": "\\u00e9"}\n{"text": "a", "by": "\\ud83d"}\n')
     Path("more.jsonl").write_text('{"text": "a"}\n' * 16 + '{"text": "a", "more": 1}\n')

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _USAGE = """\
 usage: python -m finetune check RECIPE [flags of the training] [--json]
 
-Read and check the data, the options and the model's configuration as a training
-with these flags would; nothing is trained, downloaded weights or written runs there are none.
+Read and check the data and the options as a training with these flags would. Nothing is
+trained, no weights are loaded and no run is written.
 
 options
   --json  one JSON document instead of the page

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from finetune.cli import console, imports
 from finetune.cli.parser import Parser, load_run
-from finetune.data.layout import QUOTING
 from finetune.errors import UserError, counted
 from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
 from finetune.runtime import distributed, hub
+from finetune.runtime.formats import QUOTING
 
 if TYPE_CHECKING:
     from finetune.training.manifest import Statistics

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
 
+from finetune.data.delimited import separator_hint
 from finetune.errors import UserError
 
 #: Rows that are looked at, spread over the data.
@@ -95,7 +96,8 @@ def _one(candidates: list[str], kind: str, columns: Mapping[str, object]) -> tup
     several = f"several columns could be the {kind} ({', '.join(candidates)})"
     if kind == "text":
         several += f"; for all of them, --text_columns {','.join(candidates)}"
-    return "", [f"--{kind}_column: {several if candidates else f'no column is clearly a {kind}'}"]
+    none = f"no column is clearly a {kind}{separator_hint(list(columns))}"
+    return "", [f"--{kind}_column: {several if candidates else none}"]
 
 
 def _values(rows: Dataset, name: str, feature: Any) -> list[Any]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from finetune.data.layout import NAMES, QUOTING, Layout, opened
+from finetune.data.layout import NAMES, Layout, opened
 from finetune.errors import UserError, counted
+from finetune.runtime import formats
 
 _SEPARATED = "fields are separated by commas in a .csv and by tabs in a .tsv"
 #: With so few line breaks in fields, an ambiguous file is read as quoted.
@@ -33,7 +34,7 @@ def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]
     Args:
         path: A ``.csv`` or ``.tsv``.
         layout: Its encoding and separator.
-        wanted: One of :data:`QUOTING`.
+        wanted: One of :data:`~finetune.runtime.formats.QUOTING`.
 
     Returns:
         ``minimal`` or ``none``, and the sentence, empty if there is nothing to tell.
@@ -41,7 +42,7 @@ def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]
     Raises:
         UserError: if both readings are plausible, or ``wanted`` is none of them.
     """
-    if wanted not in QUOTING:
+    if wanted not in formats.QUOTING:
         raise UserError(f"--csv_quoting {wanted}: expected auto, minimal or none")
     if wanted != "auto":
         return wanted, ""

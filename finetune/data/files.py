@@ -31,9 +31,10 @@ import pyarrow as pa
 
 from finetune.data import bounds, columnar, delimited, json_documents
 from finetune.data.delimited import Placed, Row
-from finetune.data.layout import SEPARATORS, USUAL, Layout, ReadOptions, detected, opened
+from finetune.data.layout import USUAL, Layout, ReadOptions, detected, opened
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
+from finetune.runtime.formats import SEPARATORS
 
 #: Enough rows to sort by length, few enough to hold in memory and to redo.
 CHUNK_ROWS = 1024

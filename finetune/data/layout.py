@@ -26,9 +26,6 @@ import pyarrow as pa
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 
-QUOTING = ("auto", "minimal", "none")
-#: What separates fields, by suffix.
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
 #: Separators that are looked for, and what they are called.
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: How a person writes characters that a shell does not pass on.
@@ -111,8 +108,8 @@ def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
             text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
             such = _BEYOND_ASCII.search(text)
             told.append(f"{encoding}{f', as in {such[0]!r}' if such else ''} (--encoding)")
-    separator = SEPARATORS.get(suffix, ",")
-    if suffix in SEPARATORS:
+    separator = formats.SEPARATORS.get(suffix, ",")
+    if suffix in formats.SEPARATORS:
         if options.separator is not None:
             separator = separator_written(options.separator)
         else:

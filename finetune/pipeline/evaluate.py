@@ -178,7 +178,6 @@ def _on(
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import findings, image_files
-    from finetune.data.layout import SEPARATORS
     from finetune.data.sources import numbered
 
     known = {each.name for each in dataclasses.fields(recipe)}
@@ -198,7 +197,7 @@ def _on(
         reading = _by_name(recipe, task, reading, notes)
     if "csv_quoting" in known:  # another file may be written in another way
         usual |= {"csv_separator": None, "encoding": None}
-        if formats.suffix(data) not in SEPARATORS:
+        if formats.suffix(data) not in formats.SEPARATORS:
             usual["csv_quoting"] = "auto"
     if "image_column" in known and image_files.are_folders(data):
         usual |= {"image_column": "", "label_column": ""}  # which are those of the run's table

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from finetune.data.layout import QUOTING
 from finetune.errors import suggestion
 from finetune.models import cpu
+from finetune.runtime.formats import QUOTING
 
 
 def _option(default: Any, **argument: Any) -> Any:

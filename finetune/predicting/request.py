@@ -15,7 +15,7 @@ from finetune.data.delimited import separator_hint
 from finetune.data.files import Chunk
 from finetune.data.findings import names_in
 from finetune.data.images import decoded
-from finetune.data.layout import SEPARATORS, ReadOptions
+from finetune.data.layout import ReadOptions
 from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import STANDARD_INPUT, Input
@@ -39,7 +39,7 @@ _MOST_NAMED = 5
 
 def read_options(run: Run, source: str | Path, options: Mapping[str, Any]) -> ReadOptions:
     """Return how to read a file: as asked for, quotation marks else as those of the run."""
-    same = formats.suffix(source) in SEPARATORS
+    same = formats.suffix(source) in formats.SEPARATORS
     usual = run.manifest.options.get("csv_quoting", "auto") if same else "auto"
     return ReadOptions(
         quoting=str(options.get("csv_quoting") or usual),
@@ -349,7 +349,7 @@ def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[s
 def _refuse_lacking(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
     is_named = isinstance(run.recipe(scores=False), (ImageClassification, TextClassification))
     of = flag if is_named else f"the model of {run.path} does not read text"
-    separated = separator_hint(input.columns) if input.kind in SEPARATORS else ""
+    separated = separator_hint(input.columns) if input.kind in formats.SEPARATORS else ""
     mistakes = [
         f"{of}: no column '{column}' in {input.name}"
         f"{separated or suggestion(column, input.columns)} "

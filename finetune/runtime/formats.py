@@ -8,6 +8,9 @@ from pathlib import Path
 FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 #: Those that are text, of which a file may be compressed.
 TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
+#: What separates the fields of two of them, and how quotation marks are read in these.
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+QUOTING = ("auto", "minimal", "none")
 COMPRESSIONS = (".gz", ".bz2", ".zst", ".zip")
 
 
