@@ -25,7 +25,7 @@ demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (abo
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
 # one thread a process: with more, those of one test wait for those of another on busy cores
-test: $(READY)  ## the tests (20 to 30 minutes on two cores)
+test: $(READY)  ## the tests (10 to 30 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: $(READY)  ## the tests, the slow ones too
