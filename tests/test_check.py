@@ -96,7 +96,7 @@ FAULTS: dict[str, tuple[list[Row], int, str]] = {
     "cut_off": (
         changed(lambda n, text, label: (f"{n} {CUT}"[:255] if n % 50 == 0 else text, label)),
         20,
-        "20 of 1,000 train rows of exactly 255 characters, and none longer",
+        "20 of 1,000 train rows of exactly 255 characters, and few just below",
     ),
     "duplicates": (
         [*drawn(), *drawn(20)],
@@ -204,7 +204,8 @@ def test_the_page_and_the_document_say_the_same(
     assert cli.main([*words, "--max_steps", "60"]) == 3
     page = capsys.readouterr().out
     assert f"warning  {message}" in page
-    assert page.splitlines()[-1] == "training would work, 60 steps; 1 warning to look at first"
+    assert page.splitlines()[-2] == "training would work, 60 steps; 1 warning to look at first"
+    assert page.splitlines()[-1].startswith("to train: python -m finetune text --dataset")
     assert cli.main([*words, "--max_steps", "60", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["status"], document["verdict"]) == (1, 3, "warning")
@@ -241,7 +242,11 @@ def test_images_and_numbers_are_checked_too(tmp_path: Path, model: str) -> None:
         ("donâ€™t", True),
         ("Â£5", True),
         ("ðŸ\u02dc€", True),
+        ("Åódź? Å‚adnie", False),  # a letter before a comma  # noqa: RUF001
+        ("ksiÄ…Å¼ka Å‚adna", True),  # noqa: RUF001
+        ("ÐŸÑ€Ð¸Ð²ÐµÑ‚", True),  # noqa: RUF001
         ("SÃO PAULO", False),
+        ("“CAFÉ”", False),
         ("café", False),
         ("Â\xa0bien", True),
         ("À la carte, Ânge", False),
@@ -262,6 +267,13 @@ def test_whatever_is_misread_is_found(text: str, encoding: str) -> None:
         misread = text.encode().decode("latin-1")
     assert texts.is_misread(misread)
     assert not texts.is_misread(text)
+
+
+def test_texts_cut_at_a_limit_of_databases_are_found_beside_longer_ones() -> None:
+    texts_cut = ["x" * 255] * 40 + ["word " * (n % 80) for n in range(460)]
+    rows = Dataset.from_dict({"id": range(500), "text": texts_cut})
+    (found,) = texts.findings(rows, "train", ["text"], lambda split, ids: "")
+    assert (found.name, found.count) == ("cut_off", 40)
 
 
 def test_texts_of_all_lengths_were_not_cut() -> None:

@@ -24,16 +24,20 @@ MOST_ROWS = 100_000
 _MUCH = 0.01
 #: Rows that a finding hands on as suspects.
 MOST_SUSPECTS = 1000
-#: UTF-8 that was read as Windows-1252: the first of two to four bytes, and one that follows.
-_LEAD = "\xc2\xc3\xe2\xf0"
-_MISREAD = re.compile(rf"[{_LEAD}][^\x00-\x7f]{{1,3}}")
-_CANDIDATE = r"[\x{c2}\x{c3}\x{e2}\x{f0}][^\x00-\x7f]"
+#: UTF-8 that was read as Windows-1252: the first of two to four bytes, and those that follow.
+_MISREAD = re.compile(r"[\xc2-\xf4][^\x00-\x7f]{1,3}")
+_CANDIDATE = r"[\x{c2}-\x{f4}][^\x00-\x7f]"
+#: First bytes of Western letters, signs and emoji; others are letters of the West themselves, which
+#: may stand before a quotation mark, and count from the second on.
+_USUAL = "\xc2\xc3\xe2\xf0"
 _WORD = r"\p{L}"
 _CONTROL = r"[\x00-\x08\x0e-\x1f]"
 #: Characters of the shortest texts that may have been cut off, how many have just that length,
 #: and how many times as many as have one of the twenty lengths below it.
 _SHORTEST_CUT, _FEWEST_CUT, _TIMES = 50, 10, 3
 _BELOW = 20
+#: Lengths of columns of databases and of cells of spreadsheets.
+_LIMITS = (255, 256, 500, 512, 1000, 1023, 1024, 2000, 4000, 4096, 8000, 8192, 32767, 65535)
 
 
 @dataclass
@@ -65,7 +69,7 @@ def findings(rows: Dataset, split: str, columns: Sequence[str], places: Places) 
         named = f"the column '{column}' of the {split} data" if len(columns) > 1 else split
         tell = _Teller(rows, split, named, looked_at, places)
         found += tell.all_of(seen)
-        if cut := _cut_at(lengths[:, 1]):
+        for cut in _cut_at(lengths[:, 1]):
             numbers = lengths[lengths[:, 1] == cut, 0]
             found.append(tell.cut(numbers.tolist(), cut))
     return found
@@ -107,7 +111,8 @@ def _looked_through(
 
 def is_misread(text: str) -> bool:
     """Return whether a text holds UTF-8 that was decoded as Windows-1252: ``Ã©`` for ``é``."""
-    return any(_is_utf8(match[0]) for match in _MISREAD.finditer(text))
+    found = [match[0][0] for match in _MISREAD.finditer(text) if _is_utf8(match[0])]
+    return len(found) > 1 or any(first in _USUAL for first in found)
 
 
 def _is_utf8(characters: str) -> bool:
@@ -116,7 +121,7 @@ def _is_utf8(characters: str) -> bool:
         encoded = b"".join(_byte(each) for each in characters)
     except UnicodeEncodeError:
         return False
-    needed = {0xE2: 3, 0xF0: 4}.get(encoded[0], 2)
+    needed = 2 if encoded[0] < 0xE0 else 3 if encoded[0] < 0xF0 else 4
     try:
         return len(encoded) >= needed and len(encoded[:needed].decode()) == 1
     except UnicodeDecodeError:
@@ -131,17 +136,18 @@ def _byte(character: str) -> bytes:
         return character.encode("latin-1")
 
 
-def _cut_at(lengths: np.ndarray) -> int | None:
-    """Return the length at which texts were cut off: the greatest, if far more texts have it than
-    have one of those just below it.
+def _cut_at(lengths: np.ndarray) -> list[int]:
+    """Return the lengths at which texts were cut off: the greatest, and those that programs cut at,
+    if far more texts have it than have one of those just below it.
     """
-    longest = int(lengths.max(initial=0))
-    if longest < _SHORTEST_CUT:
-        return None
-    there = int((lengths == longest).sum())
-    below = int(((lengths < longest) & (lengths >= longest - _BELOW)).sum())
-    is_cut = there >= max(_FEWEST_CUT, _TIMES * below / _BELOW, _MUCH / 10 * len(lengths))
-    return longest if is_cut and there > below else None
+    found = []
+    for length in sorted({int(lengths.max(initial=0)), *_LIMITS}):
+        there = int((lengths == length).sum())
+        below = int(((lengths < length) & (lengths >= length - _BELOW)).sum())
+        fewest = max(_FEWEST_CUT, _TIMES * below / _BELOW, _MUCH / 10 * len(lengths))
+        if length >= _SHORTEST_CUT and there >= fewest and there > below:
+            found.append(length)
+    return found
 
 
 @dataclass(frozen=True)
@@ -198,8 +204,8 @@ class _Teller:
             "cut_off",
             "warning",
             numbers,
-            f"of exactly {length:,} characters, and none longer: they were probably cut off when "
-            "the data was exported",
+            f"of exactly {length:,} characters, and few just below: they were probably cut off "
+            "when the data was exported",
             "export the whole texts",
         )
 

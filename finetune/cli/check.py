@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from finetune.checking.finding import STATUS
 from finetune.cli import console, imports
 from finetune.config.settings import from_command_line, peek
 from finetune.errors import Mistakes, UserError, counted
@@ -97,6 +98,8 @@ def _show(found: Check, recipe: str) -> None:
         3: f"training would work{steps}; {counted(numbers['warning'], 'warning')} to look at first",
     }[found.status]
     console.say(verdict)
+    if found.status != STATUS["error"]:
+        console.say(f"to train: {found.command}")
 
 
 def _table(found: Check) -> tuple[list[str], list[list[str]]]:
