@@ -270,7 +270,7 @@ def test_whatever_is_misread_is_found(text: str, encoding: str) -> None:
 
 
 def test_texts_cut_at_a_limit_of_databases_are_found_beside_longer_ones() -> None:
-    texts_cut = ["x" * 255] * 40 + ["word " * (n % 80) for n in range(460)]
+    texts_cut = ["x" * 255] * 40 + ["words " * (n % 80) for n in range(460)]
     rows = Dataset.from_dict({"id": range(500), "text": texts_cut})
     (found,) = texts.findings(rows, "train", ["text"], lambda split, ids: "")
     assert (found.name, found.count) == ("cut_off", 40)
