@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -199,6 +200,48 @@ def test_options_that_cannot_be_are_refused(
         files.inspected(tmp_path / name, options)
 
 
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("ascii", r"is not ascii throughout: .* \(line 3, byte 0xc3\); .* such as utf-8"),
+        ("utf-16", "UTF-16 stream does not start with BOM"),
+        ("utf-16-le", "is not utf-16-le throughout"),
+        ("shift_jis", r"is not shift-jis throughout: .* \(line 3, byte"),
+    ],
+)
+def test_another_encoding_than_the_file_has_is_refused(
+    named: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nplain,good\nnaïve \N{SNOWMAN},bad\n", encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        read(path, ReadOptions(encoding=named))
+    with pytest.raises(UserError, match=message):
+        [*files.chunks(path, layout=files.inspected(path, ReadOptions(encoding=named))[0])]
+
+
+def test_half_a_character_in_a_document_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(r'[{"text": "whole \ud83d\ude00"}, {"text": "half \ud83d"}]')
+    with pytest.raises(UserError, match=r"a\.json, row 2: \\ud83d is half of a character"):
+        read(path)
+
+
+def test_pandas_split_documents_are_tables(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"text": ["a", "b", "c"], "label": ["x", "y", "x"], "n": [1, 2, 3]})
+    frame.to_json(tmp_path / "a.json", orient="split")  # as many columns as rows
+    assert read(tmp_path / "a.json")[0] == frame.to_dict("records")
+
+
+def test_a_stream_of_arrow_is_read_like_a_file_of_it(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b"], "label": ["x", "y"]})
+    for name, writer in (("file", pa.ipc.new_file), ("stream", pa.ipc.new_stream)):
+        path = tmp_path / f"{name}.arrow"
+        with writer(str(path), table.schema) as out:
+            out.write_table(table)
+        assert [row["text"] for row in read(path)[0]] == ["a", "b"]
+
+
 def test_archives_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -225,7 +268,7 @@ def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
     content[end + 12 : end + 16] = size.to_bytes(4, "little")
     content[name + 11 : name + 11] = extra
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"would unpack to 102,400.0 GiB, and the disk has"):
+    with pytest.raises(UserError, match=r"would unpack to 102,400.0 GiB, and the disk of .* has"):
         read(path)
 
 

@@ -1,4 +1,6 @@
-"""Refuse what would end the process instead of being read: deep nesting, decompression bombs."""
+"""Refuse what would end the process instead of being read, deep nesting and decompression bombs,
+and half characters, which cannot be written again.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +57,21 @@ def refuse_deep_file(path: Path, name: str) -> None:
     ) as lines:
         for line in lines:
             refuse_deep(line, name)
+
+
+def refuse_half_characters(text: str, place: str) -> None:
+    """Refuse a text that no encoding can write; ``place`` is its position, for the message.
+
+    Raises:
+        UserError: if it has an unpaired surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start]).strip("'")
+        raise UserError(
+            f"{place}: {half} is half of a character (a surrogate): was the text cut in the middle?"
+        ) from error
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:

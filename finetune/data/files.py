@@ -195,25 +195,32 @@ def _explained(path: Path, layout: Layout | None) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise _of_two_encodings(path, layout or USUAL, error) from error
-    except (pa.ArrowException, OSError) as error:
+        raise _not_throughout(path, error) from error
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
 
 
-def _of_two_encodings(path: Path, layout: Layout, error: UnicodeDecodeError) -> UserError:
+def _not_throughout(path: Path, error: UnicodeDecodeError) -> UserError:
     """Return the refusal of a file that begins in an encoding and does not go on in it."""
-    encoding = "utf-8" if layout.encoding == "utf-8-sig" else layout.encoding
-    where = ""
-    if encoding == "utf-8":
+    encoding, where = error.encoding.replace("_", "-"), ""
+    if not encoding.startswith(("utf-16", "utf-32")):  # of which a byte is no end of a line
         with opened(path) as lines:
             numbered = enumerate(lines, start=1)
-            line = next(n for n, each in numbered if each.decode(errors="ignore").encode() != each)
-        where = f"line {line}, "
+            wrong = (f"line {n}, " for n, each in numbered if not _decodes(each, encoding))
+            where = next(wrong, "")
     return UserError(
         f"{path} is not {encoding} throughout: {error.reason} ({where}byte "
         f"{error.object[error.start]:#x}); --encoding NAME reads all of it in another, such as "
-        "cp1252; or correct that line"
+        f"{'cp1252' if encoding == 'utf-8' else 'utf-8'}; or correct that line"
     )
+
+
+def _decodes(line: bytes, encoding: str) -> bool:
+    try:
+        line.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def not_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
@@ -289,7 +296,7 @@ def json_object(line: str, place: str) -> Row:
     if not isinstance(row, dict):
         raise UserError(f"{place}: expected an object, found {line[:40]!r}")
     if "\\u" in line:
-        refuse_half_characters(json.dumps(row, ensure_ascii=False), place)
+        bounds.refuse_half_characters(json.dumps(row, ensure_ascii=False), place)
     return row
 
 
@@ -298,21 +305,6 @@ def sliced(rows: Sequence[Any]) -> Iterator[Read]:
     for start in range(0, len(rows), CHUNK_ROWS):
         some = rows[start : start + CHUNK_ROWS]
         yield some, start + len(some)
-
-
-def refuse_half_characters(text: str, place: str) -> None:
-    """Refuse a text that no encoding can write; ``place`` is its position, for the message.
-
-    Raises:
-        UserError: if it has an unpaired surrogate.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = ascii(text[error.start]).strip("'")
-        raise UserError(
-            f"{place}: {half} is half of a character (a surrogate): was the text cut in the middle?"
-        ) from error
 
 
 def _lines(_: Path, lines: IO[str]) -> Iterator[Placed]:

@@ -44,6 +44,11 @@ def rows(text: str, path: Path) -> list[dict[str, Any]]:
             f"{path}: expected an array of objects, found {shown!r}: write one object per line, as "
             ".jsonl"
         )
+    if "\\u" in text:
+        for number, row in enumerate(found, start=1):
+            bounds.refuse_half_characters(
+                json.dumps(row, ensure_ascii=False), f"{path}, row {number}"
+            )
     return found
 
 
@@ -52,6 +57,10 @@ def _rows_in(content: Any) -> list[dict[str, Any]] | None:
         return content
     if not isinstance(content, dict) or not content:
         return None
+    if content.keys() == {"columns", "index", "data"}:  # as pandas writes with orient="split"
+        names, data = content["columns"], content["data"]
+        if all(isinstance(row, list) and len(row) == len(names) for row in data):
+            return [dict(zip(names, row, strict=True)) for row in data]
     tables = [each for each in content.values() if isinstance(each, list) and _rows_in(each)]
     if len(tables) == 1:
         return _rows_in(tables[0])

@@ -12,7 +12,6 @@ import gzip
 import io
 import re
 import shutil
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -20,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-import charset_normalizer
 import pyarrow as pa
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime import formats
+from finetune.runtime import formats, hub
 
 #: Separators that are looked for, and what they are called.
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -174,9 +172,11 @@ def _encoding(path: Path, beginning: bytes) -> str:
             f"{path} is no text: it has bytes that no encoding of text has; is the suffix right?"
         )
     letters = [each for each in beginning if each >= 0x80 or chr(each).isalpha()]
-    found = charset_normalizer.from_bytes(beginning).best()
-    if found is not None and sum(each >= 0x80 for each in letters) > _OTHER_ALPHABET * len(letters):
-        return found.encoding
+    if sum(each >= 0x80 for each in letters) > _OTHER_ALPHABET * len(letters):
+        import charset_normalizer
+
+        if found := charset_normalizer.from_bytes(beginning).best():
+            return found.encoding
     if any(each in beginning for each in _UNDEFINED):
         return "latin-1"
     is_central = _CENTRAL.search(beginning.decode("cp1252"))  # guesses of Latin text are poor
@@ -200,7 +200,7 @@ def _separator(beginning: bytes, encoding: str, usual: str) -> str:
     """Return the separator of fields: another than the usual one only if that finds one column, and
     the other finds as many fields in every row.
     """
-    text = codecs.getincrementaldecoder(encoding)().decode(beginning)
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
     whole = len(beginning) < _BEGINNING
     first = text.partition("\n")[0].strip("\r\ufeff")
     if len(first) == 5 and first.lower().startswith("sep="):  # as Excel reads it
@@ -272,10 +272,11 @@ def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
         raise UserError(f"{path}: expected an archive of one file, found {names}: unzip it")
     if there[0].flag_bits & 1:
         raise UserError(f"{path} is encrypted: unzip it")
-    free = shutil.disk_usage(tempfile.gettempdir()).free
+    cache = hub.caches()["datasets"]  # where its rows go
+    free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
     if there[0].file_size > free:
         raise UserError(
-            f"{path} would unpack to {there[0].file_size / 2**30:,.1f} GiB, and the disk has "
-            f"{free / 2**30:,.1f} GiB: is it what it claims to be?"
+            f"{path} would unpack to {there[0].file_size / 2**30:,.1f} GiB, and the disk of "
+            f"{cache} has {free / 2**30:,.1f} GiB: is it what it claims to be?"
         )
     return there[0]

@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from finetune.runtime import activity, formats, hub
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
-_NOTE = b"finetune.note"  # in the schema of a cached file
+#: In the schema of a cached file: what was unusual, and how it is read.
+_NOTE, _LAYOUT = b"finetune.note", b"finetune.layout"
 #: What others call the splits, and suffixes of data that is not read as it is.
 OTHER_NAMES = {
     "training": "train",
@@ -48,7 +50,7 @@ _DATA = {each[1:] for each in formats.FILES} | {
     "xls",
     "txt",
 }
-_CACHE_VERSION = 5
+_CACHE_VERSION = 6
 
 
 def read(
@@ -129,8 +131,13 @@ def places(
         rows: Their ``id``, sorted; at least one.
         options: As passed to :func:`read`.
     """
-    path = _files(dataset).get(split, Path()) if dataset and is_local(dataset) else Path()
-    return files.places(path, rows, files.inspected(path, options)[0])
+    path = _files(dataset).get(split) if dataset and is_local(dataset) else None
+    if path is None:
+        return files.places(Path(), rows)
+    cached = _cached(path, options or ReadOptions())
+    if not cached.exists():  # the file changed since it was read, say
+        return files.places(path, rows, files.inspected(path, options)[0])
+    return files.places(path, rows, Layout(**json.loads(_metadata(cached)[_LAYOUT])))
 
 
 def describe(dataset: str) -> str:
@@ -189,15 +196,13 @@ def _misnamed(there: Sequence[Path], found: Mapping[str, Sequence[Path]]) -> lis
 
 def _read_file(path: Path, options: ReadOptions, note: Callable[[str], None]) -> Dataset:
     """Return the rows of a file, memory-mapped from a cache that the first call fills."""
-    about = path.stat()
-    facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
-    name = hashlib.sha256(f"{facts} {options}".encode()).hexdigest()[:16]
-    cached = caches.place("finetune-files", name) / "rows.arrow"
+    cached = _cached(path, options)
     if not seals.intact(cached, note):
         try:
             layout, sentence = files.inspected(path, options)
             schema = _schema(path, layout)
-            schema = schema.with_metadata({**(schema.metadata or {}), _NOTE: sentence.encode()})
+            about = {_NOTE: sentence.encode(), _LAYOUT: json.dumps(asdict(layout)).encode()}
+            schema = schema.with_metadata({**(schema.metadata or {}), **about})
             cached.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
                 written = Path(directory) / cached.name
@@ -209,10 +214,23 @@ def _read_file(path: Path, options: ReadOptions, note: Callable[[str], None]) ->
         except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
     caches.use(cached.parent, source=str(path))
-    with pa.OSFile(str(cached)) as file:  # repeated by runs that read the cache
-        if sentence := pa.ipc.open_stream(file).schema.metadata[_NOTE].decode():
-            note(sentence)
+    if sentence := _metadata(cached)[_NOTE].decode():  # repeated by runs that read the cache
+        note(sentence)
     return Dataset.from_file(str(cached))
+
+
+def _cached(path: Path, options: ReadOptions) -> Path:
+    """Return where the converted rows of a file are, or will be."""
+    about = path.stat()
+    facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
+    name = hashlib.sha256(f"{facts} {options}".encode()).hexdigest()[:16]
+    return caches.place("finetune-files", name) / "rows.arrow"
+
+
+def _metadata(cached: Path) -> dict[bytes, bytes]:
+    """Return what was noted of a file when it was converted."""
+    with pa.OSFile(str(cached)) as file:
+        return dict(pa.ipc.open_stream(file).schema.metadata)
 
 
 def _chunks(path: Path, layout: Layout, work: str) -> Iterator[files.Chunk]:

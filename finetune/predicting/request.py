@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data import files
+from finetune.data import bounds, files
 from finetune.data.delimited import separator_hint
 from finetune.data.files import Chunk
 from finetune.data.findings import names_in
@@ -257,7 +257,7 @@ class Request:
                 )
             if not text.isascii() and self.input.kind == "frame":  # files are read as UTF-8
                 place = f"{self.input.name}, {self.input.place(self.rows + number)}"
-                files.refuse_half_characters(text, place)
+                bounds.refuse_half_characters(text, place)
 
     def _found(self, logits: np.ndarray) -> list[list[Any]]:
         """Return the values of each added column, from logits of shape ``(rows, classes)``."""
