@@ -272,13 +272,13 @@ def test_whatever_is_misread_is_found(text: str, encoding: str) -> None:
 def test_texts_cut_at_a_limit_of_databases_are_found_beside_longer_ones() -> None:
     texts_cut = ["x" * 255] * 40 + ["words " * (n % 80) for n in range(460)]
     rows = Dataset.from_dict({"id": range(500), "text": texts_cut})
-    (found,) = texts.findings(rows, "train", ["text"], lambda split, ids: "")
+    (found,) = texts.findings(rows, "train", "text", lambda split, ids: "")
     assert (found.name, found.count) == ("cut_off", 40)
 
 
 def test_texts_of_all_lengths_were_not_cut() -> None:
     rows = Dataset.from_dict({"id": range(500), "text": ["word " * (n % 100) for n in range(500)]})
-    assert texts.findings(rows, "train", ["text"], lambda split, ids: "") == []
+    assert texts.findings(rows, "train", "text", lambda split, ids: "") == []
 
 
 def test_advice_on_length_fits_the_model() -> None:

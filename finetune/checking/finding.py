@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from finetune.errors import counted
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from finetune.data.labels import Places
 
 #: From the worst: training refuses, something is suspicious, something is worth knowing.
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: Sequence[Severity] = ("error", "warning", "info")
 #: The exit status of ``check`` for the worst finding.
 STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
+#: The share of the rows from which on something that is usual in a few of them is suspicious.
+MUCH = 0.01
+#: Rows that a finding hands on as suspects.
+MOST_SUSPECTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +71,51 @@ class Finding:
     def sentence(self) -> str:
         """The message, and what mends it."""
         return f"{self.message}; {self.mend}" if self.mend else self.message
+
+
+def of_rows(
+    name: str,
+    what: str,
+    mend: str,
+    numbers: np.ndarray,
+    *,
+    rows: Dataset,
+    split: str,
+    places: Places,
+    looked_at: int | None = None,
+    severity: Severity | None = None,
+) -> list[Finding]:
+    """Return a finding of some rows of a split, none if there are no such rows.
+
+    Args:
+        name: See :class:`Finding`.
+        what: What the rows are, to follow "3 of 100 train rows".
+        mend: See :class:`Finding`.
+        numbers: Of the rows, sorted.
+        rows: The split, with ``id``.
+        split: Its name in the source.
+        places: Returns the positions of rows of a split, by their ``id``.
+        looked_at: How many rows, if not all.
+        severity: None for a warning where they are more than :data:`MUCH` of the rows.
+    """
+    if not len(numbers):
+        return []
+    of = len(rows) if looked_at is None else looked_at
+    ids = rows.select(numbers[:MOST_SUSPECTS])["id"][:]
+    drawn = f" looked at, of {len(rows):,}" if of < len(rows) else ""
+    where = places(split, ids)
+    return [
+        Finding(
+            name=name,
+            severity=severity or ("warning" if len(numbers) > MUCH * of else "info"),
+            message=f"{len(numbers):,} of {counted(of, f'{split} row')}{drawn} {what}"
+            f"{where and f': {where}'}",
+            mend=mend,
+            count=len(numbers),
+            rows=of,
+            suspects=[Suspect(split=split, id=int(each), why=what) for each in ids],
+        )
+    ]
 
 
 def status(findings: Sequence[Finding]) -> int:

@@ -25,7 +25,7 @@ def findings(
     found = [
         finding
         for split, rows in source.items()
-        for finding in texts.findings(rows, split, [column], places)
+        for finding in texts.findings(rows, split, column, places)
     ]
     return [*found, *classes.findings(splits)]
 

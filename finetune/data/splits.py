@@ -14,14 +14,13 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import DatasetDict
 
 from finetune.data import digests, targets
 from finetune.data.division import divided
 from finetune.data.keys import Keys, Numbers
 from finetune.data.plan import Plan, missing, refuse_sizes
+from finetune.data.repeats import Held, Values
 from finetune.data.stratification import stratified
 from finetune.errors import UserError, counted
 
@@ -63,61 +62,6 @@ def three_way(
             for name, numbers in chosen.items()
         }
     ), how
-
-
-class _Held:
-    """The values of the rows that are held out so far, and what they contradict each other by."""
-
-    def __init__(self) -> None:
-        self._hashes: list[pa.Array] = []
-        self._labels: list[np.ndarray] = []
-
-    def add(self, hashes: pa.Array, labels: np.ndarray) -> None:
-        """Hold more rows out; they stand before the others."""
-        self._hashes.insert(0, hashes[::-1])
-        self._labels.insert(0, labels[::-1])
-
-    def labels_of(self, hashes: pa.Array, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return whether rows with these values are held out, shape ``(rows,)``, and the label of
-        the last one; where there is none, that of the row itself.
-        """
-        if not self._hashes:
-            return np.zeros(len(hashes), dtype=bool), labels
-        found = pc.index_in(hashes, value_set=pa.concat_arrays(self._hashes))
-        places = found.fill_null(-1).to_numpy(zero_copy_only=False)
-        theirs = np.concatenate(self._labels)[places]
-        return places >= 0, np.where(places >= 0, theirs, labels)
-
-
-class _Values:
-    """The values of some rows, by their hashes.
-
-    Attributes:
-        codes: The number of the value of each row, shape ``(rows,)``.
-        leaked: Whether its value is held out.
-        contradictory: Whether its value has several labels, and is not held out.
-        relabelled: How many leaked rows have another label where they are held out.
-    """
-
-    def __init__(self, hashes: pa.Array, labels: np.ndarray, held: _Held) -> None:
-        encoded = hashes.dictionary_encode()
-        self.codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
-        self.leaked, theirs = held.labels_of(hashes, labels)
-        self.relabelled = int((theirs != labels).sum())
-        differs = np.zeros(len(encoded.dictionary), dtype=bool)
-        differs[self.codes[labels != labels[self._first()[self.codes]]]] = True
-        self.contradictory = differs[self.codes] & ~self.leaked
-
-    def _first(self, order: np.ndarray | None = None) -> np.ndarray:
-        """Return the row in which each value comes first, shape ``(values,)``."""
-        order = np.arange(len(self.codes)) if order is None else order
-        first = np.zeros(self.codes.max(initial=-1) + 1, dtype=np.int64)
-        first[self.codes[order][::-1]] = order[::-1]
-        return first
-
-    def repeated(self, order: np.ndarray | None = None) -> np.ndarray:
-        """Return whether the value of each row came before, in an order of the rows or theirs."""
-        return np.asarray(self._first(order)[self.codes] != np.arange(len(self.codes)))
 
 
 class _Splitter:
@@ -214,14 +158,14 @@ class _Splitter:
         Raises:
             UserError: if no training rows are left.
         """
-        held, dropped, kept = _Held(), list[str](), dict[str, np.ndarray]()
+        held, dropped, kept = Held(), list[str](), dict[str, np.ndarray]()
         for name in ("test", "validation", "train"):  # each is cleared of what is held out so far
             if name not in self._dataset:
                 continue
             rows = numbers[name]
             plain = digests.digests(self._dataset[name], self._column, rows).plain[rows]
             hashes, labels = digests.packed(plain), targets.row_keys(self._strata[name][rows])
-            values = _Values(hashes, labels, held)
+            values = Values(hashes, labels, held)
             kept[name] = rows[self._kept(values, name, rows, dropped.append)]
             held.add(hashes, labels)
         for sentence in dropped:
@@ -231,7 +175,7 @@ class _Splitter:
         return kept
 
     def _kept(
-        self, values: _Values, name: str, rows: np.ndarray, note: Callable[[str], None]
+        self, values: Values, name: str, rows: np.ndarray, note: Callable[[str], None]
     ) -> np.ndarray:
         """Return whether to keep each row of a split, shape ``(rows,)``."""
         leaked, contradictory = values.leaked, values.contradictory
