@@ -80,3 +80,10 @@ def test_many_classes_take_no_memory() -> None:
     matrix = np.bincount(labels * 500 + predicted, minlength=250_000).reshape(500, 500)
     found = kappa.interval(matrix)
     assert 0.999 < found.low < found.value < found.high < 1
+
+
+def test_of_few_rows_it_is_that_of_the_bootstrap() -> None:
+    matrix = np.array([[2, 3], [2, 2]])  # nine rows, five of them wrong
+    found = kappa.interval(matrix)
+    assert found == intervals.of_matrix({"it": counts.quadratic_kappa}, matrix)["it"]
+    assert found.low < found.value < found.high

@@ -11,7 +11,7 @@ import numpy as np
 
 from finetune.statistics import counts, intervals
 from finetune.statistics.intervals import Interval
-from finetune.statistics.numbers import Estimate
+from finetune.statistics.numbers import FEWEST_ROWS, Estimate
 
 _NUMBERS_AT_ONCE = 1_000_000
 #: Wrong rows below which the jackknife hardly knows how far off mistakes are.
@@ -23,12 +23,13 @@ _FEW_WRONG = 20
 def interval(matrix: np.ndarray) -> Interval:
     """Return the jackknife interval on the scale of Fisher's z, on which the closely related
     concordance correlation is nearest to normal (Lin, Biometrics 45, 1989); with fewer than 5 wrong
-    rows the bootstrap's, see :func:`finetune.statistics.intervals.of_matrix`.
+    rows, or too few rows for the jackknife, the bootstrap's, see :func:`finetune.statistics.intervals.of_matrix`.
 
     Args:
         matrix: True by predicted, shape ``(classes, classes)``, in the order of the classes.
     """
-    if matrix.sum() - np.trace(matrix) < _FEWEST_WRONG:
+    rows = matrix.sum()
+    if rows - np.trace(matrix) < _FEWEST_WRONG or rows < FEWEST_ROWS:
         return intervals.of_matrix({"kappa": counts.quadratic_kappa}, matrix)["kappa"]
     classes, cells = len(matrix), np.flatnonzero(matrix)
     whole, parts = counts.tallies(matrix), -(-len(cells) * 5 * classes // _NUMBERS_AT_ONCE)
