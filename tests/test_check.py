@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -272,13 +273,13 @@ def test_whatever_is_misread_is_found(text: str, encoding: str) -> None:
 def test_texts_cut_at_a_limit_of_databases_are_found_beside_longer_ones() -> None:
     texts_cut = ["x" * 255] * 40 + ["words " * (n % 80) for n in range(460)]
     rows = Dataset.from_dict({"id": range(500), "text": texts_cut})
-    (found,) = texts.findings(rows, "train", "text", lambda split, ids: "")
+    (found,) = texts.findings(rows, "train", ["text"], lambda split, ids: "")
     assert (found.name, found.count) == ("cut_off", 40)
 
 
 def test_texts_of_all_lengths_were_not_cut() -> None:
     rows = Dataset.from_dict({"id": range(500), "text": ["word " * (n % 100) for n in range(500)]})
-    assert texts.findings(rows, "train", "text", lambda split, ids: "") == []
+    assert [*texts.findings(rows, "train", ["text"], lambda split, ids: "")] == []
 
 
 def test_advice_on_length_fits_the_model() -> None:
@@ -311,3 +312,58 @@ def test_a_recipe_of_ones_own_is_checked() -> None:
     assert found.status == 0
     assert len(found.splits["train"].classes) == 10
     assert check.as_json(found)["verdict"] == "ok"
+
+
+def test_texts_shortened_between_words_are_found() -> None:
+    words = [" ".join(WORDS[n % 12 :] + WORDS * 3)[: 20 + 7 * (n % 40)] for n in range(400)]
+    short = [textwrap.shorten(each, 200, placeholder=" ...") for each in words]
+    rows = Dataset.from_dict({"id": range(400), "text": short})
+    (found,) = texts.findings(rows, "train", ["text"], lambda split, ids: "")
+    assert (found.name, found.severity) == ("cut_off", "warning")
+    ending = {number for number, each in enumerate(short) if each.endswith("...")}
+    assert {each.id for each in found.suspects} <= ending
+    assert found.count >= 0.9 * len(ending) > 50
+    whole = Dataset.from_dict({"id": range(400), "text": words})
+    assert [*texts.findings(whole, "train", ["text"], lambda split, ids: "")] == []
+    ended = Dataset.from_dict({"id": range(400), "text": [f"{each} ..." for each in words]})
+    assert [*texts.findings(ended, "train", ["text"], lambda split, ids: "")] == []
+
+
+def test_texts_cut_at_a_number_of_bytes_are_found_once() -> None:
+    def of_bytes(number: int) -> str:
+        some = "né " * (number % 3) + " ".join(WORDS[number % 12 :] + WORDS * 5)
+        return (some.encode() if number % 2 else some[:90].encode())[:255].decode(errors="ignore")
+
+    rows = Dataset.from_dict({"id": range(300), "text": [of_bytes(n) for n in range(300)]})
+    (found,) = texts.findings(rows, "train", ["text"], lambda split, ids: "")
+    assert "of exactly 255 " in found.message
+    assert {each.id % 2 for each in found.suspects} == {1}
+
+
+def test_each_column_of_several_is_looked_at(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = [(f"t{n}", f"Ã©t {text}" if n == 7 else text[: 50 if n % 5 == 0 else 70], label)
+                for n, (text, label) in enumerate(drawn())]  # fmt: skip
+        csv.writer(file).writerows([("title", "body", "label"), *rows])
+    found = named(checked(path, model, text_columns="title,body"))
+    assert "in 'body': line 9" in found["mojibake"].message
+    assert "title" not in found["mojibake"].message
+
+
+def test_a_test_set_with_other_shares_is_told(model: str, tmp_path: Path) -> None:
+    rows = drawn()
+    written(tmp_path / "train.csv", rows[:700])
+    written(tmp_path / "test.csv", [(text, "good") for text, _ in rows[700:800]])
+    found = named(checked(tmp_path, model))
+    assert "'good' has 100.0% and" in found["shift"].message or "'bad' has 0.0%" in (
+        found["shift"].message
+    )
+    written(tmp_path / "test.csv", rows[700:800])
+    assert "shift" not in named(checked(tmp_path, model))
+
+
+def test_a_label_that_nearly_all_rows_have_is_told(model: str, tmp_path: Path) -> None:
+    rows = [(text, "any;good" if label == "good" else "any") for text, label in drawn()]
+    found = named(checked(written(tmp_path / "a.csv", rows), model, label_separator=";"))
+    assert "100.0% of the training rows have the label 'any'" in found["imbalance"].message

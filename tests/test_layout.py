@@ -277,6 +277,7 @@ def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
 def test_one_export_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
     """The export of a spreadsheet: semicolons, Windows-1252, zipped."""
     rows = [f"le café nº {n} était {'bon' if n % 2 else 'froid'};{n % 2}" for n in range(80)]
+    rows[3] = rows[3].replace("café", "cafÃ©")
     path = tmp_path / "export.csv.zip"
     path.write_bytes(zipped("\r\n".join(["texte;avis", *rows]).encode("cp1252")))
     words = ["--dataset", str(path), "--model", tiny_model, "--max_steps", "2"]
@@ -286,6 +287,9 @@ def test_one_export_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
     run = finetune.Run.load(output)
     assert any("cp1252, as in 'café' (--encoding), fields separated by semicolons" in each
                for each in run.manifest.data.notes)  # fmt: skip
+    (found,) = (each for each in run.manifest.data.findings if each["name"] == "mojibake")
+    assert (found["count"], found["severity"]) == (1, "warning")
+    assert found["message"].endswith("line 5")
     assert finetune.evaluate(run, path, text_column="texte", label_column="avis").rows == 80
     predicted = tmp_path / "out.jsonl"
     done = finetune.predict_file(run, path, predicted, text_column="texte")

@@ -14,6 +14,9 @@ from finetune.errors import counted
 _DOMINANT = 0.9
 #: Training rows below which a class is hardly learned, and test rows below which not measured.
 _FEWEST = 10
+#: Total variation between the shares of classes of two splits from which on they are not the same,
+#: if chance makes it so at most this often.
+_SHIFTED, _BY_CHANCE = 0.1, 0.001
 _SHOWN = 5
 
 
@@ -35,7 +38,19 @@ def findings(dataset: DatasetDict) -> list[Finding]:
         return []
     found, many, are_sets = [], counts(rows), targets.is_set(rows)
     most = int(many.argmax())
-    if many[most] > _DOMINANT * len(rows) and not are_sets:
+    if many[most] > _DOMINANT * len(rows) and are_sets:
+        found.append(
+            Finding(
+                name="imbalance",
+                severity="warning",
+                message=f"{many[most] / len(rows):.1%} of the training rows have the label "
+                f"'{names[most]}': a model that always gives it is hardly ever wrong",
+                mend="leave the label out, or add rows without it",
+                count=int(many[most]),
+                rows=len(rows),
+            )
+        )
+    elif many[most] > _DOMINANT * len(rows):
         found.append(
             Finding(
                 name="imbalance",
@@ -78,6 +93,44 @@ def findings(dataset: DatasetDict) -> list[Finding]:
                 f"{'the class' if len(absent) == 1 else 'the classes'} out",
                 count=int(many[absent].sum()),
                 rows=len(rows),
+            )
+        )
+    return found
+
+
+def shifts(source: DatasetDict) -> list[Finding]:
+    """Return the given validation and test splits whose classes have other shares than those of
+    training.
+
+    Args:
+        source: The splits as they were read, with ``label``.
+    """
+    from scipy.stats import chi2_contingency
+
+    found, trained = [], counts(source["train"])
+    for split in ("validation", "test"):
+        if split not in source or trained.sum() == 0 or targets.is_set(source[split]):
+            continue
+        there = counts(source[split])
+        shares, usual = there / max(1, there.sum()), trained / trained.sum()
+        seen = (trained + there) > 0
+        if (
+            seen.sum() < 2
+            or np.abs(shares - usual).sum() / 2 < _SHIFTED
+            or chi2_contingency(np.stack([trained, there])[:, seen]).pvalue > _BY_CHANCE
+        ):
+            continue
+        names, most = targets.class_names(source["train"]), int(np.abs(shares - usual).argmax())
+        found.append(
+            Finding(
+                name="shift",
+                severity="warning",
+                message=f"the classes of the {split} data have other shares than in training: "
+                f"'{names[most]}' has {shares[most]:.1%} and {usual[most]:.1%} there",
+                mend="is the file what it should be? Without it, rows are split off with the same "
+                "shares",
+                count=int(there.sum()),
+                rows=int(there.sum()),
             )
         )
     return found

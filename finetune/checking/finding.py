@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -66,6 +66,11 @@ class Finding:
     count: int = 0
     rows: int = 0
     suspects: Sequence[Suspect] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All but the suspects, for a file."""
+        return {name: value for name, value in vars(self).items() if name != "suspects"}
 
     @property
     def sentence(self) -> str:

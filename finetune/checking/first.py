@@ -12,22 +12,22 @@ from finetune.data.labels import Places
 
 
 def findings(
-    source: DatasetDict, splits: DatasetDict, column: str, places: Places
+    source: DatasetDict, splits: DatasetDict, columns: Sequence[str], places: Places
 ) -> list[Finding]:
     """Return what is suspicious, besides what splitting the rows tells by itself.
 
     Args:
-        source: The splits as they were read, with ``id``, ``label`` and ``column``.
+        source: The splits as they were read, with ``id``, ``label`` and what the model reads.
         splits: Training, validation and test rows made of it.
-        column: What the model reads.
+        columns: The columns of the data that the model reads.
         places: Returns the positions of rows of a split of the source, by their ``id``.
     """
     found = [
         finding
         for split, rows in source.items()
-        for finding in texts.findings(rows, split, column, places)
+        for finding in texts.findings(rows, split, columns, places)
     ]
-    return [*found, *classes.findings(splits)]
+    return [*found, *classes.findings(splits), *classes.shifts(source)]
 
 
 def told(found: Sequence[Finding]) -> list[str]:

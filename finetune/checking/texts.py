@@ -5,6 +5,7 @@ words.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,8 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.checking.finding import MUCH, Finding, Severity, of_rows
+from finetune.checking import cuts
+from finetune.checking.finding import Finding, Severity, of_rows
 from finetune.data import arrow
+from finetune.data.digests import TEXTS
 from finetune.data.labels import Places
 
 #: Rows of a split that are looked at: of more, this many drawn at random.
@@ -27,12 +30,6 @@ _CANDIDATE = r"[\x{c2}-\x{f4}][^\x00-\x7f]"
 _USUAL = "\xc2\xc3\xe2\xf0"
 _WORD = r"\p{L}"
 _CONTROL = r"[\x00-\x08\x0e-\x1f]"
-#: Characters of the shortest texts that may have been cut off, how many have just that length,
-#: and how many times as many as have one of the twenty lengths below it.
-_SHORTEST_CUT, _FEWEST_CUT, _TIMES = 50, 10, 3
-_BELOW = 20
-#: Lengths of columns of databases and of cells of spreadsheets.
-_LIMITS = (255, 256, 500, 512, 1000, 1023, 1024, 2000, 4000, 4096, 8000, 8192, 32767, 65535)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,62 +63,60 @@ _DAMAGES = {
 }
 
 
-def findings(rows: Dataset, split: str, column: str, places: Places) -> list[Finding]:
-    """Return what is wrong with the texts of a split.
+def findings(
+    rows: Dataset, split: str, columns: Sequence[str], places: Places
+) -> Iterator[Finding]:
+    """Yield what is wrong with the texts of a split.
 
     Args:
-        rows: With ``id``; missing texts are not looked at.
+        rows: With ``id`` and ``text``, and ``texts`` if the model reads several columns; missing
+            texts are not looked at.
         split: The name of the split in the source.
-        column: That of the texts.
+        columns: What the columns are called in the data.
         places: Returns the positions of rows of a split, by their ``id``.
     """
     wanted = None
     if len(rows) > MOST_ROWS:
         wanted = np.sort(np.random.default_rng(0).choice(len(rows), MOST_ROWS, replace=False))
-    looked_at = len(rows) if wanted is None else len(wanted)
-    tell = partial(of_rows, rows=rows, split=split, places=places, looked_at=looked_at)
-    seen: dict[str, list[np.ndarray]] = {name: [] for name in _DAMAGES}
-    sizes, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for some, values in arrow.pieces(rows, column, wanted):
-        if not arrow.is_text(values.type):
-            continue
-        there = pc.fill_null(values, "")
-        numbers.append(some)
-        sizes.append(pc.utf8_length(there).to_numpy(zero_copy_only=False))
-        for name, hits in _damaged(there).items():
-            seen[name].append(some[hits])
-    found: list[Finding] = []
-    for name, damage in _DAMAGES.items():
-        which = np.concatenate([*seen[name], np.empty(0, np.int64)])
-        severity: Severity | None = "warning" if damage.is_rare else None
-        found += tell(name, damage.what, damage.mend, np.sort(which), severity=severity)
-    every, lengths = np.concatenate(numbers), np.concatenate(sizes)
-    for cut in _cut_at(lengths):
-        found += tell(
-            "cut_off",
-            f"of exactly {cut:,} characters, and few just below: they were probably cut off when "
-            "the data was exported",
-            "export the whole texts",
-            np.sort(every[lengths == cut]),
-            severity="warning",
-        )
-    return found
+    tell = partial(
+        of_rows,
+        rows=rows,
+        split=split,
+        places=places,
+        looked_at=len(rows) if wanted is None else len(wanted),
+    )
+    are_several = TEXTS in rows.column_names
+    stored = TEXTS if are_several else "text"
+    for part, column in enumerate(columns if stored in rows.column_names else ()):
+        where = f" in '{column}'" if are_several else ""
+        numbers, lengths = [np.empty(0, np.int64)], cuts.Lengths()
+        hits: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in _DAMAGES}
+        for some, values in arrow.pieces(rows, stored, wanted):
+            texts = pc.fill_null(pc.list_element(values, part) if are_several else values, "")
+            numbers.append(some)
+            lengths.add(texts)
+            for name, is_damaged in _damaged(texts).items():
+                hits[name].append(some[is_damaged])
+        for name, damage in _DAMAGES.items():
+            severity: Severity | None = "warning" if damage.is_rare else None
+            which = np.sort(np.concatenate(hits[name]))
+            yield from tell(name, damage.what + where, damage.mend, which, severity=severity)
+        every = np.concatenate(numbers)
+        for what, is_cut in lengths.cut():
+            which, mend = np.sort(every[is_cut]), "export the whole texts"
+            yield from tell("cut_off", what + where, mend, which, severity="warning")
 
 
 def _damaged(texts: pa.Array) -> dict[str, np.ndarray]:
     """Return which texts have each damage, each of shape ``(texts,)``, of booleans."""
-
-    def matching(pattern: str) -> np.ndarray:
-        return np.asarray(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
-
-    misread = matching(_CANDIDATE)
+    misread = arrow.matching(texts, _CANDIDATE)
     for place in np.flatnonzero(misread).tolist():
         misread[place] = is_misread(texts[place].as_py())
     return {
         "mojibake": misread,
-        "replacement_characters": matching("\ufffd"),
-        "control_characters": matching(_CONTROL),
-        "no_words": matching("(?s).") & ~matching(_WORD),
+        "replacement_characters": arrow.matching(texts, "\ufffd"),
+        "control_characters": arrow.matching(texts, _CONTROL),
+        "no_words": arrow.matching(texts, "(?s).") & ~arrow.matching(texts, _WORD),
     }
 
 
@@ -150,17 +145,3 @@ def _byte(character: str) -> bytes:
         return character.encode("cp1252")
     except UnicodeEncodeError:
         return character.encode("latin-1")
-
-
-def _cut_at(lengths: np.ndarray) -> list[int]:
-    """Return the lengths at which texts were cut off: the greatest, and those that programs cut at,
-    if far more texts have it than have one of those just below it.
-    """
-    found = []
-    for length in sorted({int(lengths.max(initial=0)), *_LIMITS}):
-        there = int((lengths == length).sum())
-        below = int(((lengths < length) & (lengths >= length - _BELOW)).sum())
-        fewest = max(_FEWEST_CUT, _TIMES * below / _BELOW, MUCH / 10 * len(lengths))
-        if length >= _SHORTEST_CUT and there >= fewest and there > below:
-            found.append(length)
-    return found

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, Features
 from datasets.fingerprint import Hasher
@@ -68,6 +69,11 @@ def pieces(
             is_run = bool((np.diff(some) == 1).all())
             values = chunk.slice(some[0], len(some)) if is_run else chunk.take(pa.array(some))
             yield numbers[start : start + len(some)], values
+
+
+def matching(texts: pa.Array, pattern: str) -> np.ndarray:
+    """Return which texts a regular expression of RE2 finds something in, shape ``(texts,)``."""
+    return np.array(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
 
 
 def encoded(values: pa.ChunkedArray) -> tuple[list[Any], np.ndarray]:

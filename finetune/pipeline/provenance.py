@@ -54,6 +54,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             rows={name: len(rows) for name, rows in recipe.splits.items()},
             fingerprint=fingerprint(recipe.splits, recipe.input_column),
             notes=notes,
+            findings=[each.facts for each in recipe.findings],
             revision=commit,
             split_how=recipe.split_how,
         ),

@@ -219,7 +219,7 @@ class Recipe(Splitting):
         remarks += findings.remarks(dataset)
         remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
         self.remarks = remarks
-        self.findings = first.findings(source, dataset, self.input_column, places)
+        self.findings = first.findings(source, dataset, self.columns_read(), places)
         self.notes[loaded:loaded] = [*remarks, *first.told(self.findings)]
         return dataset
 

@@ -80,6 +80,10 @@ class Splitting(Declared):
             places=self.places,
         )
 
+    def columns_read(self) -> list[str]:
+        """Return the columns of the data that the model reads, in their order."""
+        return [self.input_column]
+
     def split_columns(self) -> dict[str, str]:
         """Return the columns that rows are split by, by the options that name them."""
         columns = {"--group_column": self.group_column, "--time_column": self.time_column}

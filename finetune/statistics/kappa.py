@@ -23,7 +23,8 @@ _FEW_WRONG = 20
 def interval(matrix: np.ndarray) -> Interval:
     """Return the jackknife interval on the scale of Fisher's z, on which the closely related
     concordance correlation is nearest to normal (Lin, Biometrics 45, 1989); with fewer than 5 wrong
-    rows, or too few rows for the jackknife, the bootstrap's, see :func:`finetune.statistics.intervals.of_matrix`.
+    rows, or too few rows for the jackknife, the bootstrap's, see
+    :func:`finetune.statistics.intervals.of_matrix`.
 
     Args:
         matrix: True by predicted, shape ``(classes, classes)``, in the order of the classes.

@@ -77,6 +77,8 @@ class Data(Record):
     rows: dict[str, int]  # of each split
     fingerprint: str  # a hash of what the rows hold, in their order
     notes: list[str] = field(default_factory=list)  # what was dropped or is unusual
+    #: What is suspicious, as ``check`` finds it: name, severity, message, mend, count and rows.
+    findings: list[dict[str, Any]] = field(default_factory=list)
     revision: str | None = None  # the commit on the Hub; None if it did not come from there
     split_how: str = ""  # how rows were split off, for people; empty if the source has all splits
 
