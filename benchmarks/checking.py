@@ -32,7 +32,7 @@ def checked(path: str, cache: str) -> Callable[[], dict[str, float]]:
         whole = _recipe(path, cache)
         found = finetune.check(whole)
         begun = time.process_time()
-        first.findings(whole.source, whole.splits, "text", whole.places)
+        first.findings(whole.source, whole.splits, ["text"], whole.places)
         return {
             "first tier in a training": time.process_time() - begun,
             "findings": len(found.findings),
