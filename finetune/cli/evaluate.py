@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _READING = (
     *("text_column", "text_columns", "image_column", "label_column", "label_columns"),
     *("label_separator", "label_map", "drop_invalid"),
-    *("csv_quoting", "csv_separator", "encoding"),
+    *("csv_quoting", "csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"),
 )
 
 
@@ -80,6 +80,17 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--encoding", metavar="NAME", help="encoding of FILE, such as cp1252 (default: detected)"
+    )
+    parser.add_argument(
+        "--sheet", metavar="NAME", help="sheet of a spreadsheet (default: the first with rows)"
+    )
+    parser.add_argument(
+        "--dataset_config", metavar="NAME", help="configuration of a data set on the Hub"
+    )
+    parser.add_argument(
+        "--dataset_splits",
+        metavar="test=NAME",
+        help="what the splits of FILE are called, where it is not that",
     )
     parser.add_argument(
         "--drop_invalid",

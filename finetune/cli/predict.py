@@ -108,6 +108,7 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         "--csv_quoting: not with --text": with_text and given.csv_quoting,
         "--csv_separator: not with --text": with_text and given.csv_separator,
         "--encoding: not with --text": with_text and given.encoding,
+        "--sheet: not with --text": with_text and given.sheet,
         "--csv_safe: not with --text": with_text and given.csv_safe,
         "--resume: needs --output": given.resume and given.output is None,
         "INPUT is empty: expected a file, a folder of images, or -": given.input == "",

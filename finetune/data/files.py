@@ -29,7 +29,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from finetune.data import bounds, columnar, delimited, json_documents
+from finetune.data import bounds, columnar, delimited, json_documents, spreadsheet
 from finetune.data.delimited import Placed, Row
 from finetune.data.layout import USUAL, Layout, ReadOptions, detected, opened
 from finetune.errors import UserError, suggestion
@@ -45,9 +45,15 @@ Read = tuple[Rows | pa.Table, int]
 Reader = Callable[[Path], Iterator[Read]]
 Parser = Callable[[Path, IO[str]], Iterator[Placed]]
 _SHOWN_PLACES = 5
+#: The formats that an option is for, and how to say that.
+_READ_WITH = {
+    "--csv_quoting": (tuple(SEPARATORS), "a .csv or .tsv file"),
+    "--csv_separator": (tuple(SEPARATORS), "a .csv or .tsv file"),
+    "--encoding": (formats.TEXTS, "a file of text"),
+    "--sheet": ((formats.SPREADSHEET,), "a spreadsheet"),
+}
 _HINTS = {
-    ".xlsx": "export the sheet as .csv",
-    ".xls": "export the sheet as .csv",
+    **dict.fromkeys((".xls", ".xlsb", ".ods"), "save it as .xlsx"),
     ".parquet.gz": "it is compressed: gunzip -k FILE",
     ".xz": "it is compressed: unxz -k FILE",
 }
@@ -125,7 +131,7 @@ def chunks(
     if reader is None and layout is None:
         layout = inspected(path)[0]
     rows_of = reader or partial(READERS[formats.suffix(path)], layout or USUAL)
-    with _explained(path, layout):
+    with _explained(path):
         for number, (rows, end) in enumerate(rows_of(path)):
             yield Chunk(number, rows, end)
     if number < 0 and reader is None:
@@ -149,21 +155,36 @@ def inspected(path: Path, options: ReadOptions | None = None) -> tuple[Layout, s
         UserError: if an option is not for such a file, or it cannot be read.
     """
     options, suffix = options or ReadOptions(), formats.suffix(path)
-    is_delimited, is_text = suffix in SEPARATORS, suffix in formats.TEXTS
     for flag, value in options.named.items():
-        if not (is_text if flag == "--encoding" else is_delimited):
-            expected = "a file of text" if flag == "--encoding" else "a .csv or .tsv file"
+        suffixes, expected = _READ_WITH[flag]
+        if suffix not in suffixes:
             raise UserError(f"{flag} {value}: {path} is not {expected}")
-    if not is_text:
+    if suffix == formats.SPREADSHEET:
+        with _explained(path):
+            sheet, sentence = spreadsheet.chosen(path, options.sheet)
+        return Layout(sheet=sheet), sentence
+    if suffix not in formats.TEXTS:
         return USUAL, ""
-    with _explained(path, None):
+    with _explained(path):
         layout, sentence = detected(path, options)
-    if not is_delimited:
+    if suffix not in SEPARATORS:
         return layout, sentence
-    with _explained(path, layout):
+    with _explained(path):
         quoting, of_quoting = delimited.quoting(path, layout, options.quoting)
     told = "; ".join(each for each in (sentence, of_quoting) if each)
     return replace(layout, quoting=quoting), told
+
+
+def whole(path: Path, options: ReadOptions) -> str:
+    """Return the text of a ``.txt`` file that is a single row.
+
+    Raises:
+        UserError: if it is no text.
+    """
+    with _explained(path):
+        layout = detected(path, options)[0]
+        with opened(path) as file:
+            return file.read().decode(layout.encoding)
 
 
 def places(path: Path, rows: Sequence[int], layout: Layout | None = None) -> str:
@@ -181,12 +202,15 @@ def places(path: Path, rows: Sequence[int], layout: Layout | None = None) -> str
         with _parsed(path, layout, *parser) as (placed, _), delimited.long_fields():
             some = enumerate(itertools.islice(placed, shown[-1] + 1))
             noun, numbers = "line", [first for row, (first, _, _) in some if row in shown]
+    elif layout.sheet:
+        every = enumerate(itertools.islice(spreadsheet.rows(path, layout.sheet), shown[-1] + 1))
+        numbers = [number for row, (number, _) in every if row in shown]
     more = ", ..." if len(rows) > len(shown) else ""
     return f"{noun}{'s' * (len(rows) > 1)} {', '.join(map(str, numbers))}{more}"
 
 
 @contextlib.contextmanager
-def _explained(path: Path, layout: Layout | None) -> Iterator[None]:
+def _explained(path: Path) -> Iterator[None]:
     """Turn errors of reading a file into a ``UserError``.
 
     Raises:
@@ -325,6 +349,15 @@ def _json(layout: Layout, path: Path) -> Iterator[Read]:
     yield from sliced(json_documents.rows(text, path))
 
 
+def _of_sheet(layout: Layout, path: Path) -> Iterator[Read]:
+    """Yield the rows of a spreadsheet as tables whose columns are all text."""
+    found, end = (row for _, row in spreadsheet.rows(path, layout.sheet)), 0
+    while some := list(itertools.islice(found, CHUNK_ROWS)):
+        end += len(some)
+        schema = pa.schema([(name, pa.string()) for name in some[0]])
+        yield pa.Table.from_pylist(some, schema=schema), end
+
+
 _PARSERS: dict[str, tuple[Parser, str]] = {
     ".jsonl": (_json_lines, "\n"),
     ".ndjson": (_json_lines, "\n"),
@@ -338,6 +371,7 @@ READERS: dict[str, Callable[[Layout, Path], Iterator[Read]]] = {
     ".json": _json,
     ".parquet": lambda layout, path: columnar.parquet(path, CHUNK_ROWS),
     ".arrow": lambda layout, path: columnar.arrow(path, CHUNK_ROWS),
+    formats.SPREADSHEET: _of_sheet,
 }
 #: Suffixes of formats that are read line by line.
 WITH_LINES = (*SEPARATORS, *_PARSERS)

@@ -55,33 +55,41 @@ class ReadOptions:
         quoting: ``auto``, ``minimal`` or ``none``; see :mod:`finetune.data.delimited`.
         separator: Of the fields of a ``.csv`` or ``.tsv``; None to detect it.
         encoding: The name of a codec of Python; None to detect it.
+        sheet: Of a spreadsheet; None for the first that has rows.
     """
 
     quoting: str = "auto"
     separator: str | None = None
     encoding: str | None = None
+    sheet: str | None = None
 
     @property
     def named(self) -> dict[str, str]:
         """Those that were said, by option."""
-        said = {"--csv_separator": self.separator, "--encoding": self.encoding}
+        said = {
+            "--csv_separator": self.separator,
+            "--encoding": self.encoding,
+            "--sheet": self.sheet,
+        }
         quoting = {"--csv_quoting": self.quoting} if self.quoting != "auto" else {}
         return {**quoting, **{flag: value for flag, value in said.items() if value is not None}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a file of text is read.
+    """How a file of text, or a spreadsheet, is read.
 
     Attributes:
         encoding: The name of a codec.
         separator: Of fields; a comma where there are none.
         quoting: ``minimal`` or ``none``.
+        sheet: The name of that which is read; empty of a text.
     """
 
     encoding: str = "utf-8-sig"
     separator: str = ","
     quoting: str = "minimal"
+    sheet: str = ""
 
 
 #: Of a format without any of these.

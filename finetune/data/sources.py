@@ -5,92 +5,81 @@ Every reader returns all columns of the source and adds ``id``, the number of th
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from datasets import (
     Dataset,
     DatasetBuilder,
     DatasetDict,
     DownloadManager,
-    Features,
-    Json,
+    concatenate_datasets,
     load_dataset,
     load_dataset_builder,
+    load_from_disk,
 )
 
-from finetune.data import bounds, caches, embedded, files, seals
-from finetune.data.layout import Layout, ReadOptions
-from finetune.errors import UserError
-from finetune.runtime import activity, formats, hub
+from finetune.data import arrow, bounds, conversion, embedded, files, listing, seals
+from finetune.data.layout import ReadOptions
+from finetune.data.listing import SPLITS, Listing
+from finetune.errors import UserError, suggestion
+from finetune.runtime import hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-SPLITS = ("train", "validation", "test")
-#: In the schema of a cached file: what was unusual, and how it is read.
-_NOTE, _LAYOUT = b"finetune.note", b"finetune.layout"
-#: What others call the splits, and suffixes of data that is not read as it is.
-OTHER_NAMES = {
-    "training": "train",
-    **dict.fromkeys(("val", "valid", "dev", "eval", "development", "evaluation"), "validation"),
-    "testing": "test",
-}
-_DATA = {each[1:] for each in formats.FILES} | {
-    "xz",
-    "xlsx",
-    "xls",
-    "txt",
-}
-_CACHE_VERSION = 6
+#: What pandas and R call the column of row numbers that they write.
+_INDEX = ("", "Unnamed: 0", "__index_level_0__")
+_SHOWN_PLACES = 5
 
 
 def read(
     dataset: str,
     revision: str | None = None,
     *,
+    config: str | None = None,
+    names: Mapping[str, str] | None = None,
     options: ReadOptions | None = None,
     note: Callable[[str], None] = lambda sentence: None,
 ) -> DatasetDict:
-    """Load the splits of a source, with all its columns.
+    """Load the splits of a source, with all its columns but a first one that counts the rows.
 
     Args:
-        dataset: ``embedded:NAME``, a file, a directory of ``train``/``validation``/``test`` files,
-            or the name of a data set on the Hub.
+        dataset: ``embedded:NAME``, a file, a pattern of files, a directory (see
+            :func:`finetune.data.listing.listed`), or the name of a data set on the Hub.
         revision: Commit, tag or branch on the Hub; the newest if None.
+        config: Of a data set on the Hub that has several.
+        names: What the source calls ``train``, ``validation`` and ``test``, where it is not that.
         options: What the user says of files; what is not said is detected.
-        note: Called with sentences about how files were read, and about a replaced ``id``.
+        note: Called with sentences about how files were read, and about columns left out.
 
     Raises:
         UserError: if the source does not exist or cannot be read.
     """
     if not dataset:
         raise UserError("--dataset is required: this recipe has no data set of its own")
-    if revision is not None and not hub.names_repository(dataset):
-        raise UserError(f"--dataset_revision {revision}: {dataset} is not from the Hub")
+    for flag, value in (("--dataset_revision", revision), ("--dataset_config", config)):
+        if value is not None and not hub.names_repository(dataset):
+            raise UserError(f"{flag} {value}: {dataset} is not from the Hub")
     if is_local(dataset):
-        several = _files(dataset)
-        if left := _unread(Path(dataset).expanduser(), several.values()):
-            note(f"not read: {', '.join(left)} (expected train, validation and test)")
+        listed = listing.listed(dataset, names)
+        if listed.unread:
+            note(f"not read: {', '.join(listed.unread)} (expected train, validation and test)")
         splits: dict[str, Any] = {
-            split: _read_file(path, options or ReadOptions(), note)
-            for split, path in several.items()
+            split: _without_index(split, rows, note)
+            for split, rows in _local(listed, names, options or ReadOptions(), note).items()
         }
     elif options is not None and options.named:
         flag, value = next(iter(options.named.items()))
         raise UserError(f"{flag} {value}: {dataset} is not a local file")
     elif dataset.startswith(embedded.PREFIX):
+        if names:
+            raise UserError(f"--dataset_splits: {dataset} has a single split")
         splits = embedded.read(dataset)
     else:
-        splits = _read_hub(dataset, revision, note)
+        splits = _read_hub(dataset, revision, config, names, note)
     if replaced := [name for name, split in splits.items() if "id" in split.column_names]:
         note(
             f"dropped the column 'id' of the {' and '.join(replaced)} data: the toolkit numbers "
@@ -121,23 +110,39 @@ def is_local(dataset: str) -> bool:
 
 
 def places(
-    dataset: str, split: str, rows: Sequence[int], options: ReadOptions | None = None
+    dataset: str,
+    split: str,
+    rows: Sequence[int],
+    options: ReadOptions | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the positions of rows of a split in its file: ``lines 5, 9``, else ``rows 4, 8``.
+    """Return the positions of rows of a split in its file: ``lines 5, 9``, else ``rows 4, 8``; of
+    several files with their names.
 
     Args:
         dataset: As passed to :func:`read`.
         split: The split of the rows.
         rows: Their ``id``, sorted; at least one.
         options: As passed to :func:`read`.
+        names: Likewise.
     """
-    path = _files(dataset).get(split) if dataset and is_local(dataset) else None
-    if path is None:
+    if not dataset or not is_local(dataset):
         return files.places(Path(), rows)
-    cached = _cached(path, options or ReadOptions())
-    if not cached.exists():  # the file changed since it was read, say
-        return files.places(path, rows, files.inspected(path, options)[0])
-    return files.places(path, rows, Layout(**json.loads(_metadata(cached)[_LAYOUT])))
+    listed, options = listing.listed(dataset, names), options or ReadOptions()
+    several = listed.files.get(split, [Path()])
+    if listed.kind == "texts":
+        shown = [str(several[row]) for row in rows[:_SHOWN_PLACES]]
+        return ", ".join(shown) + ", ..." * (len(rows) > _SHOWN_PLACES)
+    if listed.kind == "saved" or len(several) == 1:
+        path = Path() if listed.kind == "saved" else several[0]
+        return files.places(path, rows, conversion.layout(path, options))
+    told, begin, left = [], 0, list(rows[:_SHOWN_PLACES])
+    for path in several:
+        end = begin + len(conversion.rows(path, options))
+        if own := [row - begin for row in left if row < end]:
+            told.append(f"{path.name} {files.places(path, own, conversion.layout(path, options))}")
+        left, begin = [row for row in left if row >= end], end
+    return "; ".join(told) + ", ..." * (len(rows) > _SHOWN_PLACES)
 
 
 def describe(dataset: str) -> str:
@@ -149,157 +154,114 @@ def describe(dataset: str) -> str:
     return f"{dataset} ({'Hub' if hub.names_repository(dataset) else 'local'})"
 
 
-def _files(dataset: str) -> dict[str, Path]:
-    """Return the file of each split. A single file is ``train``."""
-    path = files.existing(dataset)
-    if path.is_file():
-        if formats.suffix(path) not in formats.FILES:
-            known = ", ".join(formats.FILES)
-            hint = files.how_to_convert(path)
-            raise UserError(f"cannot read {path}: expected a file ending in {known}{hint}")
-        return {"train": path}
-    there = sorted(path.iterdir())
-    readable = [file for file in there if formats.suffix(file) in formats.FILES]
-    found = {split: [file for file in readable if formats.stem(file) == split] for split in SPLITS}
-    for split, several in found.items():
-        if len(several) > 1:
-            two = " and ".join(file.name for file in several[:2])
-            raise UserError(f"{path}: expected one file for '{split}', found {two}")
-    mistakes = [f"{path}: {each}" for each in _misnamed(there, found)]
-    if not found["train"]:
-        mistakes.append(
-            f"{path}: expected a file train{'|'.join(formats.FILES)} (and validation, test if "
-            f"there are any), found {', '.join(file.name for file in there[:10]) or 'nothing'}"
-        )
-    if mistakes:
-        raise UserError(*mistakes)
-    return {split: one[0] for split, one in found.items() if one}
+def _local(
+    listed: Listing,
+    names: Mapping[str, str] | None,
+    options: ReadOptions,
+    note: Callable[[str], None],
+) -> dict[str, Dataset]:
+    if listed.kind == "rows":
+        return {split: _joined(several, options, note) for split, several in listed.files.items()}
+    if options.named and listed.kind == "saved":
+        flag, value = next(iter(options.named.items()))
+        raise UserError(f"{flag} {value}: {listed.files['train'][0]} is not made of files of text")
+    if listed.kind == "texts":
+        return {
+            split: conversion.texts(several, options, note)
+            for split, several in listed.files.items()
+        }
+    (directory,) = listed.files["train"]
+    try:
+        found = load_from_disk(str(directory))
+    except (FileNotFoundError, ValueError, OSError) as error:
+        raise UserError(f"cannot read {directory}, which datasets saved: {error}") from error
+    if isinstance(found, Dataset):
+        return {"train": found}
+    return _of_names(found, names, str(directory))
 
 
-def _unread(path: Path, read: Collection[Path]) -> list[str]:
-    """Return the names of data files that lie in a directory beside those that are read."""
-    there = {each.name for each in path.glob("*") if formats.suffix(each) in formats.FILES}
-    return sorted(there - {each.name for each in read})
+def _joined(several: Sequence[Path], options: ReadOptions, note: Callable[[str], None]) -> Dataset:
+    """Return the rows of files, one after the other.
 
-
-def _misnamed(there: Sequence[Path], found: Mapping[str, Sequence[Path]]) -> list[str]:
-    """Return a sentence for each file that was probably meant to be one of the missing splits."""
-    mistakes = []
-    for file in there:
-        stem, *suffixes = file.name.lower().split(".")
-        split = OTHER_NAMES.get(stem, stem)
-        if found.get(split) == [] and not _DATA.isdisjoint(suffixes):
-            expected = f"{split}.{{{','.join(each[1:] for each in formats.FILES)}}}"
-            mistakes.append(f"{file.name} would not be read; expected {expected}")
-    return mistakes
-
-
-def _read_file(path: Path, options: ReadOptions, note: Callable[[str], None]) -> Dataset:
-    """Return the rows of a file, memory-mapped from a cache that the first call fills."""
-    cached = _cached(path, options)
-    if not seals.intact(cached, note):
-        try:
-            layout, sentence = files.inspected(path, options)
-            schema = _schema(path, layout)
-            about = {_NOTE: sentence.encode(), _LAYOUT: json.dumps(asdict(layout)).encode()}
-            schema = schema.with_metadata({**(schema.metadata or {}), **about})
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
-                written = Path(directory) / cached.name
-                with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as rows:
-                    for chunk in _chunks(path, layout, "converting"):
-                        rows.write_table(_typed(path, chunk, schema))
-                os.replace(written, cached)
-            seals.seal(cached)
-        except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
-            raise UserError(f"cannot read {path}: {error}") from error
-    caches.use(cached.parent, source=str(path))
-    if sentence := _metadata(cached)[_NOTE].decode():  # repeated by runs that read the cache
-        note(sentence)
-    return Dataset.from_file(str(cached))
-
-
-def _cached(path: Path, options: ReadOptions) -> Path:
-    """Return where the converted rows of a file are, or will be."""
-    about = path.stat()
-    facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
-    name = hashlib.sha256(f"{facts} {options}".encode()).hexdigest()[:16]
-    return caches.place("finetune-files", name) / "rows.arrow"
-
-
-def _metadata(cached: Path) -> dict[bytes, bytes]:
-    """Return what was noted of a file when it was converted."""
-    with pa.OSFile(str(cached)) as file:
-        return dict(pa.ipc.open_stream(file).schema.metadata)
-
-
-def _chunks(path: Path, layout: Layout, work: str) -> Iterator[files.Chunk]:
-    """Yield the chunks of a file, and report the progress."""
-    is_text = formats.suffix(path) in formats.TEXTS and not formats.compression(path)
-    total, unit = (path.stat().st_size, "bytes") if is_text else (None, "rows")
-    for chunk in files.chunks(path, layout=layout):
-        yield chunk
-        activity.advance(f"{work} {path.name}", round(chunk.end), total, unit)
-
-
-def _schema(path: Path, layout: Layout) -> pa.Schema:
-    """Return types that hold every value of a file.
-
-    The columns of a CSV are text. A column of JSON lines whose values have no common type holds
-    JSON.
+    Raises:
+        UserError: if they have other columns, or values of other types.
     """
-    types: dict[str, pa.DataType] = {}
-    for chunk in _chunks(path, layout, "reading"):
-        if not isinstance(chunk.rows, list):
-            return _stored(chunk.rows.schema)
-        for name in chunk.columns:
-            known = types.setdefault(name, pa.null())
-            if known != pa.json_():
-                try:
-                    inferred = pa.array(chunk.values(name)).type
-                    both = [pa.schema([("", each)]) for each in (known, inferred)]
-                    merged = pa.unify_schemas(both, promote_options="permissive")
-                    types[name] = merged.field(0).type
-                except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-                    types[name] = pa.json_()
-    return pa.schema(list(types.items()))
+    told: dict[str, list[str]] = {}
+    parts: list[Dataset] = []
+    for path in several:
+        notes: list[str] = []
+        parts.append(conversion.rows(path, options, notes.append))
+        _refuse_others(several[0], parts[0], path, parts[-1])
+        for sentence in notes:
+            told.setdefault(sentence.removeprefix(path.name), []).append(sentence)
+    for sentences in told.values():
+        others = f" (and {len(sentences) - 1:,} more files)" if len(sentences) > 1 else ""
+        note(sentences[0] + others)
+    if len(parts) == 1:
+        return parts[0]
+    order = parts[0].column_names
+    joined: Dataset = concatenate_datasets([part.select_columns(order) for part in parts])
+    return joined
 
 
-def _stored(schema: pa.Schema) -> pa.Schema:
-    """Return the schema in types that the library knows: text is one type of its several."""
-    for number, field in enumerate(schema):
-        if pa.types.is_string_view(field.type):
-            schema = schema.set(number, field.with_type(pa.string()))
-    return Features.from_arrow_schema(schema).arrow_schema
-
-
-def _typed(path: Path, chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
-    if not isinstance(chunk.rows, list):
-        return chunk.rows.cast(schema)
-    columns = []
-    for field in schema:
-        values = chunk.values(field.name)
-        if field.type == pa.json_():
-            values = [None if value is None else json.dumps(value) for value in values]
-            _refuse_unreadable(path, chunk, field.name, values)
-        columns.append(pa.array(values, field.type))
-    return pa.table(columns, schema=schema)
-
-
-def _refuse_unreadable(
-    path: Path, chunk: files.Chunk, column: str, values: Sequence[str | None]
-) -> None:
-    """Refuse JSON that the library cannot read back, which has integers of 64 bits."""
-    for number, value in enumerate(values):
-        try:
-            if value is not None:
-                Json().decode_example(value)
-        except ValueError as error:
-            place = files.places(path, [chunk.number * files.CHUNK_ROWS + number])
+def _refuse_others(path: Path, rows: Dataset, other: Path, others: Dataset) -> None:
+    """Refuse a file whose columns, or their types, are not those of another one."""
+    columns, there = set(rows.column_names), set(others.column_names)
+    if columns != there:
+        lacks = [f"no '{name}'" for name in sorted(columns - there)]
+        more = [f"'{name}' beside" for name in sorted(there - columns)]
+        raise UserError(
+            f"{other} has other columns than {path}: {', '.join([*lacks, *more])}; give all files "
+            "of a split the same columns"
+        )
+    for name in rows.column_names:
+        one, two = (_kind(each.features[name]) for each in (rows, others))
+        if "null" not in (one, two) and one != two:
             raise UserError(
-                f"{path}, {place}: the column '{column}' holds an integer of more than 64 bits; "
-                "write it as text, in quotation marks, in every row, or leave the column out"
-            ) from error
+                f"the column '{name}' is {one} in {path} and {two} in {other}: write it alike in "
+                "all files of a split"
+            )
+
+
+def _kind(feature: Any) -> str:
+    return str(getattr(feature, "dtype", None) or feature)
+
+
+def _without_index(split: str, rows: Dataset, note: Callable[[str], None]) -> Dataset:
+    """Return rows without a first column that only counts them."""
+    first = next(iter(rows.column_names), None)
+    if first not in _INDEX or len(rows.column_names) == 1:
+        return rows
+    values = arrow.column(rows, first).to_pylist()
+    if not all(str(value).removesuffix(".0").isdecimal() for value in values):
+        return rows
+    called = f"'{first}'" if first else "without a name"
+    note(f"left out the first column of the {split} data, {called}: it only numbers the rows")
+    return rows.remove_columns([first])
+
+
+def _of_names(
+    found: Mapping[str, Any], names: Mapping[str, str] | None, dataset: str
+) -> dict[str, Any]:
+    """Return the splits of a source by our names.
+
+    Raises:
+        UserError: if it has no rows for training, or not those that are named.
+    """
+    there = ", ".join(found)
+    called = {split: split for split in SPLITS} | dict(names or {})
+    for split, name in (names or {}).items():
+        if name not in found:
+            raise UserError(
+                f"--dataset_splits {split}={name}: {dataset} has no such split"
+                f"{suggestion(name, list(found))} (it has: {there})"
+            )
+    if called["train"] not in found:
+        raise UserError(
+            f"data set '{dataset}' has no train split (it has: {there}); --dataset_splits "
+            f"train={next(iter(found))} takes another"
+        )
+    return {split: found[name] for split, name in called.items() if name in found}
 
 
 def revision(rows: Dataset) -> str | None:
@@ -317,27 +279,33 @@ def _refuse_deep(builder: DatasetBuilder, name: str) -> None:
                 bounds.refuse_deep_file(Path(path), f"data set '{name}'")
 
 
-def _read_hub(name: str, wanted: str | None, note: Callable[[str], None]) -> dict[str, Any]:
+def _read_hub(
+    name: str,
+    wanted: str | None,
+    config: str | None,
+    names: Mapping[str, str] | None,
+    note: Callable[[str], None],
+) -> dict[str, Any]:
     from datasets.exceptions import DatasetNotFoundError
 
     try:
-        _refuse_deep(load_dataset_builder(name, revision=wanted), name)
+        _refuse_deep(load_dataset_builder(name, config, revision=wanted), name)
         loaded = seals.loaded(
-            lambda mode: load_dataset(name, revision=wanted, download_mode=mode), note
+            lambda mode: load_dataset(name, config, revision=wanted, download_mode=mode), note
         )
     except ValueError as error:  # a configuration has to be chosen, says the library
-        raise UserError(f"data set '{name}' cannot be loaded: {error}") from error
+        hint = "; --dataset_config NAME chooses" if "config" in str(error).lower() else ""
+        raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
         raise UserError(
             f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
         ) from error
-    if "train" not in loaded:
-        raise UserError(f"data set '{name}' has no train split (it has: {', '.join(loaded)})")
+    splits = _of_names(loaded, names, name)
     # offline, the library takes what it finds in the cache, of whatever revision
-    found = revision(loaded["train"])
+    found = revision(splits["train"])
     if wanted and _COMMIT.fullmatch(wanted) and found not in (None, wanted):
         raise UserError(
             f"--dataset_revision {wanted}: the cache holds '{name}' at {found}, and the Hub was "
             "not contacted"
         )
-    return {split: loaded[split] for split in SPLITS if split in loaded}
+    return splits

@@ -196,7 +196,8 @@ def _on(
         usual["label_column"] = type(recipe).__dataclass_fields__["label_column"].default
         reading = _by_name(recipe, task, reading, notes)
     if "csv_quoting" in known:  # another file may be written in another way
-        usual |= {"csv_separator": None, "encoding": None}
+        usual |= dict.fromkeys(("csv_separator", "encoding", "sheet"))
+        usual |= dict.fromkeys(("dataset_config", "dataset_splits"))
         if formats.suffix(data) not in formats.SEPARATORS:
             usual["csv_quoting"] = "auto"
     if "image_column" in known and image_files.are_folders(data):

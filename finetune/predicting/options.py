@@ -50,6 +50,9 @@ class Options:
     encoding: str | None = _option(
         None, metavar="NAME", help="encoding of a file of text (default: detected)"
     )
+    sheet: str | None = _option(
+        None, metavar="NAME", help="sheet of a spreadsheet (default: the first with rows)"
+    )
     all_probabilities: bool = _option(
         False, action="store_true", help="add the probability of every class"
     )

@@ -45,6 +45,7 @@ def read_options(run: Run, source: str | Path, options: Mapping[str, Any]) -> Re
         quoting=str(options.get("csv_quoting") or usual),
         separator=options.get("csv_separator"),
         encoding=options.get("encoding"),
+        sheet=options.get("sheet"),
     )
 
 

@@ -81,23 +81,21 @@ class ImageClassification(Sourced):
 
     def read(self) -> DatasetDict:
         """Return the source as it is, with an ``id`` added: the number of the row in its split."""
-        from finetune.data import image_files, sources
+        from finetune.data import image_files
 
         if image_files.are_folders(self.dataset):
             for name in _OF_TABLES:
                 if (given := getattr(self, name)) not in ("", "auto", None):
                     raise UserError(f"--{name} {given}: {self.dataset} is a folder of images")
             return image_files.read_folders(self.dataset, self.note)
-        return sources.read(
-            self.dataset, self.dataset_revision, options=self.read_options(), note=self.note
-        )
+        return self.read_source()
 
     def places(self, split: str, rows: Sequence[int]) -> str:
-        from finetune.data import image_files, sources
+        from finetune.data import image_files
 
         if image_files.are_folders(self.dataset):
             return ""
-        return sources.places(self.dataset, split, rows, self.read_options())
+        return self.places_in_source(split, rows)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``id``, ``image``, ``file`` where there are paths, and ``label``.

@@ -86,19 +86,10 @@ class Labelled(Sourced):
 
     def read(self) -> DatasetDict:
         """Return the source as it is, with an ``id`` added: the number of the row in its split."""
-        from finetune.data import sources
-
-        return sources.read(
-            self.dataset,
-            self.dataset_revision,
-            options=self.read_options(),
-            note=self.note,
-        )
+        return self.read_source()
 
     def places(self, split: str, rows: Sequence[int]) -> str:
-        from finetune.data import sources
-
-        return sources.places(self.dataset, split, rows, self.read_options())
+        return self.places_in_source(split, rows)
 
     def label_sources(self) -> dict[str, list[str]]:
         """Return the option that names the columns of labels, and their names."""

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from finetune.errors import UserError
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
+    from datasets import DatasetDict
+
     from finetune.data.layout import ReadOptions
 
 
 class Sourced(Recipe):
     """Rows from the Hub or from files; how a file is written is detected unless it is said."""
 
+    dataset_config: str | None = option(
+        None, "configuration of a data set on the Hub that has several"
+    )
+    dataset_splits: str | None = option(
+        None, "what the source calls its splits, where it is not that", "test=NAME,validation=NAME"
+    )
     csv_quoting: Literal["auto", "minimal", "none"] = option(
         "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
     )
@@ -24,10 +34,52 @@ class Sourced(Recipe):
         None, "encoding of a file of text, such as cp1252 (unset: detected)"
     )
 
+    sheet: str | None = option(None, "sheet of a spreadsheet (unset: the first that has rows)")
+
+    def read_source(self) -> DatasetDict:
+        """Return the rows of the source, with an ``id``: the number of the row in its split."""
+        from finetune.data import sources
+
+        return sources.read(
+            self.dataset,
+            self.dataset_revision,
+            config=self.dataset_config,
+            names=self._split_names(),
+            options=self.read_options(),
+            note=self.note,
+        )
+
+    def places_in_source(self, split: str, rows: Sequence[int]) -> str:
+        """Return the positions of rows in their files."""
+        from finetune.data import sources
+
+        options = self.read_options()
+        return sources.places(self.dataset, split, rows, options, self._split_names())
+
+    def _split_names(self) -> dict[str, str]:
+        """Return what the source calls the splits that are named.
+
+        Raises:
+            UserError: if it is not written like that.
+        """
+        found: dict[str, str] = {}
+        for each in filter(None, (self.dataset_splits or "").split(",")):
+            split, _, name = (part.strip() for part in each.partition("="))
+            if split not in ("train", "validation", "test") or not name or split in found:
+                raise UserError(
+                    f"--dataset_splits {self.dataset_splits}: expected train=NAME, validation=NAME "
+                    "or test=NAME, separated by commas"
+                )
+            found[split] = name
+        return found
+
     def read_options(self) -> ReadOptions:
         """Return what was said of the files."""
         from finetune.data.layout import ReadOptions
 
         return ReadOptions(
-            quoting=self.csv_quoting, separator=self.csv_separator, encoding=self.encoding
+            quoting=self.csv_quoting,
+            separator=self.csv_separator,
+            encoding=self.encoding,
+            sheet=self.sheet,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 #: Formats of rows that training, ``evaluate --data`` and ``predict`` read, by suffix.
-FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
+FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".xlsx")
+#: One with sheets.
+SPREADSHEET = ".xlsx"
 #: Those that are text, of which a file may be compressed.
 TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
 #: What separates the fields of two of them, and how quotation marks are read in these.

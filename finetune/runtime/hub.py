@@ -22,7 +22,7 @@ _KINDS = {"dataset": "data set", "model": "model"}
 
 def names_repository(name: str | None) -> bool:
     """Whether the words mean a repository on the Hub, rather than a path or something embedded."""
-    if not name or ":" in name or name.startswith((".", "/", "~")):
+    if not name or not {*":*?["}.isdisjoint(name) or name.startswith((".", "/", "~")):
         return False
     return formats.suffix(name) not in formats.FILES and not Path(name).exists()
 

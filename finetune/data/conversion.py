@@ -1,0 +1,203 @@
+"""The rows of a file as Arrow, memory-mapped from a cache that the first reading fills."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+from datasets import Dataset, Features, Json
+
+from finetune.data import caches, files, seals
+from finetune.data.layout import Layout, ReadOptions
+from finetune.errors import UserError
+from finetune.runtime import activity, formats
+
+#: In the schema of a cached file: what was unusual, and how it is read.
+_NOTE, _LAYOUT = b"finetune.note", b"finetune.layout"
+_CACHE_VERSION = 6
+
+
+def rows(
+    path: Path, options: ReadOptions, note: Callable[[str], None] = lambda sentence: None
+) -> Dataset:
+    """Return the rows of a file, memory-mapped from a cache that the first call fills.
+
+    Args:
+        path: Of a format that is known.
+        options: What the user says of it.
+        note: Is given what was unusual, also by a call that reads the cache.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    cached = _cached(path, options)
+    if not seals.intact(cached, note):
+        with _explained(path):
+            layout, sentence = files.inspected(path, options)
+            schema = _schema(path, layout)
+            about = {_NOTE: sentence.encode(), _LAYOUT: json.dumps(asdict(layout)).encode()}
+            _write(cached, schema, about, (
+                _typed(path, chunk, schema) for chunk in _chunks(path, layout, "converting")
+            ))  # fmt: skip
+    caches.use(cached.parent, source=str(path))
+    if sentence := _metadata(cached)[_NOTE].decode():
+        note(sentence)
+    return Dataset.from_file(str(cached))
+
+
+def texts(several: Sequence[Path], options: ReadOptions, note: Callable[[str], None]) -> Dataset:
+    """Return the texts of files: ``text``, ``label``, the name of the folder, and ``file``.
+
+    Args:
+        several: Each in the folder of its class.
+        options: As of :func:`rows`.
+        note: Likewise.
+
+    Raises:
+        UserError: if one cannot be read.
+    """
+    folder = several[0].parent.parent
+    facts = [(str(path), (about := path.stat()).st_size, about.st_mtime_ns) for path in several]
+    name = hashlib.sha256(f"{facts} {options} {_CACHE_VERSION}".encode()).hexdigest()[:16]
+    cached = caches.place("finetune-files", name) / "rows.arrow"
+    if not seals.intact(cached, note):
+        schema = pa.schema([(each, pa.string()) for each in ("text", "label", "file")])
+        with _explained(folder):
+            _write(cached, schema, {}, _of_texts(several, options, schema))
+    caches.use(cached.parent, source=str(folder))
+    return Dataset.from_file(str(cached))
+
+
+def _of_texts(
+    several: Sequence[Path], options: ReadOptions, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    for start in range(0, len(several), files.CHUNK_ROWS):
+        some = several[start : start + files.CHUNK_ROWS]
+        activity.advance("reading texts", start, len(several))
+        columns = [
+            [files.whole(path, options).strip() or None for path in some],
+            [path.parent.name for path in some],
+            [str(path) for path in some],
+        ]
+        yield pa.table([pa.array(each, pa.string()) for each in columns], schema=schema)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, NotImplementedError, OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _write(
+    cached: Path, schema: pa.Schema, about: Mapping[bytes, bytes], tables: Iterable[pa.Table]
+) -> None:
+    """Write rows into the cache, whole or not at all."""
+    schema = schema.with_metadata({**(schema.metadata or {}), **about})
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
+        written = Path(directory) / cached.name
+        with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as out:
+            for table in tables:
+                out.write_table(table.cast(schema))
+        os.replace(written, cached)
+    seals.seal(cached)
+
+
+def layout(path: Path, options: ReadOptions) -> Layout:
+    """Return how a file is read, as it was detected when it was converted."""
+    cached = _cached(path, options)
+    if not cached.exists():  # the file changed since, say
+        return files.inspected(path, options)[0]
+    return Layout(**json.loads(_metadata(cached)[_LAYOUT]))
+
+
+def _cached(path: Path, options: ReadOptions) -> Path:
+    """Return where the converted rows of a file are, or will be."""
+    about = path.stat()
+    facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
+    name = hashlib.sha256(f"{facts} {options}".encode()).hexdigest()[:16]
+    return caches.place("finetune-files", name) / "rows.arrow"
+
+
+def _metadata(cached: Path) -> dict[bytes, bytes]:
+    """Return what was noted of a file when it was converted."""
+    with pa.OSFile(str(cached)) as file:
+        return dict(pa.ipc.open_stream(file).schema.metadata)
+
+
+def _chunks(path: Path, layout: Layout, work: str) -> Iterator[files.Chunk]:
+    """Yield the chunks of a file, and report the progress."""
+    is_text = formats.suffix(path) in formats.TEXTS and not formats.compression(path)
+    total, unit = (path.stat().st_size, "bytes") if is_text else (None, "rows")
+    for chunk in files.chunks(path, layout=layout):
+        yield chunk
+        activity.advance(f"{work} {path.name}", round(chunk.end), total, unit)
+
+
+def _schema(path: Path, layout: Layout) -> pa.Schema:
+    """Return types that hold every value of a file.
+
+    The columns of a CSV are text. A column of JSON lines whose values have no common type holds
+    JSON.
+    """
+    types: dict[str, pa.DataType] = {}
+    for chunk in _chunks(path, layout, "reading"):
+        if not isinstance(chunk.rows, list):
+            return _stored(chunk.rows.schema)
+        for name in chunk.columns:
+            known = types.setdefault(name, pa.null())
+            if known != pa.json_():
+                try:
+                    inferred = pa.array(chunk.values(name)).type
+                    both = [pa.schema([("", each)]) for each in (known, inferred)]
+                    merged = pa.unify_schemas(both, promote_options="permissive")
+                    types[name] = merged.field(0).type
+                except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+                    types[name] = pa.json_()
+    return pa.schema(list(types.items()))
+
+
+def _stored(schema: pa.Schema) -> pa.Schema:
+    """Return the schema in types that the library knows: text is one type of its several."""
+    for number, field in enumerate(schema):
+        if pa.types.is_string_view(field.type):
+            schema = schema.set(number, field.with_type(pa.string()))
+    return Features.from_arrow_schema(schema).arrow_schema
+
+
+def _typed(path: Path, chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
+    if not isinstance(chunk.rows, list):
+        return chunk.rows.cast(schema)
+    columns = []
+    for field in schema:
+        values = chunk.values(field.name)
+        if field.type == pa.json_():
+            values = [None if value is None else json.dumps(value) for value in values]
+            _refuse_unreadable(path, chunk, field.name, values)
+        columns.append(pa.array(values, field.type))
+    return pa.table(columns, schema=schema)
+
+
+def _refuse_unreadable(
+    path: Path, chunk: files.Chunk, column: str, values: Sequence[str | None]
+) -> None:
+    """Refuse JSON that the library cannot read back, which has integers of 64 bits."""
+    for number, value in enumerate(values):
+        try:
+            if value is not None:
+                Json().decode_example(value)
+        except ValueError as error:
+            place = files.places(path, [chunk.number * files.CHUNK_ROWS + number])
+            raise UserError(
+                f"{path}, {place}: the column '{column}' holds an integer of more than 64 bits; "
+                "write it as text, in quotation marks, in every row, or leave the column out"
+            ) from error

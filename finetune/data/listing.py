@@ -1,0 +1,258 @@
+"""Which files a data set is made of: one, several that a pattern names, or those of a directory."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from finetune.data import files
+from finetune.errors import UserError, suggestion
+from finetune.runtime import formats
+
+SPLITS = ("train", "validation", "test")
+#: What others call the splits, and suffixes of data that is not read as it is.
+OTHER_NAMES = {
+    "training": "train",
+    **dict.fromkeys(("val", "valid", "dev", "eval", "development", "evaluation"), "validation"),
+    "testing": "test",
+}
+_DATA = {each[1:] for each in formats.FILES} | {"xz", "txt"}
+#: What follows the name of a split in that of a part of it: ``train-00000-of-00002``, ``train_1``.
+_PART = r"[-_.]?(?:part[-_.]?)?(?P<number>\d+)(?:[-_]of[-_](?P<of>\d+))?"
+_SAVED = ("dataset_dict.json", "state.json")
+_SHOWN = 10
+
+Kind = Literal["rows", "texts", "saved"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The files of a data set.
+
+    Attributes:
+        kind: Files of rows, texts in folders of their classes, or a directory that ``datasets``
+            saved.
+        files: Of each split, in the order of their rows; of a saved data set its directory.
+        unread: Names of data files that lie there, too, and are not read.
+    """
+
+    kind: Kind = "rows"
+    files: Mapping[str, Sequence[Path]]
+    unread: Sequence[str] = field(default_factory=list)
+
+
+def listed(dataset: str, names: Mapping[str, str] | None = None) -> Listing:
+    """Return the files of each split of a local data set.
+
+    Args:
+        dataset: A file, a directory or a pattern such as ``data/train-*.parquet``.
+        names: What splits are called there, where that is not their usual name.
+
+    Raises:
+        UserError: if there are none, or if it is not clear which they are.
+    """
+    called = {split: split for split in SPLITS} | dict(names or {})
+    if is_pattern(dataset):
+        return _matching(dataset, called)
+    path = files.existing(dataset)
+    if path.is_dir():
+        return _below(path, called)
+    if names:
+        raise UserError(f"--dataset_splits: {dataset} is a single file, whose rows are split off")
+    return Listing(files={"train": [_readable(path)]})
+
+
+def is_pattern(dataset: str) -> bool:
+    """Return whether a data set is a pattern of names of files."""
+    return any(each in dataset for each in "*?[") and not Path(dataset).expanduser().exists()
+
+
+def _readable(path: Path) -> Path:
+    """Return a file that can be read.
+
+    Raises:
+        UserError: if it is of no format that is known.
+    """
+    if formats.suffix(path) not in formats.FILES:
+        known = ", ".join(formats.FILES)
+        hint = files.how_to_convert(path)
+        raise UserError(f"cannot read {path}: expected a file ending in {known}{hint}")
+    return path
+
+
+def _matching(pattern: str, called: Mapping[str, str]) -> Listing:
+    """Return the files that a pattern names, all of ``train`` if none is named like a split."""
+    there = [Path(each) for each in glob.glob(str(Path(pattern).expanduser()), recursive=True)]
+    found = sorted((path for path in there if path.is_file()), key=_natural)
+    if not found:
+        raise UserError(
+            f"--dataset '{pattern}': no file has such a name"
+            + (", only directories" if there else "")
+        )
+    several = [_readable(path) for path in found]
+    splits = _by_split(several, called) or _by_split(several, called, by_folder=True)
+    if not splits:
+        return Listing(files={"train": several})
+    return _complete(pattern, splits, called, several)
+
+
+def _below(directory: Path, called: Mapping[str, str]) -> Listing:
+    """Return the files of a directory."""
+    if any((directory / each).exists() for each in _SAVED):
+        return Listing(kind="saved", files={"train": [directory]})
+    there = sorted((each for each in directory.iterdir() if not _hidden(each)), key=_natural)
+    folders = [each for each in there if each.is_dir()]
+    readable = [each for each in there if each.is_file() and formats.suffix(each) in formats.FILES]
+    inside = [each for folder in folders for each in _rows_in(folder)]
+    splits = _by_split(readable, called)
+    for split, some in _by_split(inside, called, by_folder=True).items():
+        if split in splits:
+            both = f"{splits[split][0].name} and the folder {some[0].parent.name}"
+            raise UserError(f"{directory}: expected one place for '{split}', found {both}")
+        splits[split] = some
+    mistakes = [f"{directory}: {each}" for each in _misnamed(there, splits)]
+    if "train" in splits and not mistakes:
+        return _complete(str(directory), splits, called, readable)
+    if not splits and not mistakes:
+        if len(folders) == 1 and folders[0].name == "data" and not readable:
+            return _below(folders[0], called)  # as data sets on the Hub are laid out
+        if not readable and (texts := _of_texts(directory, called)):
+            return texts
+    if "train" not in splits:
+        mistakes.append(
+            f"{directory}: expected a file {called['train']}{'|'.join(formats.FILES)} (and "
+            "validation, test if there are any), found "
+            f"{', '.join(each.name for each in there[:_SHOWN]) or 'nothing'}{_advice(readable)}"
+        )
+    raise UserError(*mistakes)
+
+
+def _advice(readable: Sequence[Path]) -> str:
+    """Return what to type if files of rows lie in a directory that have no names of splits."""
+    if not readable:
+        return ""
+    if len(readable) == 1:
+        return f": for its rows, --dataset {readable[0]}"
+    pattern = readable[0].parent / f"*{readable[0].suffix}"
+    return f": to read several files as one, --dataset '{pattern}'"
+
+
+def _rows_in(folder: Path) -> list[Path]:
+    there = sorted(folder.iterdir(), key=_natural)
+    return [each for each in there if formats.suffix(each) in formats.FILES and not _hidden(each)]
+
+
+def _by_split(
+    several: Sequence[Path], called: Mapping[str, str], *, by_folder: bool = False
+) -> dict[str, list[Path]]:
+    """Return the files that are named like a split, or lie in a folder that is; parts in order."""
+    found: dict[str, list[Path]] = {}
+    for split, name in called.items():
+        part = re.compile(re.escape(name) + _PART)
+        some = [
+            path
+            for path in several
+            if (path.parent.name if by_folder else formats.stem(path)) == name
+            or (not by_folder and part.fullmatch(formats.stem(path)))
+        ]
+        if some:
+            found[split] = sorted(some, key=_natural)
+    return found
+
+
+def _complete(
+    where: str, splits: Mapping[str, list[Path]], called: Mapping[str, str], there: Sequence[Path]
+) -> Listing:
+    """Return the listing of splits of which no part is missing or there twice.
+
+    Raises:
+        UserError: if it is not so.
+    """
+    if "train" not in splits:
+        found = ", ".join(path.name for several in splits.values() for path in several[:_SHOWN])
+        raise UserError(f"{where}: expected files of '{called['train']}', found {found}")
+    mistakes = [
+        f"{where}: --dataset_splits {split}={name}: no such file{suggestion(name, _stems(there))}"
+        for split, name in called.items()
+        if split != name and split not in splits
+    ]
+    for split, several in splits.items():
+        parts = [re.fullmatch(f".*?{_PART}", formats.stem(path)) for path in several]
+        whole = [path for path in several if formats.stem(path) == called[split]]
+        if len(several) > 1 and whole:
+            two = " and ".join(path.name for path in several[:2])
+            mistakes.append(f"{where}: expected one file for '{split}', found {two}")
+        numbers = {int(part["number"]) for part in parts if part and part["of"]}
+        expected = {int(part["of"]) for part in parts if part and part["of"]}
+        if len(expected) == 1 and len(numbers) < (most := expected.pop()):
+            mistakes.append(
+                f"{where}: '{split}' has {len(numbers)} of {most} parts, the last that is there is "
+                f"{several[-1].name}: download the others, or name those that are wanted by a "
+                "pattern without -of-"
+            )
+    if mistakes:
+        raise UserError(*mistakes)
+    read = {path for several in splits.values() for path in several}
+    unread = sorted({path.name for path in there} - {path.name for path in read})
+    return Listing(files={s: splits[s] for s in SPLITS if s in splits}, unread=unread)
+
+
+def _misnamed(there: Sequence[Path], found: Collection[str]) -> list[str]:
+    """Return a sentence for each file that was probably meant to be one of the missing splits."""
+    mistakes = []
+    for file in there:
+        stem, *suffixes = file.name.lower().split(".")
+        split = OTHER_NAMES.get(stem, stem)
+        if split in SPLITS and split not in found and not _DATA.isdisjoint(suffixes):
+            expected = f"{split}.{{{','.join(each[1:] for each in formats.FILES)}}}"
+            mistakes.append(
+                f"{file.name} would not be read; expected {expected}"
+                + (f", or --dataset_splits {split}={stem}" if stem in OTHER_NAMES else "")
+            )
+    return mistakes
+
+
+def _of_texts(directory: Path, called: Mapping[str, str]) -> Listing | None:
+    """Return the texts in folders of their classes, alone or in folders of the splits."""
+    splits = {split: directory / name for split, name in called.items()}
+    splits = {split: folder for split, folder in splits.items() if _classes(folder)}
+    if "train" not in splits:  # "test" may be a class
+        splits = {"train": directory}
+    found = {
+        split: [path for folder in _classes(folder) for path in _texts_in(folder)]
+        for split, folder in splits.items()
+    }
+    return Listing(kind="texts", files=found) if found["train"] else None
+
+
+def _classes(folder: Path) -> list[Path]:
+    """Return the folders in a folder that hold texts."""
+    if not folder.is_dir():
+        return []
+    there = sorted(folder.iterdir(), key=_natural)
+    return [each for each in there if each.is_dir() and not _hidden(each) and _texts_in(each)]
+
+
+def _texts_in(folder: Path) -> list[Path]:
+    there = sorted(folder.iterdir(), key=_natural)
+    return [each for each in there if each.suffix.lower() == ".txt" and not _hidden(each)]
+
+
+def _stems(there: Sequence[Path]) -> list[str]:
+    return [formats.stem(path) for path in there]
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith((".", "_"))
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Return a key by which part 2 comes before part 10."""
+    return [
+        (int(each), "") if each.isdecimal() else (-1, each)
+        for each in re.split(r"(\d+)", str(path))
+    ]

@@ -1,0 +1,280 @@
+"""Data sets of several files: shards, patterns, directories, folders of texts, spreadsheets."""
+
+import datetime
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pandas as pd
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+import finetune
+from finetune.data import files, listing, sources
+from finetune.data.layout import ReadOptions
+from finetune.errors import UserError
+from finetune.runtime import hub
+
+TEXTS = ["a fine film", "a dull one", "fine again", "dull again", "neither", "both"]
+LABELS = ["good", "bad", "good", "bad", "bad", "good"]
+FRAME = pd.DataFrame({"text": TEXTS, "label": LABELS})
+
+
+def texts(dataset: str, **options: Any) -> dict[str, list[str]]:
+    return {split: rows["text"][:] for split, rows in sources.read(dataset, **options).items()}
+
+
+def shards(directory: Path, split: str = "train", suffix: str = "csv", of: int = 3) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in range(of):
+        part = FRAME.iloc[number * 2 : number * 2 + 2]
+        path = directory / f"{split}-{number:05}-of-{of:05}.{suffix}"
+        if suffix == "parquet":
+            part.to_parquet(path, index=False)
+        else:
+            part.to_csv(path, index=False)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_shards_are_read_in_their_order(suffix: str, tmp_path: Path) -> None:
+    shards(tmp_path, suffix=suffix)
+    shards(tmp_path, "test", suffix, of=1)
+    expected = {"train": TEXTS, "test": TEXTS[:2]}
+    assert texts(str(tmp_path)) == expected
+    assert texts(str(tmp_path / f"*.{suffix}")) == expected
+    assert texts(str(tmp_path / "train-*")) == {"train": TEXTS}
+    found = sources.read(str(tmp_path))["train"]
+    assert found["id"][:] == list(range(6))
+    noun, first = ("line", 2) if suffix == "csv" else ("row", 1)
+    assert sources.places(str(tmp_path), "train", [0, 2, 3, 5]) == (
+        f"train-00000-of-00003.{suffix} {noun} {first}; "
+        f"train-00001-of-00003.{suffix} {noun}s {first}, {first + 1}; "
+        f"train-00002-of-00003.{suffix} {noun} {first + 1}"
+    )
+
+
+def test_part_ten_comes_after_part_two(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / f"part{number}.csv").write_text(f"text,label\nrow {number},x\n")
+    assert texts(str(tmp_path / "part*.csv"))["train"] == [f"row {n}" for n in range(12)]
+    assert not hub.names_repository(str(Path("data") / "part*"))
+
+
+def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
+    shards(tmp_path)
+    (tmp_path / "train-00001-of-00003.csv").unlink()
+    with pytest.raises(UserError, match=r"'train' has 2 of 3 parts"):
+        sources.read(str(tmp_path))
+
+
+def test_folders_of_splits_and_of_the_hub(tmp_path: Path) -> None:
+    for split in ("train", "validation", "test"):
+        (tmp_path / "a" / split).mkdir(parents=True)
+        FRAME.to_csv(tmp_path / "a" / split / "part-1.csv", index=False)
+        FRAME.to_csv(tmp_path / "a" / split / "part-2.csv", index=False)
+    assert texts(str(tmp_path / "a")) == dict.fromkeys(("train", "validation", "test"), TEXTS * 2)
+    shards(tmp_path / "b" / "data", suffix="parquet")
+    assert texts(str(tmp_path / "b")) == {"train": TEXTS}
+
+
+def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
+    FRAME.to_csv(tmp_path / "a.csv", index=False)
+    FRAME.rename(columns={"text": "body"}).to_csv(tmp_path / "b.csv", index=False)
+    message = r"b\.csv has other columns than .*a\.csv: no 'text', 'body' beside; give all files"
+    with pytest.raises(UserError, match=message):
+        sources.read(str(tmp_path / "*.csv"))
+    FRAME.assign(label=1).to_json(tmp_path / "c.jsonl", orient="records", lines=True)
+    FRAME.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
+    message = r"'label' is int64 in .*c\.jsonl and string in .*d\.jsonl"
+    with pytest.raises(UserError, match=message):
+        sources.read(str(tmp_path / "*.jsonl"))
+
+
+def test_columns_in_another_order_are_the_same(tmp_path: Path) -> None:
+    FRAME.to_csv(tmp_path / "a.csv", index=False)
+    FRAME[["label", "text"]].to_csv(tmp_path / "b.csv", index=False)
+    assert texts(str(tmp_path / "*.csv")) == {"train": TEXTS * 2}
+
+
+def test_what_is_unusual_in_many_files_is_told_once(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        FRAME.to_csv(tmp_path / f"{name}.csv", index=False, sep=";")
+    notes: list[str] = []
+    sources.read(str(tmp_path / "*.csv"), note=notes.append)
+    assert notes == [
+        "a.csv: read as fields separated by semicolons (--csv_separator) (and 2 more files)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["2021.csv", "2022.csv"], r"to read several files as one, --dataset '.*\*\.csv'"),
+        (["tickets.csv"], r"for its rows, --dataset .*tickets\.csv"),
+        (["train.csv", "train-1.csv"], r"one file for 'train', found train-1\.csv and train\.csv"),
+        (["train.csv", "dev.csv"], r"or --dataset_splits validation=dev"),
+    ],
+)
+def test_directories_without_known_names(
+    names: Sequence[str], message: str, tmp_path: Path
+) -> None:
+    for name in names:
+        FRAME.to_csv(tmp_path / name, index=False)
+    with pytest.raises(UserError, match=message):
+        sources.read(str(tmp_path))
+
+
+def test_a_pattern_that_names_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--dataset '.*\*\.csv': no file has such a name"):
+        sources.read(str(tmp_path / "*.csv"))
+
+
+def test_splits_of_other_names(tmp_path: Path) -> None:
+    FRAME.to_csv(tmp_path / "fit.csv", index=False)
+    FRAME[:2].to_csv(tmp_path / "heldout.csv", index=False)
+    found = texts(str(tmp_path), names={"train": "fit", "test": "heldout"})
+    assert found == {"train": TEXTS, "test": TEXTS[:2]}
+    with pytest.raises(UserError, match=r"test=held: no such file; did you mean 'heldout'"):
+        sources.read(str(tmp_path), names={"train": "fit", "test": "held"})
+    with pytest.raises(UserError, match="is a single file"):
+        sources.read(str(tmp_path / "fit.csv"), names={"test": "heldout"})
+
+
+def test_texts_in_folders_of_their_classes(tmp_path: Path) -> None:
+    for split, several in (("train", range(4)), ("test", range(4, 6))):
+        for number in several:
+            path = tmp_path / split / LABELS[number] / f"{number}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(
+                f"{TEXTS[number]} å café\n".encode("cp1252" if number == 1 else "utf-8")
+            )
+    found = sources.read(str(tmp_path))
+    assert found["train"]["label"][:] == ["bad", "bad", "good", "good"]
+    assert found["train"]["text"][:] == [f"{TEXTS[n]} å café" for n in (1, 3, 0, 2)]
+    assert found["test"]["label"][:] == ["bad", "good"]
+    place = sources.places(str(tmp_path), "train", [1])
+    assert place == str(tmp_path / "train" / "bad" / "3.txt")
+    assert texts(str(tmp_path / "train"))["train"] == found["train"]["text"][:]
+
+
+def test_what_datasets_saved(tmp_path: Path) -> None:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
+    rows = Dataset.from_dict({"text": TEXTS, "label": [1, 0, 1, 0, 0, 1]}, features)
+    DatasetDict({"train": rows, "unsupervised": rows}).save_to_disk(str(tmp_path / "a"))
+    rows.save_to_disk(str(tmp_path / "b"))
+    for name in ("a", "b"):
+        found = sources.read(str(tmp_path / name))
+        assert list(found) == ["train"]
+        assert found["train"].features["label"] == features["label"]
+    with pytest.raises(UserError, match=r"has no such split .*it has: train, unsupervised"):
+        sources.read(str(tmp_path / "a"), names={"test": "heldout"})
+    with pytest.raises(UserError, match=r"--encoding cp1252: .* not made of files of text"):
+        sources.read(str(tmp_path / "a"), options=ReadOptions(encoding="cp1252"))
+
+
+@pytest.mark.parametrize("order", [range(6), (3, 0, 5, 1, 4, 2)])
+def test_a_column_that_numbers_the_rows_is_left_out(order: Sequence[int], tmp_path: Path) -> None:
+    FRAME.iloc[list(order)].to_csv(tmp_path / "a.csv")
+    notes: list[str] = []
+    found = sources.read(str(tmp_path / "a.csv"), note=notes.append)["train"]
+    assert found.column_names == ["text", "label", "id"]
+    assert notes == ["left out the first column of the train data, 'Unnamed: 0': it only numbers "
+                     "the rows"]  # fmt: skip
+    FRAME.set_index("text").to_csv(tmp_path / "b.csv", index_label="")
+    assert sources.read(str(tmp_path / "b.csv"))["train"].column_names == [
+        "Unnamed: 0",
+        "label",
+        "id",
+    ]
+
+
+def workbook(path: Path, sheets: dict[str, Sequence[Sequence[Any]]], hidden: str = "") -> Path:
+    book = openpyxl.Workbook()
+    book.remove(book.worksheets[0])
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in rows:
+            sheet.append(list(row))
+        if name == hidden:
+            sheet.sheet_state = "hidden"
+    book.save(path)
+    return path
+
+
+CELLS = [
+    ("text", "label", "when", "share"),
+    ("a fine\nfilm", 1, datetime.date(2024, 2, 3), 0.5),
+    (),
+    ("naïve café", True, datetime.datetime(2024, 2, 3, 4, 5), 12345678.0),
+    (None, "x", None, None),
+]
+
+
+def test_a_spreadsheet_is_read_like_a_csv_of_it(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "Tickets.XLSX", {"Cover": [["only a title"]], "Data": CELLS})
+    rows = sources.read(str(path))["train"]
+    assert rows.remove_columns("id").to_list() == [
+        {"text": "a fine\nfilm", "label": "1", "when": "2024-02-03", "share": "0.5"},
+        {"text": "naïve café", "label": "TRUE", "when": "2024-02-03 04:05:00", "share": "12345678"},
+        {"text": None, "label": "x", "when": None, "share": None},
+    ]
+    assert sources.places(str(path), "train", [0, 1, 2]) == "rows 2, 4, 5"
+
+
+def test_the_sheet_is_said_and_can_be_named(tmp_path: Path) -> None:
+    sheets = {"Old": CELLS, "Tickets": CELLS[:2], "Other": CELLS[:3]}
+    path, notes = workbook(tmp_path / "a.xlsx", sheets, hidden="Old"), list[str]()
+    assert len(sources.read(str(path), note=notes.append)["train"]) == 1
+    assert notes == ["a.xlsx: read the sheet 'Tickets', not 'Other' (--sheet)"]
+    assert len(sources.read(str(path), options=ReadOptions(sheet="Old"))["train"]) == 3
+    with pytest.raises(
+        UserError, match=r"--sheet tickts: .* no such sheet; did you mean 'Tickets'"
+    ):
+        sources.read(str(path), options=ReadOptions(sheet="tickts"))
+    with pytest.raises(UserError, match=r"--sheet Old: .* is not a spreadsheet"):
+        files.inspected(tmp_path / "a.csv", ReadOptions(sheet="Old"))
+
+
+def test_spreadsheets_that_cannot_be_read(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "a.xlsx", {"A": [("text", None), ("a", "lost")]})
+    with pytest.raises(UserError, match=r"sheet 'A', row 2: 'lost' is in a column without a name"):
+        sources.read(str(path))
+    path = workbook(tmp_path / "b.xlsx", {"A": [("text", "text"), ("a", "b")]})
+    with pytest.raises(UserError, match="two columns"):
+        sources.read(str(path))
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(UserError, match="damaged or no spreadsheet"):
+        sources.read(str(path))
+    with pytest.raises(UserError, match="holds no rows"):
+        sources.read(str(workbook(tmp_path / "c.xlsx", {"A": [["text", "label"]]})))
+
+
+@pytest.mark.trains
+@pytest.mark.usefixtures("one_thread")
+def test_a_spreadsheet_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
+    generator = random.Random(0)
+    rows = [(f"{generator.choice(TEXTS)} number {n}", LABELS[n % 6]) for n in range(80)]
+    path = workbook(tmp_path / "export.xlsx", {"Tickets": [("body", "queue"), *rows]})
+    given = {"text_column": "body", "label_column": "queue"}
+    run = finetune.train(
+        "text",
+        dataset=str(path),
+        model=tiny_model,
+        max_steps=2,
+        output_dir=str(tmp_path / "run"),
+        baseline=False,
+        **given,
+    )
+    assert finetune.evaluate(run, path, **given).rows == 80
+    done = finetune.predict_file(run, path, tmp_path / "out.csv", text_column="body")
+    assert done.rows == 80
+    assert finetune.check("text", dataset=str(path), model=tiny_model, **given).splits
+
+
+def test_which_files_are_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "a[1].csv").write_text("text,label\nx,y\n")
+    assert not listing.is_pattern(str(tmp_path / "a[1].csv"))
+    assert listing.is_pattern(str(tmp_path / "a?.csv"))
+    assert texts(str(tmp_path / "a[1].csv")) == {"train": ["x"]}
