@@ -180,14 +180,27 @@ def test_a_column_that_numbers_the_rows_is_left_out(order: Sequence[int], tmp_pa
     notes: list[str] = []
     found = sources.read(str(tmp_path / "a.csv"), note=notes.append)["train"]
     assert found.column_names == ["text", "label", "id"]
-    assert notes == ["left out the first column of the train data, 'Unnamed: 0': it only numbers "
-                     "the rows"]  # fmt: skip
+    assert notes == ["a.csv: left out the first column 'Unnamed: 0', which only numbers the rows"]
     FRAME.set_index("text").to_csv(tmp_path / "b.csv", index_label="")
     assert sources.read(str(tmp_path / "b.csv"))["train"].column_names == [
         "Unnamed: 0",
         "label",
         "id",
     ]
+
+
+def test_an_index_in_parquet_is_left_out(tmp_path: Path) -> None:
+    path, notes = tmp_path / "a.parquet", list[str]()
+    FRAME.iloc[[3, 0, 5]].to_parquet(path)
+    assert sources.read(str(path), note=notes.append)["train"].column_names == [*FRAME, "id"]
+    assert notes == [
+        "a.parquet: left out the column '__index_level_0__', which only numbers the rows"
+    ]
+
+
+def test_numbers_that_repeat_are_no_index(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",text\n1,a\n0,b\n1,c\n")
+    assert sources.read(str(tmp_path / "a.csv"))["train"]["Unnamed: 0"][:] == ["1", "0", "1"]
 
 
 def workbook(path: Path, sheets: dict[str, Sequence[Sequence[Any]]], hidden: str = "") -> Path:

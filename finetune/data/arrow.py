@@ -30,6 +30,38 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
+def stored(schema: pa.Schema) -> pa.Schema:
+    """Return a schema in types that ``datasets`` knows, text and lists in one of their several."""
+    for number, field in enumerate(schema):
+        schema = schema.set(number, pa.field(field.name, _plain(field.type)))
+    known: pa.Schema = Features.from_arrow_schema(schema).arrow_schema
+    return known
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+    return kind
+
+
+def decoded(table: pa.Table) -> pa.Table:
+    """Return a table whose columns have their values, in place of numbers of categories."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            kind = pa.dictionary(field.type.index_type, _plain(field.type.value_type))
+            values = table.column(number).cast(kind).cast(kind.value_type)
+            table = table.set_column(number, field.name, values)
+    return table
+
+
 def indices(rows: Dataset) -> np.ndarray | None:
     """Return where each row is stored, shape ``(rows,)``; None if that is its number."""
     mapping = rows._indices

@@ -26,11 +26,12 @@ from finetune.errors import UserError
 from finetune.runtime import activity, hub
 from finetune.runtime.files import write_whole
 
-TOKENIZED = "finetune-tokenized"
+TOKENIZED, MEMORY = "finetune-tokenized", "finetune-memory"
 #: Our folders in the cache of ``datasets``, and what they hold.
 KINDS = {
     TOKENIZED: "tokenized rows",
     "finetune-files": "converted file",
+    MEMORY: "rows passed in Python",
     "finetune-images": "hashes of images",
     "finetune-baselines": "baseline",
 }

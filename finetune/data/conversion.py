@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
-from datasets import Dataset, Features, Json
+from datasets import Dataset, Json
 
-from finetune.data import caches, files, seals
+from finetune.data import arrow, caches, files, seals
 from finetune.data.layout import Layout, ReadOptions
 from finetune.errors import UserError
 from finetune.runtime import activity, formats
@@ -152,7 +152,7 @@ def _schema(path: Path, layout: Layout) -> pa.Schema:
     types: dict[str, pa.DataType] = {}
     for chunk in _chunks(path, layout, "reading"):
         if not isinstance(chunk.rows, list):
-            return _stored(chunk.rows.schema)
+            return arrow.stored(chunk.rows.schema)
         for name in chunk.columns:
             known = types.setdefault(name, pa.null())
             if known != pa.json_():
@@ -166,17 +166,9 @@ def _schema(path: Path, layout: Layout) -> pa.Schema:
     return pa.schema(list(types.items()))
 
 
-def _stored(schema: pa.Schema) -> pa.Schema:
-    """Return the schema in types that the library knows: text is one type of its several."""
-    for number, field in enumerate(schema):
-        if pa.types.is_string_view(field.type):
-            schema = schema.set(number, field.with_type(pa.string()))
-    return Features.from_arrow_schema(schema).arrow_schema
-
-
 def _typed(path: Path, chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
     if not isinstance(chunk.rows, list):
-        return chunk.rows.cast(schema)
+        return arrow.decoded(chunk.rows).cast(schema)
     columns = []
     for field in schema:
         values = chunk.values(field.name)

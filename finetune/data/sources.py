@@ -22,16 +22,17 @@ from datasets import (
     load_from_disk,
 )
 
-from finetune.data import arrow, bounds, conversion, embedded, files, listing, seals
+from finetune.data import arrow, bounds, conversion, embedded, files, listing, memory, seals
 from finetune.data.layout import ReadOptions
-from finetune.data.listing import SPLITS, Listing
+from finetune.data.listing import OTHER_NAMES, SPLITS, Listing
 from finetune.errors import UserError, suggestion
 from finetune.runtime import hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: What pandas and R call the column of row numbers that they write.
-_INDEX = ("", "Unnamed: 0", "__index_level_0__")
+#: What pandas calls an index that it writes into Parquet; and a first column without a name, as
+#: pandas and R write it into a ``.csv``, in the formats that have such.
+_PANDAS, _INDEX = "__index_level_0__", ("", "Unnamed: 0", "__index_level_0__")
 _SHOWN_PLACES = 5
 
 
@@ -63,22 +64,21 @@ def read(
     for flag, value in (("--dataset_revision", revision), ("--dataset_config", config)):
         if value is not None and not hub.names_repository(dataset):
             raise UserError(f"{flag} {value}: {dataset} is not from the Hub")
-    if is_local(dataset):
+    if memory.is_memory(dataset):
+        _refuse_options(options, "rows in memory")
+        splits: dict[str, Any] = _of_names(memory.read(dataset, note), names, dataset, note)
+    elif is_local(dataset):
         listed = listing.listed(dataset, names)
         if listed.unread:
             note(f"not read: {', '.join(listed.unread)} (expected train, validation and test)")
-        splits: dict[str, Any] = {
-            split: _without_index(split, rows, note)
-            for split, rows in _local(listed, names, options or ReadOptions(), note).items()
-        }
-    elif options is not None and options.named:
-        flag, value = next(iter(options.named.items()))
-        raise UserError(f"{flag} {value}: {dataset} is not a local file")
+        splits = _local(listed, names, options or ReadOptions(), note)
     elif dataset.startswith(embedded.PREFIX):
+        _refuse_options(options, dataset)
         if names:
             raise UserError(f"--dataset_splits: {dataset} has a single split")
         splits = embedded.read(dataset)
     else:
+        _refuse_options(options, dataset)
         splits = _read_hub(dataset, revision, config, names, note)
     if replaced := [name for name, split in splits.items() if "id" in split.column_names]:
         note(
@@ -104,9 +104,24 @@ def numbered(dataset: DatasetDict) -> DatasetDict:
     )
 
 
+def _refuse_options(options: ReadOptions | None, source: str) -> None:
+    """Refuse what is said of files, of which a source has none."""
+    if options is not None and options.named:
+        flag, value = next(iter(options.named.items()))
+        raise UserError(f"{flag} {value}: {source} is not a local file")
+
+
 def is_local(dataset: str) -> bool:
     """Return whether a data set is a file or a directory."""
-    return not dataset.startswith(embedded.PREFIX) and not hub.names_repository(dataset)
+    others = (embedded.PREFIX, memory.PREFIX)
+    return not dataset.startswith(others) and not hub.names_repository(dataset)
+
+
+def is_one_split(dataset: str) -> bool:
+    """Return whether a data set is a file, or rows in memory, without splits."""
+    if memory.is_memory(dataset):
+        return memory.splits(dataset) == ["train"]
+    return Path(dataset).expanduser().is_file()
 
 
 def places(
@@ -117,7 +132,7 @@ def places(
     names: Mapping[str, str] | None = None,
 ) -> str:
     """Return the positions of rows of a split in its file: ``lines 5, 9``, else ``rows 4, 8``; of
-    several files with their names.
+    several files with their names; in memory ``positions 3, 7``, from 0.
 
     Args:
         dataset: As passed to :func:`read`.
@@ -126,6 +141,10 @@ def places(
         options: As passed to :func:`read`.
         names: Likewise.
     """
+    if memory.is_memory(dataset):
+        positions = ", ".join(map(str, rows[:_SHOWN_PLACES]))
+        more = ", ..." * (len(rows) > _SHOWN_PLACES)
+        return f"position{'s' * (len(rows) > 1)} {positions}{more}"
     if not dataset or not is_local(dataset):
         return files.places(Path(), rows)
     listed, options = listing.listed(dataset, names), options or ReadOptions()
@@ -151,6 +170,8 @@ def describe(dataset: str) -> str:
         return "made by the recipe"
     if dataset.startswith(embedded.PREFIX):
         return embedded.describe(dataset)
+    if memory.is_memory(dataset):
+        return memory.describe(dataset)
     return f"{dataset} ({'Hub' if hub.names_repository(dataset) else 'local'})"
 
 
@@ -176,8 +197,8 @@ def _local(
     except (FileNotFoundError, ValueError, OSError) as error:
         raise UserError(f"cannot read {directory}, which datasets saved: {error}") from error
     if isinstance(found, Dataset):
-        return {"train": found}
-    return _of_names(found, names, str(directory))
+        return {"train": _without_index(directory.name, found, note)}
+    return _of_names(found, names, str(directory), note)
 
 
 def _joined(several: Sequence[Path], options: ReadOptions, note: Callable[[str], None]) -> Dataset:
@@ -190,7 +211,8 @@ def _joined(several: Sequence[Path], options: ReadOptions, note: Callable[[str],
     parts: list[Dataset] = []
     for path in several:
         notes: list[str] = []
-        parts.append(conversion.rows(path, options, notes.append))
+        rows = conversion.rows(path, options, notes.append)
+        parts.append(_without_index(path.name, rows, notes.append))
         _refuse_others(several[0], parts[0], path, parts[-1])
         for sentence in notes:
             told.setdefault(sentence.removeprefix(path.name), []).append(sentence)
@@ -227,23 +249,27 @@ def _kind(feature: Any) -> str:
     return str(getattr(feature, "dtype", None) or feature)
 
 
-def _without_index(split: str, rows: Dataset, note: Callable[[str], None]) -> Dataset:
-    """Return rows without a first column that only counts them."""
+def _without_index(name: str, rows: Dataset, note: Callable[[str], None]) -> Dataset:
+    """Return the rows of a file without a first column that only numbers them, or an index."""
     first = next(iter(rows.column_names), None)
-    if first not in _INDEX or len(rows.column_names) == 1:
+    index = _PANDAS if _PANDAS in rows.column_names else first
+    if index not in _INDEX or len(rows.column_names) == 1:
         return rows
-    values = arrow.column(rows, first).to_pylist()
-    if not all(str(value).removesuffix(".0").isdecimal() for value in values):
+    values = [str(value).removesuffix(".0") for value in arrow.column(rows, index).to_pylist()]
+    if not all(value.isdecimal() for value in values) or len(set(values)) < len(values):
         return rows
-    called = f"'{first}'" if first else "without a name"
-    note(f"left out the first column of the {split} data, {called}: it only numbers the rows")
-    return rows.remove_columns([first])
+    where = "the column" if index == _PANDAS else "the first column"
+    note(f"{name}: left out {where} '{index}', which only numbers the rows")
+    return rows.remove_columns([index])
 
 
 def _of_names(
-    found: Mapping[str, Any], names: Mapping[str, str] | None, dataset: str
+    found: Mapping[str, Any],
+    names: Mapping[str, str] | None,
+    dataset: str,
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Return the splits of a source by our names.
+    """Return the splits of a source by our names; those that are not read are told.
 
     Raises:
         UserError: if it has no rows for training, or not those that are named.
@@ -261,6 +287,11 @@ def _of_names(
             f"data set '{dataset}' has no train split (it has: {there}); --dataset_splits "
             f"train={next(iter(found))} takes another"
         )
+    for other in sorted(set(found) - set(called.values())):
+        split = OTHER_NAMES.get(other, "test")
+        free = called[split] not in found
+        hint = f"; --dataset_splits {split}={other} takes it for {split}" if free else ""
+        note(f"not read: the split '{other}'{hint}")
     return {split: found[name] for split, name in called.items() if name in found}
 
 
@@ -300,7 +331,7 @@ def _read_hub(
         raise UserError(
             f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
         ) from error
-    splits = _of_names(loaded, names, name)
+    splits = _of_names(loaded, names, name, note)
     # offline, the library takes what it finds in the cache, of whatever revision
     found = revision(splits["train"])
     if wanted and _COMMIT.fullmatch(wanted) and found not in (None, wanted):

@@ -53,7 +53,7 @@ class Evaluation:
 
 def evaluate(
     run: Run | str | Path,
-    data: str | Path | None = None,
+    data: Any = None,
     *,
     per_device_eval_batch_size: int = 32,
     cpu_kernels: str | None = None,
@@ -65,7 +65,8 @@ def evaluate(
 
     Args:
         run: A finished run, or its directory.
-        data: A file, a directory or a data set on the Hub; the test rows of the run if None.
+        data: A file, a directory, a data set on the Hub, or rows in memory, as
+            :func:`finetune.train` takes them; the test rows of the run if None.
         per_device_eval_batch_size: Rows of a batch on one device.
         cpu_kernels: ``auto`` or ``off``; as in the training if None.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
@@ -76,6 +77,7 @@ def evaluate(
         UserError: if the test rows are not those of the run any more, or if other data has labels
             that the model does not know.
     """
+    from finetune.data import memory
     from finetune.pipeline.assess import refuse_other_labels
     from finetune.recipe import TextClassification
     from finetune.training.defaults import argument_values
@@ -86,9 +88,7 @@ def evaluate(
     run.require_model()
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
-    if data is not None and not isinstance(data, (str, Path)):
-        raise UserError(f"expected the name of a file or data set, found {type(data).__name__}")
-    data = None if data is None else str(data)
+    data = None if data is None else memory.named(data)
     recipe = run.recipe()
     for one, other in recipe.exclusive:
         if one in reading and other in reading:
@@ -178,7 +178,7 @@ def _on(
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import findings, image_files
-    from finetune.data.sources import numbered
+    from finetune.data.sources import is_one_split, numbered
 
     known = {each.name for each in dataclasses.fields(recipe)}
     if unknown := [
@@ -210,11 +210,11 @@ def _on(
         told = (_in_own_flags(_without_split(each, data)) for each in error.mistakes)
         raise UserError(*told) from error
     split = next(name for name in ("test", "validation", "train") if name in raw)
-    rows, path = raw[split], Path(data).expanduser()
+    rows = raw[split]
     notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
-    if not (path.is_file() or image_files.are_classes(data)):
+    if not (is_one_split(data) or image_files.are_classes(data)):
         others = sorted(set(raw) - {split})
         without = "" if split == "test" else f", as {data} has no test split"
         notes.append(
@@ -283,8 +283,13 @@ def _label_flag(source: Recipe) -> str:
 
 def _without_split(sentence: str, data: str) -> str:
     """Return a sentence about the training split as one about ``data``, which was read as that."""
-    if Path(data).is_dir():  # with a split of each name
+    from finetune.data.memory import is_memory
+    from finetune.data.sources import is_one_split
+
+    in_memory = is_memory(data)
+    if Path(data).is_dir() or (in_memory and not is_one_split(data)):  # with splits
         return sentence
+    data = "the data" if in_memory else data
     sentence = sentence.replace("(train data, ", "(")
     named = re.sub(r"\b(the )?train(ing)? data\b", data.replace("\\", r"\\"), sentence)
     return re.sub(r" train(ing)? (rows?)\b", r" \2", named)
@@ -320,6 +325,7 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
 
 
 def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput) -> Evaluation:
+    from finetune.data.memory import describe, is_memory
     from finetune.pipeline import provenance
     from finetune.pipeline.assess import assessment_of
 
@@ -328,4 +334,5 @@ def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput)
     if data is None:
         return Evaluation(str(run.path), rows, scores, recorded=run.metrics.test)
     statistics = Statistics(**assessment_of(recipe, output).statistics(), beyond={})
-    return Evaluation(data, rows, scores, statistics=statistics)
+    source = describe(data) if is_memory(data) else data
+    return Evaluation(source, rows, scores, statistics=statistics)

@@ -53,7 +53,8 @@ def train(
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
         progress: Is given each :class:`~finetune.pipeline.events.Event`; ``print`` shows them.
-        **options: Options of the recipe, training arguments, ``embedded`` and ``config``.
+        **options: Options of the recipe, training arguments, ``embedded`` and ``config``. The
+            ``dataset`` may also be rows in memory: see :func:`finetune.data.memory.named`.
 
     Returns:
         The finished run.

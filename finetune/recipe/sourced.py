@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
@@ -33,8 +33,15 @@ class Sourced(Recipe):
     encoding: str | None = option(
         None, "encoding of a file of text, such as cp1252 (unset: detected)"
     )
-
     sheet: str | None = option(None, "sheet of a spreadsheet (unset: the first that has rows)")
+
+    def __post_init__(self) -> None:
+        dataset: Any = self.dataset
+        if not isinstance(dataset, str):  # rows, which Python can pass
+            from finetune.data import memory
+
+            self.dataset = memory.named(dataset)
+        super().__post_init__()
 
     def read_source(self) -> DatasetDict:
         """Return the rows of the source, with an ``id``: the number of the row in its split."""
