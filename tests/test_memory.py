@@ -247,7 +247,11 @@ def test_a_frame_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
     assert seen.notes[0] == "evaluated the test split; not evaluated: train"
     again = finetune.train("text", **given, resume=True)  # the same rows, in another object
     assert again.path == run.path
-    with pytest.raises(UserError, match=r"positions? 3.* are empty|position 3"):
+    frame = pl.DataFrame(labelled(3)).cast({"queue": pl.Categorical})
+    predicted = finetune.predict(run, frame, text_column="body")
+    assert list(predicted) == ["body", "queue", "label", "probability"]
+    assert predicted["queue"].tolist() == ["bad", "good", "bad"]
+    with pytest.raises(UserError, match="1 of 20 rows without a text: position 3; --drop_invalid"):
         finetune.evaluate(run, labelled(20).assign(body=lambda f: f.body.where(f.index != 3)),
                           **COLUMNS)  # fmt: skip
 

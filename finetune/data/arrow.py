@@ -38,6 +38,11 @@ def stored(schema: pa.Schema) -> pa.Schema:
     return known
 
 
+def plain(table: pa.Table) -> pa.Table:
+    """Return a table in these types, without what other libraries note in its schema."""
+    return decoded(table).cast(stored(table.schema.remove_metadata())).replace_schema_metadata()
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)

@@ -59,10 +59,11 @@ def predict(
 
     Args:
         run: A run with a model, or its directory.
-        data: A frame, texts, paths of images, or rows as mappings. What the model reads is the
-            column ``text_column`` or ``image_column`` (default: that of the run if there is one,
-            else ``text``, or ``image`` or ``file``). Of a run that reads several columns: a frame,
-            tuples, or rows as mappings, with ``text_columns`` (default: those of the run).
+        data: A frame of pandas or polars, texts, paths of images, or rows as mappings. What the
+            model reads is the column ``text_column`` or ``image_column`` (default: that of the run
+            if there is one, else ``text``, or ``image`` or ``file``). Of a run that reads several
+            columns: a frame, tuples, or rows as mappings, with ``text_columns`` (default: those of
+            the run).
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
         **options: Those of :class:`~finetune.predicting.options.Options`.
@@ -76,7 +77,9 @@ def predict(
         UserError: if the data or the options are not what the run can predict.
     """
     import pandas as pd
+    import pyarrow as pa
 
+    from finetune.data import arrow
     from finetune.predicting.inputs import Input
     from finetune.predicting.request import Request, columns_read
 
@@ -86,6 +89,8 @@ def predict(
     loaded = Run.load(run, trust_recipe=trust_recipe)
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
+    elif hasattr(data, "__arrow_c_stream__"):  # a frame of polars, say
+        frame = arrow.plain(pa.table(data)).to_pandas()
     else:
         columns = columns_read(loaded, options)
         single = [loaded.recipe(scores=False).input_column]
