@@ -33,6 +33,7 @@ KINDS = {
     "finetune-files": "converted file",
     "finetune-images": "hashes of images",
     "finetune-baselines": "baseline",
+    "finetune-near": "near duplicates",
 }
 _ABOUT, _USED, _MAKING, _MAKER = "about.json", ".used", ".making", ".maker"
 _LOOKS = 0.5  # seconds between looks at a lock
