@@ -33,7 +33,7 @@ class Suspect:
     Attributes:
         split: The split of the source that the row is in.
         id: Its number there, from 0.
-        why: The reason in a few words: ``near-duplicate of row 17``.
+        why: The reason in a few words: ``near-duplicate of id 17 of test``.
         suggested: The label that it probably has; None where nothing is suggested.
         score: How suspicious it is, from 0 to 1, where there is such a number.
     """

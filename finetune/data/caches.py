@@ -34,6 +34,7 @@ KINDS = {
     MEMORY: "rows passed in Python",
     "finetune-images": "hashes of images",
     "finetune-baselines": "baseline",
+    "finetune-near": "near duplicates",
 }
 _ABOUT, _USED, _MAKING, _MAKER = "about.json", ".used", ".making", ".maker"
 _LOOKS = 0.5  # seconds between looks at a lock

@@ -27,6 +27,9 @@ class Plan:
         eval_samples: Maximum rows of validation and of test, or None for all.
         keep_contradictions: Which training rows to keep of those with the same value but different
             classes: ``none`` or the ``first``. Numeric labels do not contradict each other.
+        drop_duplicates: Which training rows to leave out because others are the same: ``exact``
+            ones, white space aside, or also ``near`` ones, see :mod:`finetune.data.near`.
+        drop_overlap: Which to leave out because held-out rows of the source are, likewise.
         validation_size: Of the training rows of the source, a share below 1 or a number of rows;
             None for 10% of those left beside the test set, at most 10,000.
         test_size: Likewise; None for 20%.
@@ -40,6 +43,8 @@ class Plan:
     train_samples: int | None = None
     eval_samples: int | None = None
     keep_contradictions: str = "none"
+    drop_duplicates: str = "exact"
+    drop_overlap: str = "exact"
     validation_size: float | None = None
     test_size: float | None = None
     group_column: str | None = None

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from datasets import DatasetDict
 
-from finetune.data import digests, targets
+from finetune.data import digests, near, targets
 from finetune.data.division import divided
 from finetune.data.keys import Keys, Numbers
 from finetune.data.plan import Plan, missing, refuse_sizes
@@ -167,6 +167,7 @@ class _Splitter:
             hashes, labels = digests.packed(plain), targets.row_keys(self._strata[name][rows])
             values = Values(hashes, labels, held)
             kept[name] = rows[self._kept(values, name, rows, dropped.append)]
+            kept[name] = self._unlike(kept, name, dropped.append)
             held.add(hashes, labels)
         for sentence in dropped:
             note(sentence)
@@ -206,3 +207,42 @@ class _Splitter:
         if count := (repeated & ~contradictory).sum():
             note(f"dropped {counted(count, 'exact duplicate')}")
         return np.asarray(~leaked & ~(repeated if keep_first else repeated | contradictory))
+
+    def _unlike(self, kept: Numbers, name: str, note: Callable[[str], None]) -> np.ndarray:
+        """Return the rows of a split that are not nearly the same as others, where that counts.
+
+        Args:
+            kept: The rows of this split and of those that are held out before it.
+            name: Of the split.
+            note: Called with sentences about the rows dropped.
+        """
+        before = [each for each in kept if each != name]
+        held = before if self._plan.drop_overlap == "near" else []
+        within = self._plan.drop_duplicates == "near" and name == "train"
+        if not (held or within):
+            return kept[name]
+        own, times = kept[name], self._keys.times
+        if times is not None and name == "train":
+            own = own[np.argsort(times[own], kind="stable")]
+        parts = [near.Part(self._dataset[each], kept[each]) for each in held]
+        found = near.resembling(
+            parts, near.Part(self._dataset[name], own), self._column, within=within
+        ).row
+        labels = [targets.row_keys(self._strata[each][kept[each]]) for each in held]
+        mine = targets.row_keys(self._strata[name][own])
+        differs = np.concatenate([*labels, mine])[found] != mine
+        outside = sum(map(len, labels))
+        leaked, repeated = (found >= 0) & (found < outside), found >= outside
+        if count := leaked.sum():
+            other = (
+                f" ({lost:,} with a different label)" if (lost := (differs & leaked).sum()) else ""
+            )
+            note(
+                f"dropped {counted(count, f'{_NAMES[name]} row')} nearly the same as rows of "
+                f"{_LEAKED_TO[name]}{other}"
+            )
+        if count := repeated.sum():
+            lost = (differs & repeated).sum()
+            other = f" ({lost:,} with a different label than the row that is kept)" if lost else ""
+            note(f"dropped {counted(count, 'near-duplicate')}{other}")
+        return np.sort(own[found < 0])

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from finetune.checking import deep as deeper
 from finetune.checking import first, lengths, repeated
 from finetune.checking.finding import SEVERITIES, STATUS, Finding, status
 from finetune.config import settings
 from finetune.config.settings import Settings
+from finetune.data import near
 from finetune.errors import Mistakes, UserError
 from finetune.pipeline import lengths as of_recipe
 from finetune.pipeline import preparation
@@ -60,22 +62,33 @@ class Check:
 
 
 def check(
-    recipe: str | type[Recipe] | Recipe, *, progress: Progress = ignore, **options: Any
+    recipe: str | type[Recipe] | Recipe,
+    *,
+    deep: bool = False,
+    progress: Progress = ignore,
+    **options: Any,
 ) -> Check:
     """Look for what is wrong or suspicious in data and options; nothing is trained or written.
 
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
+        deep: Whether to look for near duplicates, words and columns that tell the label, and
+            labels that are probably wrong, which takes longer.
         progress: Is given :class:`~finetune.pipeline.events.Advanced` while files are read.
         **options: As of :func:`finetune.train`.
     """
     versions.warn_once(stacklevel=2)
     mistakes = Mistakes()
-    return examine(settings.from_keywords(recipe, options, mistakes), progress, mistakes)
+    chosen = settings.from_keywords(recipe, options, mistakes)
+    return examine(chosen, progress, mistakes, deep=deep)
 
 
 def examine(
-    chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | None = None
+    chosen: Settings,
+    progress: Progress = ignore,
+    mistakes: Mistakes | None = None,
+    *,
+    deep: bool = False,
 ) -> Check:
     """Return what there is to say of settings: see :func:`check`.
 
@@ -83,8 +96,12 @@ def examine(
         chosen: The settings.
         progress: Likewise.
         mistakes: What is wrong with the settings already.
+        deep: Likewise.
     """
     wrong, recipe = mistakes or Mistakes(), chosen.recipe
+    if deep:
+        with wrong:
+            near.require("--deep")
     with telling(progress):
         values = preparation.look(chosen, wrong)
         found = [Finding(name="refused", severity="error", message=each) for each in wrong.found]
@@ -93,6 +110,14 @@ def examine(
         if "splits" not in vars(recipe):
             return Check(findings=_sorted(found), splits={}, command=chosen.command)
         found += recipe.findings
+        if deep and not wrong.found:
+            found += deeper.findings(
+                recipe.source,
+                recipe.splits,
+                column=recipe.input_column,
+                read=recipe.columns_read(),
+                places=recipe.places,
+            )
         steps = None
         if values is not None and not wrong.found:
             try:

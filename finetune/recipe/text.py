@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import UserError
-from finetune.recipe.labelled import Labelled
+from finetune.recipe.deduplicated import Deduplicated
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from finetune.training.arguments import FinetuneArguments
 
 
-class TextClassification(Labelled):
+class TextClassification(Deduplicated):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
     packaged_model = "embedded:minilm"
-    exclusive = (*Labelled.exclusive, ("text_column", "text_columns"))
+    exclusive = (*Deduplicated.exclusive, ("text_column", "text_columns"))
     dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(

@@ -1,0 +1,94 @@
+"""The words of the training and test texts, as what is looked for in labels needs them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import DatasetDict
+
+from finetune.data import targets
+from finetune.statistics import baseline
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Bag:
+    """Texts with one class each, and a bag of words with logistic regression over them.
+
+    Attributes:
+        splits: Training and test rows, after rows were left out.
+        column: Of the texts.
+    """
+
+    splits: DatasetDict
+    column: str
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """The training rows that are looked at: of many as many as the baseline has, sampled."""
+        found = np.random.default_rng(_SEED).permutation(len(self.splits["train"]))
+        return np.sort(found[: baseline.MOST_ROWS])
+
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """Those of :attr:`rows`."""
+        found: list[str] = self.splits["train"].select(self.rows)[self.column][:]
+        return found
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray:
+        """Their classes, shape ``(rows,)``."""
+        found: np.ndarray = targets.strata(self.splits["train"])[self.rows]
+        return found
+
+    @functools.cached_property
+    def _terms(self) -> tuple[Any, Any] | None:
+        """TF-IDF of training and test texts; terms of a single row of training say nothing."""
+        found = baseline.terms_of(
+            self.texts, self.splits["test"][self.column][:], _SEED, len(self.texts)
+        )
+        if found is None:
+            return None
+        train = found.train[np.argsort(found.rows)]
+        several = np.flatnonzero(train.getnnz(axis=0) > 1)
+        return (train[:, several], found.test[:, several]) if len(several) else None
+
+    def predicted(self) -> np.ndarray | None:
+        """Return the probabilities of the classes of the test rows, shape ``(rows, classes)``;
+        None if the texts hold no words.
+        """
+        if self._terms is None:
+            return None
+        train, test = self._terms
+        return self._fitted(train, self.labels, test)
+
+    def out_of_fold(self, folds: int) -> np.ndarray | None:
+        """Return likewise those of :attr:`rows`, each from a model that has not seen it."""
+        if self._terms is None:
+            return None
+        train, _ = self._terms
+        fold = np.random.default_rng(_SEED).permutation(len(self.labels)) % folds
+        found = np.zeros((len(self.labels), self._classes))
+        for number in range(folds):
+            own = fold == number
+            found[own] = self._fitted(train[~own], self.labels[~own], train[own])
+        return found
+
+    @property
+    def _classes(self) -> int:
+        return len(targets.class_names(self.splits["train"]))
+
+    def _fitted(self, train: Any, labels: np.ndarray, others: Any) -> np.ndarray:
+        from sklearn.linear_model import LogisticRegression
+
+        found = np.zeros((others.shape[0], self._classes))
+        if len(np.unique(labels)) == 1:
+            found[:, labels[0]] = 1
+            return found
+        model = LogisticRegression(C=10, max_iter=1000).fit(train, labels)
+        found[:, model.classes_] = model.predict_proba(others)
+        return found

@@ -1,0 +1,66 @@
+"""Labels of training rows that are probably wrong.
+
+A bag of words with logistic regression predicts each training row from the other four fifths. As in
+the report (docs/decisions/suspected-labels.md), a label is suspected where one of the most
+confident tenth of the predictions contradicts it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from finetune.checking.bag import Bag
+from finetune.checking.finding import MOST_SUSPECTS, Finding, Suspect
+from finetune.data import targets
+from finetune.data.labels import Places
+from finetune.errors import counted
+from finetune.statistics.mistakes import suspicion
+from finetune.statistics.scored import ScoredRows
+
+_FOLDS = 5
+#: The share of wrong labels, at the lower end of its interval, from which on it is suspicious: of
+#: the clean embedded sets up to 2% are estimated.
+_MUCH = 0.03
+
+
+def findings(bag: Bag, places: Places) -> list[Finding]:
+    """Return the labels that are suspected.
+
+    Args:
+        bag: Of rows with one class each.
+        places: Returns the positions of training rows, by their ``id``.
+    """
+    rows, names = bag.splits["train"], targets.class_names(bag.splits["train"])
+    probabilities = bag.out_of_fold(_FOLDS)
+    if probabilities is None:
+        return []
+    scored = ScoredRows(names, bag.labels, probabilities)
+    found = suspicion(scored)
+    if found is None or not len(found.rows):
+        return []
+    chosen = found.rows[:MOST_SUSPECTS]
+    ids = [int(each) for each in rows.select(bag.rows[chosen])["id"][:]]
+    where = places("train", ids)
+    return [
+        Finding(
+            name="suspected_labels",
+            severity="warning" if found.wrong.low > _MUCH else "info",
+            message=f"{counted(len(found.rows), 'training row')} whose label is contradicted by "
+            f"one of the {found.confident:,} most confident predictions of a bag of words that "
+            f"did not see the row; of all labels, at most about {found.wrong.value:.1%} are wrong "
+            f"(95% CI {found.wrong.low:.1%} to {found.wrong.high:.1%}){where and f': {where}'}",
+            mend="read them; some are right and only unusual",
+            count=len(found.rows),
+            rows=len(bag.labels),
+            suspects=[
+                Suspect(
+                    split="train",
+                    id=number,
+                    why=f"label '{names[bag.labels[row]]}' is contradicted",
+                    suggested=names[int(np.argmax(probabilities[row]))],
+                    score=round(float(probabilities[row].max()), 3),
+                )
+                for number, row in zip(ids, chosen.tolist(), strict=True)
+            ],
+        )
+    ]

@@ -1,0 +1,103 @@
+"""Rows that are nearly the same: in a split, in several, and with different labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+
+from finetune.checking.finding import Finding, Suspect, of_rows
+from finetune.data import digests, near, targets
+from finetune.data.labels import Places
+from finetune.data.near import Part, Resembling
+
+_SPLITS = ("test", "validation", "train")
+
+
+def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]:
+    """Return the rows of a source that are nearly the same as others; exact duplicates are no
+    part of it.
+
+    Args:
+        dataset: Splits with ``id``, ``label`` and ``column``.
+        column: Of the texts.
+        places: Returns the positions of rows of a split, by their ``id``.
+    """
+    found: list[Finding] = []
+    held: list[tuple[str, Part]] = []
+    for split in [each for each in _SPLITS if each in dataset]:
+        rows = dataset[split]
+        own = Part(rows, _first_of_each(rows, [part.rows for _, part in held], column))
+        like = near.resembling([part for _, part in held], own, column, within=True)
+        found += _of_split(like, held, split, own, places)
+        held.append((split, own))
+    return found
+
+
+def _first_of_each(rows: Dataset, others: list[Dataset], column: str) -> np.ndarray:
+    """Return the numbers of the rows that repeat none before them, nor any of others, exactly."""
+    hashes = digests.packed(digests.digests(rows, column).plain)
+    codes = hashes.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    first = np.zeros(len(rows), bool)
+    first[np.unique(codes, return_index=True)[1]] = True
+    for each in others:
+        first &= ~digests.seen_in(rows, each, column)
+    return np.flatnonzero(first)
+
+
+def _of_split(
+    like: Resembling,
+    held: list[tuple[str, Part]],
+    split: str,
+    own: Part,
+    places: Places,
+) -> list[Finding]:
+    """Return what there is to say of a split whose rows resemble earlier ones."""
+    found: list[Finding] = []
+    tell = partial(of_rows, rows=own.rows, split=split, places=places)
+    begin = 0
+    for name, part in [*held, (split, own)]:
+        which = np.flatnonzero((like.row >= begin) & (like.row < begin + len(part.numbers)))
+        theirs = part.numbers[like.row[which] - begin]
+        begin += len(part.numbers)
+        mine = own.numbers[which]
+        differ = int((_labels(own.rows, mine) != _labels(part.rows, theirs)).sum())
+        labels = f" ({differ:,} of them with another label)" if differ else ""
+        if name == split:
+            told = tell(
+                "near_duplicates",
+                f"that are nearly the same as another one{labels}",
+                "--drop_duplicates near keeps one of each"
+                if split == "train"
+                else "remove them from the file",
+                mine,
+            )
+        else:
+            told = tell(
+                "near_overlap",
+                f"that are nearly the same as a row of the {name} data{labels}",
+                "--drop_overlap near leaves them out",
+                mine,
+            )
+        found += [
+            replace(each, suspects=_suspects(each, part, name, theirs, like.similarity[which]))
+            for each in told
+        ]
+    return found
+
+
+def _suspects(
+    finding: Finding, part: Part, split: str, theirs: np.ndarray, similarity: np.ndarray
+) -> list[Suspect]:
+    """Return the suspects of a finding with the row that each resembles, and how much."""
+    ids = part.rows.select(theirs[: len(finding.suspects)])["id"][:]
+    return [
+        replace(each, why=f"near-duplicate of id {other} of {split}", score=round(float(score), 3))
+        for each, other, score in zip(finding.suspects, ids, similarity, strict=False)
+    ]
+
+
+def _labels(rows: Dataset, numbers: np.ndarray) -> np.ndarray:
+    return targets.row_keys(targets.strata(rows)[numbers])

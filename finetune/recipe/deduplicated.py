@@ -1,0 +1,36 @@
+"""Recipes of text: which rows are left out because others are the same, or nearly."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+from finetune.recipe.labelled import Labelled
+from finetune.recipe.options import option
+
+if TYPE_CHECKING:
+    from finetune.data.plan import Plan
+
+
+class Deduplicated(Labelled):
+    """Rows of which one is kept where several have the same text."""
+
+    drop_duplicates: Literal["exact", "near"] = option(
+        "exact", "rows of training with the same text of which one is kept: near, nearly the same"
+    )
+    drop_overlap: Literal["exact", "near"] = option(
+        "exact", "rows of training to leave out as validation or test rows of the data are the same"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("drop_duplicates", "drop_overlap"):
+            if getattr(self, name) == "near":
+                from finetune.data import near
+
+                near.require(f"--{name} near")
+
+    def plan(self) -> Plan:
+        return dataclasses.replace(
+            super().plan(), drop_duplicates=self.drop_duplicates, drop_overlap=self.drop_overlap
+        )
