@@ -44,6 +44,7 @@ _CENTRAL = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
 #: A letter, or else a sign, that shows an encoding; and how much of a word is shown.
 _BEYOND_ASCII = (re.compile(r"[^\W\x00-\x7f]"), re.compile(r"[^\x00-\x7f\ufeff]"))
 _SHOWN = 20
+_NOT_UTF8 = re.compile(r"[\udc80-\udcff]")
 _USUAL = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1250", "shift_jis")
 #: Bytes that Windows-1252 leaves undefined.
 _UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
@@ -186,7 +187,10 @@ def _encoding(path: Path, beginning: bytes) -> str:
         codecs.getincrementaldecoder("utf-8")().decode(beginning)
         return "utf-8"
     except UnicodeDecodeError:
-        pass
+        text = beginning.decode("utf-8", "surrogateescape")
+        wrong = len(_NOT_UTF8.findall(text))
+        if len(_BEYOND_ASCII[1].findall(text)) > 2 * wrong:
+            raise  # more of it is UTF-8 than not, which no other encoding is by chance
     control = sum(beginning.count(bytes([each])) for each in (*range(9), *range(14, 32)))
     if control > 0.01 * len(beginning):
         raise UserError(
