@@ -22,4 +22,9 @@ def main(words: Sequence[str]) -> int:
 
     written = report(load_run(given.run, given.trust_recipe))
     console.say(f"report: {written.page}; model card: {written.card}")
+    if written.suspects:
+        console.say(
+            f"rows to look at: {written.suspects}; write the right labels into new_label, then "
+            f"train with --relabel {written.suspects}"
+        )
     return 0

@@ -19,6 +19,9 @@ _SEPARATED = "fields are separated by commas in a .csv and by tabs in a .tsv"
 _FEW = 3
 _LONGEST_FIELD = 2**24  # characters; anything longer is an unclosed quote
 
+#: With which a formula begins, also written in full width.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
+
 Row = dict[str, Any]
 #: The first and the last line of a row, and the row.
 Placed = tuple[int, int, Row]
@@ -195,3 +198,13 @@ def _count(path: Path, layout: Layout, strict: bool = False) -> _Count:
         except UserError:
             whole = False
     return _Count(rows, lines, whole, list(row))
+
+
+def harmless(cell: Any) -> Any:
+    """Return a cell that no spreadsheet runs, by the rule of OWASP; numbers stay as they are."""
+    if not isinstance(cell, str) or not cell.startswith(_FORMULAS):
+        return cell
+    with contextlib.suppress(ValueError):
+        float(cell)
+        return cell
+    return f"'{cell}"
