@@ -31,7 +31,6 @@ WELL_FORMED: dict[str, tuple[str, str, list[str | None]]] = {
     "upper-case suffix": ("A.CSV", "text,label\nx,good\n,bad\n", ["x", None]),
     "no last newline": ("a.csv", 'label,text\ngood,"x, y"', ["x, y"]),
     "quotes": ("a.csv", 'text,label\n"a ""b""",good\nd "e" f,bad\n', ['a "b"', 'd "e" f']),
-    "NUL": ("a.csv", "text,label\nx\0y,good\n", ["x\0y"]),
     "columns without names": ("a.csv", ",text,label,\n0,x,good,\n1,,bad,\n", ["x", None]),
     "lone quotes": ("a.tsv", 'text\tlabel\n"x\tgood\n"y\tbad\nz\tgood\n', ['"x', '"y', "z"]),
     "a quote at the end": ("a.csv", 'label,text\ngood,"x\nbad,y\n', ['"x', "y"]),
@@ -54,6 +53,7 @@ WELL_FORMED: dict[str, tuple[str, str, list[str | None]]] = {
     "upper-case JSON lines": ("A.JSONL", '{"text": "x", "label": "good"}\n', ["x"]),
 }  # fmt: skip
 MALFORMED = {
+    "NUL": ("a.csv", "text,label\nw,good\nx\0y,good\n", "a.csv, line 3: the column 'text' holds a"),
     "too few fields": ("a.csv", "text,label\nx,good\ny\n", "a.csv, line 3: expected 2 fields"),
     "too many fields": ("a.csv", 'text,label\n"x\ny",good\nz,,bad\n', "a.csv, line 4: expected 2"),
     "an open quote": ("a.csv", 'label,text\ngood,"x\nbad\n', "a.csv, line 2: the file ends in"),

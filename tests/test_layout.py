@@ -106,6 +106,22 @@ def test_the_encoding_is_found(encoding: str, shown: str | None, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("– the café is fine", "café"),  # noqa: RUF001
+        ("a – b", "–"),  # noqa: RUF001
+        ("x" * 200_000 + " é", "é"),
+        ("x" * 50 + "é" + "y" * 50, "x" * 20 + "é" + "y" * 20),
+        ("plain", None),
+    ],
+)
+def test_the_encoding_is_shown_by_a_word(text: str, shown: str | None, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode("utf-16"))
+    _, told = layout.detected(tmp_path / "a.txt", ReadOptions())
+    assert told == f"a.txt: read as utf-16{f', as in {shown!r}' if shown else ''} (--encoding)"
+
+
+@pytest.mark.parametrize(
     ("encoding", "text"),
     [
         ("cp1251", "Отличный фильм всем советую посмотреть его ещё раз"),  # noqa: RUF001

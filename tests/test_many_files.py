@@ -126,6 +126,25 @@ def test_directories_without_known_names(
         sources.read(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["val/a.csv", "Test/a.csv", "dev-00000-of-00001.csv", "dev_1.csv"])
+@pytest.mark.parametrize("train", ["train.csv", "train/a.csv"])
+def test_what_was_probably_a_split_is_refused(train: str, name: str, tmp_path: Path) -> None:
+    for each in (train, name):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        FRAME.to_csv(tmp_path / each, index=False)
+    with pytest.raises(UserError, match=rf"{name.partition('/')[0]} would not be read; expected"):
+        sources.read(str(tmp_path))
+
+
+def test_a_folder_that_is_not_read_is_told(tmp_path: Path) -> None:
+    for each in ("train/a.csv", "more/b.csv"):
+        (tmp_path / each).parent.mkdir()
+        FRAME.to_csv(tmp_path / each, index=False)
+    notes: list[str] = []
+    assert texts(str(tmp_path), note=notes.append) == {"train": TEXTS}
+    assert notes == ["not read: b.csv (expected train, validation and test)"]
+
+
 def test_a_pattern_that_names_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--dataset '.*\*\.csv': no file has such a name"):
         sources.read(str(tmp_path / "*.csv"))
@@ -157,6 +176,18 @@ def test_texts_in_folders_of_their_classes(tmp_path: Path) -> None:
     place = sources.places(str(tmp_path), "train", [1])
     assert place == str(tmp_path / "train" / "bad" / "3.txt")
     assert texts(str(tmp_path / "train"))["train"] == found["train"]["text"][:]
+
+    (tmp_path / "train" / "good" / "b.md").write_text("a")
+    (tmp_path / "train" / "loose.txt").write_text("a")
+    notes: list[str] = []
+    sources.read(str(tmp_path), note=notes.append)
+    assert notes == ["not read: train/loose.txt, train/good/b.md (expected .txt in folders)"]
+    (tmp_path / "dev" / "bad").mkdir(parents=True)
+    (tmp_path / "dev" / "bad" / "1.txt").write_text("a")
+    with pytest.raises(UserError, match=r"dev would not be read; .* --dataset_splits valid.*=dev"):
+        sources.read(str(tmp_path))
+    found = sources.read(str(tmp_path), names={"validation": "dev"})
+    assert found["validation"]["text"][:] == ["a"]
 
 
 def test_what_datasets_saved(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
     ".json": lambda frame, path: frame.to_json(path, orient="records"),
     ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
     ".arrow": lambda frame, path: frame.to_feather(path),
+    ".feather": lambda frame, path: frame.to_feather(path),
     ".xlsx": lambda frame, path: frame.to_excel(path, index=False),
 }
 
@@ -198,6 +199,11 @@ def test_a_missing_file_in_a_missing_directory(tmp_path: Path) -> None:
         ({"a.csv.gz": "no"}, r"a.csv.gz is damaged or cut off: Not a gzipped file"),
         ({"a.csv.xz": ""}, r"expected a file ending in .*; it is compressed: unxz -k a.csv.xz"),
         ({"a.xlsx": ""}, r"a.xlsx is damaged or no spreadsheet"),
+        ({"a.zip": ""}, r"what is in it has to be in its name, as .csv.zip; or unzip it"),
+        (
+            {"a.csv": 'text,label\nfine,x\n"of two\nlines",y\na\0b,x\n'},
+            r"a.csv, line 5: the column 'text' holds a null byte, which is no text: is the file",
+        ),
         ({"a.xls": ""}, r"expected a file ending in .*; save it as .xlsx"),
         ({"reviews.csv": ""}, r"reviews.csv holds no rows"),
         ({"reviews.csv": "text,label\n"}, r"reviews.csv holds no rows"),
@@ -258,6 +264,14 @@ def test_a_file_of_two_encodings_is_refused(tmp_path: Path) -> None:
         UserError,
         match=r"two.csv is not utf-8 throughout: .* \(line 200002, byte 0xe9\); --encoding",
     ):
+        sources.read(str(path))
+
+
+def test_a_short_file_of_two_encodings_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_bytes("text,label\nnaïve,x\ndéjà vu,y\n".encode() + "café,x\n".encode("latin-1"))
+
+    with pytest.raises(UserError, match=r"not utf-8 throughout: .* \(line 4, byte 0xe9\); --enc"):
         sources.read(str(path))
 
 

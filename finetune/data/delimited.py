@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
+
+import pyarrow as pa
 
 from finetune.data.layout import NAMES, Layout, opened
 from finetune.errors import UserError, counted
@@ -18,6 +21,7 @@ _SEPARATED = "fields are separated by commas in a .csv and by tabs in a .tsv"
 #: With so few line breaks in fields, an ambiguous file is read as quoted.
 _FEW = 3
 _LONGEST_FIELD = 2**24  # characters; anything longer is an unclosed quote
+_NULL = re.compile(b"\0")
 
 #: With which a formula begins, also written in full width.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
@@ -208,3 +212,15 @@ def harmless(cell: Any) -> Any:
         float(cell)
         return cell
     return f"'{cell}"
+
+
+def null_byte(table: pa.Table) -> tuple[int, str] | None:
+    """Return the row and the column of a null byte in columns of text; None if there is none."""
+    parts = (part.buffers()[2] for column in table.columns for part in column.chunks)
+    if not any(_NULL.search(part) for part in parts if part is not None):
+        return None
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        for row, value in enumerate(column.to_pylist()):
+            if "\0" in (value or ""):
+                return row, name
+    return None

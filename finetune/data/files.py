@@ -56,6 +56,8 @@ _HINTS = {
     **dict.fromkeys((".xls", ".xlsb", ".ods"), "save it as .xlsx"),
     ".parquet.gz": "it is compressed: gunzip -k FILE",
     ".xz": "it is compressed: unxz -k FILE",
+    **dict.fromkeys((".gz", ".bz2", ".zst"), "what is in it has to be in its name, as .csv.gz"),
+    ".zip": "what is in it has to be in its name, as .csv.zip; or unzip it",
 }
 
 
@@ -283,9 +285,18 @@ def _next(placed: Iterator[Placed]) -> Rows:
 
 def _delimited(layout: Layout, path: Path) -> Iterator[Read]:
     """Yield tables whose columns are all text."""
+    before = 0
     for rows, end in _of_text(partial(delimited.records, layout, False), "", layout, path):
         schema = pa.schema([(name, pa.string()) for name in rows[0]])
-        yield pa.Table.from_pylist(rows, schema=schema), end
+        table = pa.Table.from_pylist(rows, schema=schema)
+        if null := delimited.null_byte(table):
+            row, name = null
+            raise UserError(
+                f"{path}, {places(path, [before + row], layout)}: the column '{name}' holds a null "
+                "byte, which is no text: is the file damaged? Export it again, or remove the byte"
+            )
+        before += len(rows)
+        yield table, end
 
 
 def _parser(suffix: str, layout: Layout) -> tuple[Parser, str] | None:
@@ -371,6 +382,7 @@ READERS: dict[str, Callable[[Layout, Path], Iterator[Read]]] = {
     ".json": _json,
     ".parquet": lambda layout, path: columnar.parquet(path, CHUNK_ROWS),
     ".arrow": lambda layout, path: columnar.arrow(path, CHUNK_ROWS),
+    ".feather": lambda layout, path: columnar.arrow(path, CHUNK_ROWS),
     formats.SPREADSHEET: _of_sheet,
 }
 #: Suffixes of formats that are read line by line.

@@ -41,7 +41,10 @@ _MARKS = (
 _OTHER_ALPHABET = 0.3
 #: Letters of Central Europe in Windows-1250, which Windows-1252 reads as signs inside of words.
 _CENTRAL = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
-_BEYOND_ASCII = re.compile(r"\w*[^\W\x00-\x7f]\w*|[^\x00-\x7f\ufeff]")
+#: A letter, or else a sign, that shows an encoding; and how much of a word is shown.
+_BEYOND_ASCII = (re.compile(r"[^\W\x00-\x7f]"), re.compile(r"[^\x00-\x7f\ufeff]"))
+_SHOWN = 20
+_NOT_UTF8 = re.compile(r"[\udc80-\udcff]")
 _USUAL = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1250", "shift_jis")
 #: Bytes that Windows-1252 leaves undefined.
 _UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
@@ -112,8 +115,8 @@ def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
         encoding = _encoding(path, beginning)
         if encoding not in ("utf-8", "utf-8-sig"):
             text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
-            such = _BEYOND_ASCII.search(text)
-            told.append(f"{encoding}{f', as in {such[0]!r}' if such else ''} (--encoding)")
+            such = _example(text)
+            told.append(f"{encoding}{f', as in {such!r}' if such else ''} (--encoding)")
     separator = formats.SEPARATORS.get(suffix, ",")
     if suffix in formats.SEPARATORS:
         if options.separator is not None:
@@ -128,6 +131,17 @@ def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
     if encoding == "utf-8":  # a mark may come without being at the beginning of what was read
         encoding = "utf-8-sig"
     return Layout(encoding=encoding, separator=separator), sentence
+
+
+def _example(text: str) -> str:
+    """Return a word by which an encoding can be judged, or a sign; empty if there is neither."""
+    letter, sign = (pattern.search(text) for pattern in _BEYOND_ASCII)
+    if letter is None:
+        return sign[0] if sign else ""
+    start, end = letter.span()
+    before = re.split(r"\W", text[max(0, start - _SHOWN) : start])[-1]
+    after = re.split(r"\W", text[end : end + _SHOWN])[0]
+    return f"{before}{letter[0]}{after}"
 
 
 def separator_written(word: str) -> str:
@@ -173,7 +187,10 @@ def _encoding(path: Path, beginning: bytes) -> str:
         codecs.getincrementaldecoder("utf-8")().decode(beginning)
         return "utf-8"
     except UnicodeDecodeError:
-        pass
+        text = beginning.decode("utf-8", "surrogateescape")
+        wrong = len(_NOT_UTF8.findall(text))
+        if len(_BEYOND_ASCII[1].findall(text)) > 2 * wrong:
+            raise  # more of it is UTF-8 than not, which no other encoding is by chance
     control = sum(beginning.count(bytes([each])) for each in (*range(9), *range(14, 32)))
     if control > 0.01 * len(beginning):
         raise UserError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -114,9 +114,9 @@ def _below(directory: Path, called: Mapping[str, str]) -> Listing:
             both = f"{splits[split][0].name} and the folder {some[0].parent.name}"
             raise UserError(f"{directory}: expected one place for '{split}', found {both}")
         splits[split] = some
-    mistakes = [f"{directory}: {each}" for each in _misnamed(there, splits)]
+    mistakes = [f"{directory}: {each}" for each in _misnamed(there, splits, _rows_in)]
     if "train" in splits and not mistakes:
-        return _complete(str(directory), splits, called, readable)
+        return _complete(str(directory), splits, called, [*readable, *inside])
     if not splits and not mistakes:
         if len(folders) == 1 and folders[0].name == "data" and not readable:
             return _below(folders[0], called)  # as data sets on the Hub are laid out
@@ -197,21 +197,34 @@ def _complete(
     if mistakes:
         raise UserError(*mistakes)
     read = {path for several in splits.values() for path in several}
-    unread = sorted({path.name for path in there} - {path.name for path in read})
+    unread = sorted({path.name for path in {*there} - read})
     return Listing(files={s: splits[s] for s in SPLITS if s in splits}, unread=unread)
 
 
-def _misnamed(there: Sequence[Path], found: Collection[str]) -> list[str]:
-    """Return a sentence for each file that was probably meant to be one of the missing splits."""
+def _misnamed(
+    there: Sequence[Path],
+    found: Collection[str],
+    inside: Callable[[Path], Sequence[Path]],
+) -> list[str]:
+    """Return a sentence for what was probably meant to be one of the missing splits: a file, a part
+    of several, or a folder in which ``inside`` finds something.
+    """
     mistakes = []
-    for file in there:
-        stem, *suffixes = file.name.lower().split(".")
-        split = OTHER_NAMES.get(stem, stem)
-        if split in SPLITS and split not in found and not _DATA.isdisjoint(suffixes):
+    for path in there:
+        stem, *suffixes = path.name.lower().split(".")
+        name = re.sub(f"{_PART}$", "", stem)
+        split = OTHER_NAMES.get(name, name)
+        if split not in SPLITS or split in found:
+            continue
+        if path.is_dir():
+            expected, is_data = f"a folder {split}", bool(inside(path))
+        else:
             expected = f"{split}.{{{','.join(each[1:] for each in formats.FILES)}}}"
+            is_data = not _DATA.isdisjoint(suffixes)
+        if is_data:
             mistakes.append(
-                f"{file.name} would not be read; expected {expected}"
-                + (f", or --dataset_splits {split}={stem}" if stem in OTHER_NAMES else "")
+                f"{path.name} would not be read; expected {expected}"
+                + (f", or --dataset_splits {split}={name}" if name in OTHER_NAMES else "")
             )
     return mistakes
 
@@ -222,11 +235,28 @@ def _of_texts(directory: Path, called: Mapping[str, str]) -> Listing | None:
     splits = {split: folder for split, folder in splits.items() if _classes(folder)}
     if "train" not in splits:  # "test" may be a class
         splits = {"train": directory}
+    elif mistakes := _misnamed(sorted(directory.iterdir()), splits, _classes):
+        raise UserError(*(f"{directory}: {each}" for each in mistakes))
     found = {
         split: [path for folder in _classes(folder) for path in _texts_in(folder)]
         for split, folder in splits.items()
     }
-    return Listing(kind="texts", files=found) if found["train"] else None
+    beside = [each for folder in splits.values() for each in _files_in(folder)]
+    inside = [
+        each
+        for folder in splits.values()
+        for each_class in _classes(folder)
+        for each in _files_in(each_class)
+    ]
+    read = {path for several in found.values() for path in several}
+    texts = [each for each in beside if each.suffix.lower() == ".txt"]
+    unread = [str(each.relative_to(directory)) for each in [*texts, *inside] if each not in read]
+    return Listing(kind="texts", files=found, unread=unread) if found["train"] else None
+
+
+def _files_in(folder: Path) -> list[Path]:
+    there = sorted(folder.iterdir(), key=_natural)
+    return [each for each in there if each.is_file() and not _hidden(each)]
 
 
 def _classes(folder: Path) -> list[Path]:

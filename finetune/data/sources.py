@@ -33,7 +33,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: What pandas calls an index that it writes into Parquet; and a first column without a name, as
 #: pandas and R write it into a ``.csv``, in the formats that have such.
 _PANDAS, _INDEX = "__index_level_0__", ("", "Unnamed: 0", "__index_level_0__")
-_SHOWN_PLACES = 5
+_SHOWN_PLACES, _SHOWN_FILES = 5, 10
 
 
 def read(
@@ -70,7 +70,11 @@ def read(
     elif is_local(dataset):
         listed = listing.listed(dataset, names)
         if listed.unread:
-            note(f"not read: {', '.join(listed.unread)} (expected train, validation and test)")
+            names_of = ", ".join(listed.unread[:_SHOWN_FILES])
+            others = ", ..." * (len(listed.unread) > _SHOWN_FILES)
+            are_texts = listed.kind == "texts"
+            expected = ".txt in folders" if are_texts else "train, validation and test"
+            note(f"not read: {names_of}{others} (expected {expected})")
         splits = _local(listed, names, options or ReadOptions(), note)
     elif dataset.startswith(embedded.PREFIX):
         _refuse_options(options, dataset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 #: Formats of rows that training, ``evaluate --data`` and ``predict`` read, by suffix.
-FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".xlsx")
+FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".xlsx")
 #: One with sheets.
 SPREADSHEET = ".xlsx"
 #: Those that are text, of which a file may be compressed.
