@@ -14,6 +14,7 @@ from finetune import cli
 from finetune.data import corrections
 from finetune.errors import UserError
 from finetune.pipeline import corrected
+from finetune.pipeline.report import report
 
 GOOD = "lovely fine warm great superb moving".split()  # noqa: SIM905
 BAD = "dull awful cold tired broken boring".split()  # noqa: SIM905
@@ -65,11 +66,13 @@ def row_of(number: int, **others: str) -> dict[str, Any]:
     }
 
 
-def applied(path: Path, rows: list[dict[str, Any]], **files: str) -> tuple[DatasetDict, list[str]]:
+def applied(
+    path: Path, rows: list[dict[str, Any]], **files: list[str]
+) -> tuple[DatasetDict, list[str]]:
     corrections.write(path, rows)
     notes: list[str] = []
     parts, source = splits()
-    given: dict[str, Any] = {"relabel": str(path), "exclude": None, **files}
+    given: dict[str, Any] = {"relabel": [str(path)], "exclude": [], **files}
     return corrections.apply(parts, source, "text", note=notes.append, **given)[0], notes
 
 
@@ -88,9 +91,19 @@ def test_labels_change_and_rows_go(tmp_path: Path) -> None:
         f"--relabel {path}: relabelled 1 train row, 1 test row; left out 1 train row; 1 row of the "
         "file in no split: its test scores are not those of the same test set any more"
     ]
-    found, _ = applied(path, [row_of(3), row_of(4)], relabel=None, exclude=str(path))  # type: ignore[arg-type]
+    found, _ = applied(path, [row_of(3), row_of(4)], relabel=[], exclude=[str(path)])
     assert found["train"]["id"][:] == [7, 1, 5, 0]
     assert found["validation"]["id"][:] == [2]
+
+
+def test_files_are_applied_one_after_the_other(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.csv", tmp_path / "b.csv"
+    corrections.write(first, [row_of(3, new_label="bad"), row_of(1, new_label="bad")])
+    again = {**row_of(3, new_label="good"), "label": "bad"}
+    found, _ = applied(second, [again], relabel=[str(first), str(second)], exclude=[str(first)])
+    assert dict(zip(found["train"]["id"], found["train"]["label"], strict=True)) == {
+        7: 1, 5: 1, 0: 0
+    }  # fmt: skip
 
 
 def test_rows_that_moved_are_found_by_their_text(tmp_path: Path) -> None:
@@ -132,7 +145,7 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
     parts, source = splits()
     with pytest.raises(UserError, match=r"no column 'split' \(columns: text, label\)"):
         corrections.apply(
-            parts, source, "text", relabel=None, exclude=str(path), note=lambda sentence: None
+            parts, source, "text", relabel=[], exclude=[str(path)], note=lambda sentence: None
         )
 
 
@@ -146,7 +159,7 @@ def test_several_labels_of_a_row(tmp_path: Path) -> None:
     corrections.write(path, [{**row_of(1, new_label='["c", "a"]'), "label": '["b", "c"]'}])
     given = DatasetDict(train=rows)
     found, _ = corrections.apply(
-        given, given, "text", relabel=str(path), exclude=None, note=lambda sentence: None
+        given, given, "text", relabel=[str(path)], exclude=[], note=lambda sentence: None
     )
     assert found["train"]["label"][:] == [[0], [0, 2]]
 
@@ -167,7 +180,7 @@ def test_a_spreadsheet_may_have_written_it_again(tmp_path: Path) -> None:
     path.write_bytes(as_excel(path.read_bytes()))
     parts, source = splits()
     found, _ = corrections.apply(
-        parts, source, "text", relabel=str(path), exclude=None, note=lambda sentence: None
+        parts, source, "text", relabel=[str(path)], exclude=[], note=lambda sentence: None
     )
     assert found["train"]["label"][:] == [1, 1, 0, 1, 0]
 
@@ -209,6 +222,11 @@ def test_the_loop_of_mending(
     count = edited(suspects, truth)
     assert count >= 3
     capsys.readouterr()
+    assert report(output).suspects == suspects
+    assert edited(suspects, truth) == count  # the report has not written over it
+    edited(suspects, truth)
+    assert cli.main([*words, "--relabel", str(suspects)]) == 2
+    assert "is in the directory of the run" in capsys.readouterr().err
     kept = tmp_path / "mended.csv"
     kept.write_bytes(suspects.read_bytes())
     assert cli.main([*words, "--relabel", str(kept)]) == 0

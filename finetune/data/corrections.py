@@ -80,6 +80,12 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
+def edited(path: Path) -> bool:
+    """Return whether a person has written something into a file."""
+    rows = (row for chunk in files.chunks(path) for row in chunk.dictionaries())
+    return path.exists() and any((row.get("new_label") or "").strip() for row in rows)
+
+
 def digests_of(rows: Dataset, column: str, numbers: np.ndarray | None = None) -> list[str]:
     """Return the digests by which rows are found again.
 
@@ -104,8 +110,8 @@ def apply(
     source: DatasetDict,
     column: str,
     *,
-    relabel: str | None,
-    exclude: str | None,
+    relabel: Sequence[str],
+    exclude: Sequence[str],
     note: Callable[[str], None],
 ) -> tuple[DatasetDict, list[Applied]]:
     """Return the splits with rows relabelled and left out as the files say, and what was done.
@@ -114,61 +120,50 @@ def apply(
         splits: Made of ``source``, with ``id``, ``label`` and ``column``.
         source: As it was read.
         column: What the model reads.
-        relabel: A file with ``new_label``, of which rows without one stay as they are.
-        exclude: A file of rows that are left out.
+        relabel: Files with ``new_label``, of which rows without one stay as they are. Each begins
+            with the labels that the one before it left.
+        exclude: Files of rows that are left out.
         note: Called with a sentence about each file.
 
     Raises:
         UserError: if a file is not of these rows, names unknown labels, or corrects nothing.
     """
-    wanted = {
-        flag: _read(flag, name, splits["train"])
-        for flag, name in (("--relabel", relabel), ("--exclude", exclude))
-        if name is not None
-    }
-    _refuse_both(wanted)
-    places = {flag: _placed(flag, rows, splits, source, column) for flag, rows in wanted.items()}
     done = []
-    for (flag, rows), name in zip(wanted.items(), filter(None, (relabel, exclude)), strict=True):
+    files_of = {"--relabel": relabel, "--exclude": exclude}
+    for flag, name in ((flag, name) for flag, names in files_of.items() for name in names):
+        wanted, run = _read(flag, name, splits["train"])
+        places = _placed(flag, wanted, splits, source, column)
         found = _Counts()
-        for number, each in enumerate(rows):
-            found.add(each, places[flag].get(number))
-        path = Path(name).expanduser()
+        for number, each in enumerate(wanted):
+            found.add(each, places.get(number))
+        content = Path(name).expanduser().read_bytes()
         done.append(
             Applied(
                 file=name,
-                sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+                sha256=hashlib.sha256(content).hexdigest(),
                 relabelled=found.relabelled,
                 excluded=found.excluded,
-                run=_run_of(path),
+                run=run,
             )
         )
         note(found.sentence(flag, name))
-    return DatasetDict(
-        {
-            split: _corrected(
-                rows,
-                {
-                    at: wanted[flag][number].new
-                    for flag, of in places.items()
-                    for number, (where, at) in of.items()
-                    if where == split
-                },
-            )
-            for split, rows in splits.items()
-        }
-    ), done
+        news: dict[str, dict[int, str | None]] = {split: {} for split in splits}
+        for number, (split, at) in places.items():
+            news[split][at] = wanted[number].new
+        splits = DatasetDict({name: _corrected(splits[name], news[name]) for name in splits})
+    return splits, done
 
 
-def _read(flag: str, name: str, rows: Dataset) -> list[_Wanted]:
-    """Return what a file wants.
+def _read(flag: str, name: str, rows: Dataset) -> tuple[list[_Wanted], str]:
+    """Return what a file wants, and the run whose suspects these are; empty if it names none.
 
     Raises:
         UserError: if it is not such a file, or wants nothing.
     """
     path, names = files.existing(name), targets.class_names(rows)
     layout, _ = files.inspected(path)
-    found: list[_Wanted] = []
+    found, run = list[_Wanted](), ""
+    seen: dict[tuple[str, int], _Wanted] = {}
     for number, row in enumerate(
         row for chunk in files.chunks(path, layout=layout) for row in chunk.dictionaries()
     ):
@@ -178,6 +173,7 @@ def _read(flag: str, name: str, rows: Dataset) -> list[_Wanted]:
                 f"{flag} {name}: no column '{lacking[0]}' (columns: {', '.join(row)}); expected a "
                 f"{FILE} of report or check, of which only 'new_label' is edited"
             )
+        run = run or str(row.get("run") or "")
         place = f"{flag} {name}, {files.places(path, [number], layout)}"
         new = (row.get("new_label") or "").strip()
         if flag == "--relabel" and not new:
@@ -185,22 +181,25 @@ def _read(flag: str, name: str, rows: Dataset) -> list[_Wanted]:
         if not str(row["id"] or "").removesuffix(".0").isdecimal() or not row["digest"]:
             raise UserError(f"{place}: 'id' and 'digest' must be as they were written")
         leaves_out = flag == "--exclude" or (new == DROP and DROP not in names)
-        found.append(
-            _Wanted(
-                place=place,
-                split=str(row["split"]),
-                id=int(float(row["id"])),
-                digest=str(row["digest"]).strip(),
-                label=row.get("label"),
-                new=None if leaves_out else _label(place, new, rows, names),
-            )
+        each = _Wanted(
+            place=place,
+            split=str(row["split"]),
+            id=int(float(row["id"])),
+            digest=str(row["digest"]).strip(),
+            label=row.get("label"),
+            new=None if leaves_out else _label(place, new, rows, names),
         )
+        other = seen.setdefault((each.split, each.id), each)
+        if other.new != each.new:
+            raise UserError(f"{place} and {other.place} want different things of one row")
+        if other is each:
+            found.append(each)
     if not found:
         raise UserError(
             f"{flag} {name}: no row has a 'new_label': write the right label there, or {DROP} to "
-            "leave the row out"
+            "leave the row out; no other column is read for it"
         )
-    return found
+    return found, run
 
 
 def _label(place: str, new: str, rows: Dataset, names: Sequence[str]) -> str:
@@ -234,15 +233,6 @@ def _several(cell: str) -> list[str]:
     except ValueError:
         return [cell]
     return [str(each) for each in found] if isinstance(found, list) else [cell]
-
-
-def _refuse_both(wanted: Mapping[str, Sequence[_Wanted]]) -> None:
-    """Refuse files that want two things of one row."""
-    seen: dict[tuple[str, int], _Wanted] = {}
-    for each in (row for rows in wanted.values() for row in rows):
-        other = seen.setdefault((each.split, each.id), each)
-        if other.new != each.new:
-            raise UserError(f"{each.place} and {other.place} want different things of one row")
 
 
 def _placed(
@@ -296,7 +286,11 @@ def _placed(
                     break
     for number, (split, row) in found.items():
         each, now = wanted[number], _shown(splits[split], row)
-        if each.label and now not in (each.label, each.label.removeprefix("'"), each.new):
+        if (
+            flag == "--relabel"
+            and each.label
+            and now not in (each.label, each.label.removeprefix("'"), each.new)
+        ):
             raise UserError(
                 f"{each.place}: the label was '{each.label}' when the file was written and is "
                 f"'{now}' now: has the data been corrected since?"
@@ -362,10 +356,3 @@ def _corrected(rows: Dataset, wanted: Mapping[int, str | None]) -> Dataset:
     others = rows.remove_columns("label")
     changed = arrow.with_column(others, "label", pa.array(labels, kind), feature)
     return digests.select(changed, kept)
-
-
-def _run_of(path: Path) -> str:
-    for chunk in files.chunks(path):
-        for row in chunk.dictionaries():
-            return str(row.get("run") or "")
-    return ""

@@ -37,7 +37,7 @@ def measured(run: Run) -> dict[str, Any] | None:
         for kind, verb in (("relabelled", "relabelled"), ("excluded", "left out"))
         if each[kind]
     )
-    named = next((each["run"] for each in done if each["run"]), "")
+    named = next((each["run"] for each in reversed(done) if each["run"]), "")
     if not named:
         return {"sentence": f"Corrected: {what}."}
     try:

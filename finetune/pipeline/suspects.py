@@ -26,10 +26,13 @@ def of_run(run: Run) -> Path | None:
     """Write the test rows of a run that may have a wrong label, then its most confident mistakes.
 
     Returns:
-        The file in its directory; None where no row is suspected, or the task has no classes.
+        The file in its directory, which stays as it is if a person has written into it; None
+        where no row is suspected, or the task has no classes.
     """
     table, path = run.predictions, run.path / FILE
     rows = run.scored(table)
+    if path.exists() and corrections.edited(path):
+        return path  # a person's work
     path.unlink(missing_ok=True)
     if not isinstance(rows, ScoredRows) or not {"text", DIGEST} & {*table.columns}:
         return None

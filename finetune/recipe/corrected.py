@@ -22,21 +22,32 @@ class Corrected(Declared):
     """
 
     relabel: str | None = option(
-        None, "suspects.csv of report or check, with the right labels in the column new_label"
+        None,
+        "suspects.csv of report or check, with the right labels in the column new_label; several "
+        "in the order in which they were made",
+        "FILE,FILE",
     )
-    exclude: str | None = option(None, "the same, of rows that are left out")
+    exclude: str | None = option(None, "the same, of rows that are left out", "FILE,FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.corrections: Sequence[Applied] = ()
 
+    def files_of_corrections(self) -> dict[str, list[str]]:
+        """Return the names of the files, by the option that names them."""
+        return {
+            name: [each.strip() for each in (getattr(self, name) or "").split(",") if each.strip()]
+            for name in ("relabel", "exclude")
+        }
+
     def corrected(self, splits: DatasetDict, source: DatasetDict, column: str) -> DatasetDict:
         """Return the splits as the files correct them."""
-        if self.relabel is None and self.exclude is None:
+        names = self.files_of_corrections()
+        if not any(names.values()):
             return splits
         from finetune.data import corrections
 
         splits, self.corrections = corrections.apply(
-            splits, source, column, relabel=self.relabel, exclude=self.exclude, note=self.note
+            splits, source, column, note=self.note, **names
         )
         return splits
