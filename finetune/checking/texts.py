@@ -92,7 +92,10 @@ def findings(
         numbers, lengths = [np.empty(0, np.int64)], cuts.Lengths()
         hits: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in _DAMAGES}
         for some, values in arrow.pieces(rows, stored, wanted):
-            texts = pc.fill_null(pc.list_element(values, part) if are_several else values, "")
+            texts = pc.list_element(values, part) if are_several else values
+            if not arrow.is_text(texts.type):
+                continue
+            texts = pc.fill_null(texts, "")
             numbers.append(some)
             lengths.add(texts)
             for name, is_damaged in _damaged(texts).items():

@@ -8,7 +8,9 @@ python -m finetune check text --dataset tickets.csv --model NAME --json
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.checking.finding import STATUS
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _USAGE = """\
 usage: python -m finetune check RECIPE [flags of the training] [--deep] [--json]
+                                [--suspects FILE.csv]
 
 Read and check the data and the options as a training with these flags would. Nothing is
 trained, no weights are loaded and no run is written.
@@ -31,6 +34,9 @@ options
   --deep  also near duplicates and the score without them, words and columns that tell the
           label, and labels that are probably wrong: half a minute for 25,000 long texts
   --json  one JSON document instead of the page
+  --suspects FILE.csv
+          write the rows that are suspected, to be corrected in a spreadsheet and given back
+          to a training: --relabel FILE.csv, --exclude FILE.csv
 
 exit status
   0  training would work
@@ -59,6 +65,7 @@ def main(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(flags):
         print(_USAGE, end="")
         return 0
+    suspects = _suspects(flags)
     as_json, deep = "--json" in flags, "--deep" in flags
     flags = [flag for flag in flags if flag not in ("--json", "--deep")]
     wanted = peek(catalog.find(recipe), flags)
@@ -72,11 +79,35 @@ def main(words: Sequence[str]) -> int:
     mistakes = Mistakes()
     chosen = from_command_line(recipe, flags, mistakes)
     found = check.examine(chosen, mistakes=mistakes, deep=deep)
+    if suspects is not None:
+        from finetune.pipeline.suspects import of_findings
+
+        count = of_findings(suspects, found.findings, chosen.recipe)
+        sys.stderr.write(f"{suspects}: {counted(count, 'row')} to look at\n")
     if as_json:
         print(json.dumps(check.as_json(found), indent=2, ensure_ascii=False))
     else:
         _show(found, recipe)
     return found.status
+
+
+def _suspects(flags: list[str]) -> Path | None:
+    """Take ``--suspects FILE.csv`` out of the flags, and return the file.
+
+    Raises:
+        UserError: if it cannot be one.
+    """
+    for number, flag in enumerate(flags):
+        word, _, value = flag.partition("=")
+        if word == "--suspects":
+            del flags[number]
+            path = Path(value or (flags.pop(number) if number < len(flags) else "")).expanduser()
+            if path.suffix.lower() == ".csv" and path.absolute().parent.is_dir():
+                return path
+            raise UserError(
+                f"--suspects {path}: expected the name of a .csv in a directory that is there"
+            )
+    return None
 
 
 def _show(found: Check, recipe: str) -> None:

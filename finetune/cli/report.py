@@ -22,4 +22,9 @@ def main(words: Sequence[str]) -> int:
 
     written = report(load_run(given.run, given.trust_recipe))
     console.say(f"report: {written.page}; model card: {written.card}")
+    if written.suspects:
+        console.say(
+            f"rows to look at: {written.suspects}; copy it, write the right labels into new_label, "
+            "and train with --relabel COPY"
+        )
     return 0

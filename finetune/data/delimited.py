@@ -23,6 +23,9 @@ _FEW = 3
 _LONGEST_FIELD = 2**24  # characters; anything longer is an unclosed quote
 _NULL = re.compile(b"\0")
 
+#: With which a formula begins, also written in full width.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
+
 Row = dict[str, Any]
 #: The first and the last line of a row, and the row.
 Placed = tuple[int, int, Row]
@@ -199,6 +202,16 @@ def _count(path: Path, layout: Layout, strict: bool = False) -> _Count:
         except UserError:
             whole = False
     return _Count(rows, lines, whole, list(row))
+
+
+def harmless(cell: Any) -> Any:
+    """Return a cell that no spreadsheet runs, by the rule of OWASP; numbers stay as they are."""
+    if not isinstance(cell, str) or not cell.startswith(_FORMULAS):
+        return cell
+    with contextlib.suppress(ValueError):
+        float(cell)
+        return cell
+    return f"'{cell}"
 
 
 def null_byte(table: pa.Table) -> tuple[int, str] | None:

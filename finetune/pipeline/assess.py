@@ -15,6 +15,7 @@ from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from finetune.errors import UserError
+from finetune.pipeline import corrected
 from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.recipe.scoring import without_counted
@@ -67,6 +68,10 @@ def assess(
     thresholds = task.thresholds_of(after) if after else None
     statistics = _statistics(run, found, assessment)
     statistics = replace(statistics, threshold=best, thresholds=thresholds)
+    replace(run.metrics, statistics=statistics).write(run.path)  # the comparison reads the run
+    if change := corrected.measured(run):
+        statistics = replace(statistics, corrected=change)
+        progress(Noted(change["sentence"]))
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
     run.update(temperature=temperature)

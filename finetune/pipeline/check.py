@@ -111,13 +111,7 @@ def examine(
             return Check(findings=_sorted(found), splits={}, command=chosen.command)
         found += recipe.findings
         if deep and not wrong.found:
-            found += deeper.findings(
-                recipe.source,
-                recipe.splits,
-                column=recipe.input_column,
-                read=recipe.columns_read(),
-                places=recipe.places,
-            )
+            found += _deep(chosen)
         steps = None
         if values is not None and not wrong.found:
             try:
@@ -141,6 +135,24 @@ def examine(
         task=recipe.kind.name,
         steps=steps,
         command=chosen.command,
+    )
+
+
+def _deep(chosen: Settings) -> list[Finding]:
+    """Return what takes longer: a rehearsal of the training, before memory is full of words."""
+    from finetune.pipeline import rehearsal
+
+    recipe = chosen.recipe
+    try:
+        found = rehearsal.findings(dataclasses.replace(chosen))
+    except UserError as error:
+        found = [Finding(name="refused", severity="error", message=each) for each in error.mistakes]
+    return found + deeper.findings(
+        recipe.source,
+        recipe.splits,
+        column=recipe.input_column,
+        read=recipe.columns_read(),
+        places=recipe.places,
     )
 
 

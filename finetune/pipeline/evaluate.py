@@ -189,7 +189,8 @@ def _on(
     ]:
         raise UserError(*unknown)
     usual: dict[str, Any] = {"dataset": data, "dataset_revision": None}
-    usual |= {"group_column": None, "time_column": None}  # nothing is split
+    usual |= dict.fromkeys(("group_column", "time_column"))  # nothing is split
+    usual |= dict.fromkeys(("relabel", "exclude"))  # nor corrected
     if "label_column" in reading and "label_columns" in known:
         usual["label_columns"] = None
     if "label_columns" in reading and isinstance(recipe, Labelled):

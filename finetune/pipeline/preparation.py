@@ -107,6 +107,7 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
                 refuse_code(found.path)
     if values is not None:
         _refuse_unknown_metric(values, recipe, wrong)
+    _refuse_corrections_inside(recipe, chosen.output_dir, wrong)
     with telling(progress) as tell:
         if (shared := sharing.taken(_SHARED)) is None:
             _look_at_sources(recipe, values, wrong)
@@ -196,6 +197,18 @@ def leads(values: ArgumentValues | None) -> bool:
     """Return whether this process writes: rank 0, or one of each machine that shares no disk."""
     me = distributed.ranks()
     return (me.local_rank if values is not None and values.save_on_each_node else me.rank) == 0
+
+
+def _refuse_corrections_inside(recipe: Recipe, directory: Path, wrong: Mistakes) -> None:
+    """Refuse files of corrections that will be moved aside with the run that suspected the rows."""
+    for flag, names in recipe.files_of_corrections().items():
+        for name in names:
+            path = Path(name).expanduser().resolve()
+            if path.is_relative_to(directory.resolve()):
+                wrong.add(
+                    f"--{flag} {name}: is in the directory of the run, which is moved aside; copy "
+                    "it to where it stays, and name the copy"
+                )
 
 
 def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:

@@ -55,6 +55,8 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             fingerprint=fingerprint(recipe.splits, recipe.input_column),
             notes=notes,
             findings=[each.facts for each in recipe.findings],
+            tested_in="test" if "test" in recipe.source else "train",
+            corrections=[dataclasses.asdict(each) for each in recipe.corrections],
             revision=commit,
             split_how=recipe.split_how,
         ),

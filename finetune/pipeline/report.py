@@ -11,10 +11,13 @@ from finetune.runs.run import Run
 
 @dataclass(frozen=True)
 class Report:
-    """What was written: ``report.html`` with its plots beside it, and the model card."""
+    """What was written: ``report.html`` with its plots beside it, the model card, and
+    ``suspects.csv``, None if no row is suspected.
+    """
 
     page: Path
     card: Path
+    suspects: Path | None = None
 
 
 def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
@@ -30,6 +33,7 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
     Raises:
         UserError: if the training did not end.
     """
+    from finetune.pipeline import suspects
     from finetune.pipeline.assess import assess_again
     from finetune.reporting import card, page
 
@@ -38,4 +42,4 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
         raise UserError(run.unfinished)
     if run.metrics.statistics is None:
         assess_again(run)
-    return Report(page=page.write(run), card=card.write(run))
+    return Report(page=page.write(run), card=card.write(run), suspects=suspects.of_run(run))

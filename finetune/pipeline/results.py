@@ -55,12 +55,14 @@ def write(
 
 def tell(run: Run, progress: Progress, *, profiled: bool) -> None:
     """Write the report, then tell of the run; it is finished whatever becomes of its report."""
+    from finetune.pipeline import suspects
     from finetune.reporting import card, page
 
     written, later = None, f"python -m finetune report {run.path}"
     try:
         card.write(run)
         written = page.write(run)
+        suspects.of_run(run)
     except KeyboardInterrupt as wish:
         wish.args = (f"the run is finished, but not its report; to write it: {later}",)
         progress(Interrupted(*wish.args))

@@ -20,6 +20,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from finetune.data import delimited
 from finetune.data.files import Chunk, Rows
 from finetune.errors import UserError
 from finetune.predicting.request import Added
@@ -28,8 +29,6 @@ from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
 _MANIFEST = "manifest.json"
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _PARTS_OF_A_GROUP = 16
-#: With which a formula begins, also written in full width.
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
 
 
 @dataclass(frozen=True)
@@ -249,14 +248,7 @@ def _cell(value: Any) -> Any:
 
 
 def _harmless(value: Any) -> Any:
-    """Return a cell that no spreadsheet runs, by the rule of OWASP; numbers stay as they are."""
-    cell = _cell(value)
-    if not isinstance(cell, str) or not cell.startswith(_FORMULAS):
-        return cell
-    with contextlib.suppress(ValueError):
-        float(cell)
-        return cell
-    return f"'{cell}"
+    return delimited.harmless(_cell(value))
 
 
 def _json(value: Any) -> str:

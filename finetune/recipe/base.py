@@ -202,8 +202,8 @@ class Recipe(Splitting):
         source = self.source
         loaded, renames = len(self.notes), hasattr(self, "label_map")
         remarks = labels.remarks(source, renames=renames)
-        dataset = self.split(source)
-        self.notes_of_splitting = self.notes[loaded:]
+        dataset, self.notes_of_splitting = self.split(source), self.notes[loaded:]
+        dataset = self.corrected(dataset, source, self.input_column)
 
         def places(split: str, rows: Sequence[int]) -> str:
             return self.places(split if split in source else "train", rows)

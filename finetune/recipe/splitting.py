@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from finetune.errors import UserError
-from finetune.recipe.declaration import Declared
+from finetune.recipe.corrected import Corrected
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from finetune.data.plan import Plan
 
 
-class Splitting(Declared):
+class Splitting(Corrected):
     """Splits that a source has are used; those it lacks are split off its training rows.
 
     Attributes:

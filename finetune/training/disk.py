@@ -83,25 +83,31 @@ def refuse_too_little(
     )
     size = checkpoint_bytes(model, arguments)
     there = len(checkpoint.committed(directory)) if resumes else 0
-    saves = _saves(arguments, steps, epochs)
-    limit, best = arguments.save_total_limit, arguments.load_best_model_at_end
-    # a checkpoint is written before an older one is deleted
-    at_once = min(saves, saves if limit is None else max(limit, 1 + best) + 1)
+    at_once, best = checkpoints_at_once(arguments, steps, epochs), arguments.load_best_model_at_end
     needed = weight_bytes(model) + max(0, at_once - there) * size
     if needed <= free or not total:  # /proc has no size at all: it cannot be written, is told later
         return
-    others, fewest = [], min(saves, 2 + best)
+    others, fewest = [], min(_saves(arguments, steps, epochs), 2 + best)
     if fewest < at_once:
-        others.append(f"--save_total_limit 1 ({_shown(weight_bytes(model) + fewest * size)})")
+        others.append(f"--save_total_limit 1 ({shown(weight_bytes(model) + fewest * size)})")
     if not arguments.save_only_model and at_once:
         lean = weight_bytes(model) * (1 + at_once)
-        others.append(f"--save_only_model true ({_shown(lean)}, not resumable)")
+        others.append(f"--save_only_model true ({shown(lean)}, not resumable)")
     others.append("an --output_dir on a larger disk")
     raise UserError(
-        f"--output_dir {directory}: about {_shown(needed)} are needed "
-        f"({counted(at_once, 'checkpoint')} of {_shown(size)} at once and the model), "
-        f"{_shown(free)} are free; free some, or use "
+        f"--output_dir {directory}: about {shown(needed)} are needed "
+        f"({counted(at_once, 'checkpoint')} of {shown(size)} at once and the model), "
+        f"{shown(free)} are free; free some, or use "
         f"{' or '.join(others)}"
+    )
+
+
+def checkpoints_at_once(arguments: FinetuneArguments, steps: int, epochs: float) -> int:
+    """Return how many checkpoints there are at most at the same time."""
+    saves, limit = _saves(arguments, steps, epochs), arguments.save_total_limit
+    # a checkpoint is written before an older one is deleted
+    return min(
+        saves, saves if limit is None else max(limit, 1 + arguments.load_best_model_at_end) + 1
     )
 
 
@@ -136,7 +142,7 @@ def explained(directory: Path, work: str, needed: int = 0) -> Iterator[None]:
         if not _is_full(error, directory, needed):
             raise
         checkpoint.clear(directory)
-        takes = f" takes {_shown(needed)}," if needed else " failed,"
+        takes = f" takes {shown(needed)}," if needed else " failed,"
         known = checkpoint.committed(directory)
         kept = f"; {known[0].name} and those before it are whole" if known else ""
         if _free(directory) > needed and _is_of_one_file(error):
@@ -145,7 +151,7 @@ def explained(directory: Path, work: str, needed: int = 0) -> Iterator[None]:
                 f"{kept}. Raise that limit, then add --resume"
             ) from error
         raise RunError(
-            f"the disk of {directory} is full: {work}{takes} {_shown(_free(directory))} are free"
+            f"the disk of {directory} is full: {work}{takes} {shown(_free(directory))} are free"
             f"{kept}. Free some space, then add --resume; smaller: --save_total_limit 1, or "
             "--save_only_model true"
         ) from error
@@ -181,7 +187,7 @@ def _free(directory: Path) -> int:
         return 0
 
 
-def _shown(count: int) -> str:
+def shown(count: int) -> str:
     """Return ``1.2 GB``, as disks are measured: in powers of ten."""
     units = ("bytes", "kB", "MB", "GB", "TB")
     power = min(len(units) - 1, int(math.log10(max(count, 1))) // 3)

@@ -79,6 +79,9 @@ class Data(Record):
     notes: list[str] = field(default_factory=list)  # what was dropped or is unusual
     #: What is suspicious, as ``check`` finds it: name, severity, message, mend, count and rows.
     findings: list[dict[str, Any]] = field(default_factory=list)
+    tested_in: str = "test"  # the split of the source that the test rows are in
+    #: Of ``--relabel`` and ``--exclude``: file, sha256, and rows of each split.
+    corrections: list[dict[str, Any]] = field(default_factory=list)
     revision: str | None = None  # the commit on the Hub; None if it did not come from there
     split_how: str = ""  # how rows were split off, for people; empty if the source has all splits
 
@@ -176,6 +179,9 @@ class Statistics(Record):
     threshold: dict[str, Any] | None = None  # of two classes: see ``statistics.threshold.chosen``
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
     together: list[list[int]] | None = None  # rows that have both of two labels; up to 100 labels
+    #: What corrections of the data changed, against the run before them: see
+    #: ``pipeline.corrected.measured``.
+    corrected: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong
 
 

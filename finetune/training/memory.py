@@ -78,7 +78,7 @@ class Memory(FiniteSteps):
                 raise
             rows = self.args.per_device_eval_batch_size or 1
             raise RunError(
-                f"out of memory on {_place(self.args.device)} in an evaluation, with batches of "
+                f"out of memory on {place(self.args.device)} in an evaluation, with batches of "
                 f"{rows} rows: try --per_device_eval_batch_size {max(1, rows // 2)}"
             ) from error
 
@@ -108,7 +108,7 @@ class Memory(FiniteSteps):
             row = max(rows, key=lambda each: int(lengths[each]))
             longest = f", the longest of them row {self.names([row])[0]} with {lengths[row]} tokens"
         return (
-            f"out of memory on {_place(self.args.device)} at step {step:,}: a micro-batch of "
+            f"out of memory on {place(self.args.device)} at step {step:,}: a micro-batch of "
             f"{batch} (rows x padded length{longest}). Try {', '.join(_helpful(self.args))}"
         )
 
@@ -145,9 +145,9 @@ def refuse_too_little(model: torch.nn.Module, arguments: FinetuneArguments, toke
     if needed <= there:
         return
     raise UserError(
-        f"the training needs at least {_gib(needed)} of memory on {_place(arguments.device)} "
+        f"the training needs at least {shown(needed)} of memory on {place(arguments.device)} "
         f"(weights, gradients, optimizer and a micro-batch of {tokens:,} tokens), and there are "
-        f"{_gib(there)}: try {', '.join(_helpful(arguments))}, or a smaller --model"
+        f"{shown(there)}: try {', '.join(_helpful(arguments))}, or a smaller --model"
     )
 
 
@@ -188,11 +188,13 @@ def largest(steps: Iterator[list[int]], rows: datasets.Dataset, column: str) -> 
     return max((int(np.sum(lengths[each])) for each in steps), default=0)
 
 
-def _place(device: torch.device) -> str:
+def place(device: torch.device) -> str:
+    """Return what a device is called."""
     return "the CPU" if device.type == "cpu" else str(device)
 
 
-def _gib(count: int) -> str:
+def shown(count: int) -> str:
+    """Return ``1.2 GiB``, as memory is measured: in powers of two."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 

@@ -1,0 +1,53 @@
+"""Rows that a person corrected: labels that were wrong, rows that do not belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from finetune.recipe.declaration import Declared
+from finetune.recipe.options import option
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+    from finetune.data.corrections import Applied
+
+
+class Corrected(Declared):
+    """Files of corrections are applied once the splits are made.
+
+    Attributes:
+        corrections: What each file did, once the splits are made.
+    """
+
+    relabel: str | None = option(
+        None,
+        "suspects.csv of report or check, with the right labels in the column new_label; several "
+        "in the order in which they were made",
+        "FILE,FILE",
+    )
+    exclude: str | None = option(None, "the same, of rows that are left out", "FILE,FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.corrections: Sequence[Applied] = ()
+
+    def files_of_corrections(self) -> dict[str, list[str]]:
+        """Return the names of the files, by the option that names them."""
+        return {
+            name: [each.strip() for each in (getattr(self, name) or "").split(",") if each.strip()]
+            for name in ("relabel", "exclude")
+        }
+
+    def corrected(self, splits: DatasetDict, source: DatasetDict, column: str) -> DatasetDict:
+        """Return the splits as the files correct them."""
+        names = self.files_of_corrections()
+        if not any(names.values()):
+            return splits
+        from finetune.data import corrections
+
+        splits, self.corrections = corrections.apply(
+            splits, source, column, note=self.note, **names
+        )
+        return splits

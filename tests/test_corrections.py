@@ -1,0 +1,298 @@
+"""Suspected rows go into a file, are corrected by hand, and come back."""
+
+import csv
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+
+import finetune
+from finetune import cli
+from finetune.data import corrections
+from finetune.errors import UserError
+from finetune.pipeline import corrected
+from finetune.pipeline.report import report
+
+GOOD = "lovely fine warm great superb moving".split()  # noqa: SIM905
+BAD = "dull awful cold tired broken boring".split()  # noqa: SIM905
+Rows = list[dict[str, str]]
+
+
+def written(path: Path, wrong: int = 0, rows: int = 400) -> Path:
+    """Write rows whose label a bag of words knows, the first ``wrong`` of them mislabelled."""
+    generator = random.Random(0)
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["text", "label"])
+        for number in range(rows):
+            good = generator.random() < 0.5
+            words = generator.choices(GOOD if good else BAD, k=6)
+            out.writerow([f"{' '.join(words)} {number}", ["bad", "good"][good != (number < wrong)]])
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("data") / "reviews.csv", wrong=30)
+
+
+def splits() -> tuple[DatasetDict, DatasetDict]:
+    """Return a source of ten rows, and splits of it."""
+    features = Features(
+        {"text": Value("string"), "label": ClassLabel(names=["bad", "good"]), "id": Value("int64")}
+    )
+    rows = {"text": [f"row {n}" for n in range(10)], "label": [n % 2 for n in range(10)]}
+    source = Dataset.from_dict({**rows, "id": list(range(10))}, features)
+    return (
+        DatasetDict(
+            train=source.select([7, 1, 3, 5, 0]),
+            validation=source.select([2, 4]),
+            test=source.select([6, 8]),
+        ),
+        DatasetDict(train=source),
+    )
+
+
+def row_of(number: int, **others: str) -> dict[str, Any]:
+    return {
+        "split": "train",
+        "id": number,
+        "label": ["bad", "good"][number % 2],
+        "digest": corrections.digest_of(f"row {number}"),
+        **others,
+    }
+
+
+def applied(
+    path: Path, rows: list[dict[str, Any]], **files: list[str]
+) -> tuple[DatasetDict, list[str]]:
+    corrections.write(path, rows)
+    notes: list[str] = []
+    parts, source = splits()
+    given: dict[str, Any] = {"relabel": [str(path)], "exclude": [], **files}
+    return corrections.apply(parts, source, "text", note=notes.append, **given)[0], notes
+
+
+def test_labels_change_and_rows_go(tmp_path: Path) -> None:
+    path = tmp_path / "suspects.csv"
+    rows = [row_of(3, new_label="bad"), row_of(0, new_label="drop"), row_of(6, new_label="good"),
+            row_of(5), row_of(9, new_label="drop")]  # fmt: skip
+    found, notes = applied(path, rows)
+    assert list(zip(found["train"]["id"], found["train"]["label"], strict=True)) == [
+        (7, 1), (1, 1), (3, 0), (5, 1)
+    ]  # fmt: skip
+    assert found["test"]["label"][:] == [1, 0]
+    assert found["validation"]["label"][:] == [0, 0]
+    assert found["train"].features == splits()[0]["train"].features
+    assert notes == [
+        f"--relabel {path}: relabelled 1 train row, 1 test row; left out 1 train row; 1 row of the "
+        "file in no split: its test scores are not those of the same test set any more"
+    ]
+    found, _ = applied(path, [row_of(3), row_of(4)], relabel=[], exclude=[str(path)])
+    assert found["train"]["id"][:] == [7, 1, 5, 0]
+    assert found["validation"]["id"][:] == [2]
+
+
+def test_files_are_applied_one_after_the_other(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.csv", tmp_path / "b.csv"
+    corrections.write(first, [row_of(3, new_label="bad"), row_of(1, new_label="bad")])
+    again = {**row_of(3, new_label="good"), "label": "bad"}
+    found, _ = applied(second, [again], relabel=[str(first), str(second)], exclude=[str(first)])
+    assert dict(zip(found["train"]["id"], found["train"]["label"], strict=True)) == {
+        7: 1, 5: 1, 0: 0
+    }  # fmt: skip
+
+
+def test_rows_that_moved_are_found_by_their_text(tmp_path: Path) -> None:
+    moved = {**row_of(3, new_label="bad"), "id": 8}
+    found, _ = applied(tmp_path / "a.csv", [moved])
+    assert dict(zip(found["train"]["id"], found["train"]["label"], strict=True))[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row_of(3)], r"no row has a 'new_label': write the right label there, or drop"),
+        ([row_of(3, new_label="god")], r"line 2: there is no label 'god'; did you mean 'good'"),
+        (
+            [row_of(3, new_label="bad", digest="x0"), row_of(1, new_label="bad")],
+            r"1 row of 2 are not in the data: line 2; is it the file of another data set",
+        ),
+        (
+            [row_of(3, new_label="bad", label="bad?")],
+            r"line 2: the label was 'bad\?' when the file was written and is 'good' now",
+        ),
+        ([{**row_of(3, new_label="bad"), "id": "x"}], r"line 2: 'id' and 'digest' must be as they"),
+        (
+            [row_of(3, new_label="bad"), row_of(3, new_label="drop")],
+            r"line 3 and .*line 2 want different things of one row",
+        ),
+    ],
+)
+def test_files_that_correct_nothing_are_refused(
+    rows: list[dict[str, Any]], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        applied(tmp_path / "a.csv", rows)
+
+
+def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nrow 1,good\n")
+    parts, source = splits()
+    with pytest.raises(UserError, match=r"no column 'split' \(columns: text, label\)"):
+        corrections.apply(
+            parts, source, "text", relabel=[], exclude=[str(path)], note=lambda sentence: None
+        )
+
+
+def test_several_labels_of_a_row(tmp_path: Path) -> None:
+    names = ClassLabel(names=["a", "b", "c"])
+    features = Features({"text": Value("string"), "label": List(names), "id": Value("int64")})
+    rows = Dataset.from_dict(
+        {"text": ["row 0", "row 1"], "label": [[0], [1, 2]], "id": [0, 1]}, features
+    )
+    path = tmp_path / "a.csv"
+    corrections.write(path, [{**row_of(1, new_label='["c", "a"]'), "label": '["b", "c"]'}])
+    given = DatasetDict(train=rows)
+    found, _ = corrections.apply(
+        given, given, "text", relabel=[str(path)], exclude=[], note=lambda sentence: None
+    )
+    assert found["train"]["label"][:] == [[0], [0, 2]]
+
+
+def as_excel(content: bytes) -> bytes:
+    """Return a file as a spreadsheet of a country with decimal commas writes it again."""
+    text = content.decode("utf-8-sig")
+    rows = list(csv.reader(text.splitlines()))
+    lines = "\r\n".join(";".join(cell if ";" not in cell else f'"{cell}"' for cell in row)
+                        for row in rows)  # fmt: skip
+    return lines.encode("cp1252")
+
+
+def test_a_spreadsheet_may_have_written_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    corrections.write(path, [row_of(3, new_label="bad", text="=1+1 été"), row_of(1)])
+    assert "'=1+1" in path.read_text(encoding="utf-8-sig")
+    path.write_bytes(as_excel(path.read_bytes()))
+    parts, source = splits()
+    found, _ = corrections.apply(
+        parts, source, "text", relabel=[str(path)], exclude=[], note=lambda sentence: None
+    )
+    assert found["train"]["label"][:] == [1, 1, 0, 1, 0]
+
+
+def edited(path: Path, change: Callable[[dict[str, str]], str]) -> int:
+    """Fill in the column as a person would; return how many rows got a label."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["new_label"] = change(row)
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        out = csv.DictWriter(file, corrections.COLUMNS)
+        out.writeheader()
+        out.writerows(rows)
+    return sum(bool(row["new_label"]) for row in rows)
+
+
+def truth(row: dict[str, str]) -> str:
+    right = "good" if row["text"].split()[0] in GOOD else "bad"
+    return right if right != row["label"] else ""
+
+
+@pytest.mark.trains
+@pytest.mark.usefixtures("one_thread")
+def test_the_loop_of_mending(
+    source: Path, tmp_path: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Train, look at the suspects, correct them, train again; the report says what that changed."""
+    output = tmp_path / "run"
+    words = ["text", "--dataset", str(source), "--model", tiny_model, "--output_dir", str(output)]
+    words += ["--num_train_epochs", "6", "--learning_rate", "3e-3", "--precision", "fp32"]
+    words += ["--global_batch_size", "16"]
+    assert cli.main(words) == 0
+    suspects = output / corrections.FILE
+    with suspects.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["split"] for row in rows} == {"train"}  # of which the test rows were split off
+    assert {row["why"] for row in rows} <= {"label may be wrong", "confident mistake"}
+    count = edited(suspects, truth)
+    assert count >= 3
+    capsys.readouterr()
+    assert report(output).suspects == suspects
+    assert edited(suspects, truth) == count  # the report has not written over it
+    edited(suspects, truth)
+    assert cli.main([*words, "--relabel", str(suspects)]) == 2
+    assert "is in the directory of the run" in capsys.readouterr().err
+    kept = tmp_path / "mended.csv"
+    kept.write_bytes(suspects.read_bytes())
+    assert cli.main([*words, "--relabel", str(kept)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"relabelled {count} test row" in said
+
+    run = finetune.Run.load(output)
+    (done,) = run.manifest.data.corrections
+    assert (done["relabelled"], done["excluded"]) == ({"test": count}, {})
+    assert len(done["sha256"]) == 64
+    change = run.statistics.corrected
+    assert change is not None
+    assert change["run"] == f"{output}.1"
+    assert change["rows"] == 80 - count
+    before = finetune.Run.load(f"{output}.1")
+    assert list(run.predictions["id"]) == list(before.predictions["id"])
+    right = {name: each.set_index("id") for name, each in
+             (("before", before.predictions), ("after", run.predictions))}  # fmt: skip
+    same = right["before"]["label"] == right["after"]["label"]
+    for name in ("before", "after"):
+        some = right[name][same]
+        accuracy = (some["label"] == some["prediction"]).mean()
+        assert change[name]["accuracy"] == pytest.approx(accuracy)
+    for path in ("report.html", "README.md"):
+        assert change["sentence"][:60] in (output / path).read_text()
+    assert finetune.evaluate(run).metrics["accuracy"] == run.metrics.test["accuracy"]
+    kept.write_bytes(b"")
+    with pytest.raises(UserError, match="holds no rows"):
+        finetune.evaluate(run)
+
+
+def test_a_run_that_is_gone_is_said(tmp_path: Path) -> None:
+    class Data:
+        corrections = [{"file": "a.csv", "relabelled": {"train": 2}, "excluded": {}, "run": "x y"}]
+
+    class Fake:
+        path = tmp_path / "run"
+        manifest = type("Manifest", (), {"data": Data})
+
+    found = corrected.measured(Fake)  # type: ignore[arg-type]
+    assert found == {
+        "sentence": "Corrected: a.csv relabelled 2 train rows. The run before, x y, was not found."
+    }
+
+
+def test_check_writes_what_it_suspects(
+    source: Path, tmp_path: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = source.read_text().splitlines()
+    doubled = tmp_path / "doubled.csv"
+    doubled.write_text("\n".join([*rows, *rows[1:41]]) + "\n")
+    words = ["check", "text", "--dataset", str(doubled), "--model", tiny_model]
+    path = tmp_path / "found.csv"
+    assert cli.main([*words, "--suspects", str(path)]) == 3
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        found = list(csv.DictReader(file))
+    repeated = [row for row in found if row["why"].startswith("duplicates")]
+    assert [int(row["id"]) for row in repeated] == list(range(400, 440))
+    assert repeated[0]["place"] == "line 402"
+    again = finetune.check("text", dataset=str(doubled), model=tiny_model, exclude=str(path))
+    assert sum(facts.rows for facts in again.splits.values()) == 400  # the first of each stays
+    assert any("40 rows of the file in no split" in each.message for each in again.findings)
+    for words_of_file in (
+        ["--suspects", str(tmp_path)],
+        ["--suspects=nosuch/a.csv"],
+        ["--suspects"],
+    ):
+        assert cli.main([*words, *words_of_file]) == 2
+        assert "expected the name of a .csv" in capsys.readouterr().err
