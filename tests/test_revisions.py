@@ -10,7 +10,7 @@ from finetune.data import sources
 from finetune.models.pretrained import load_tokenizer
 from tests.conftest import Command
 from tests.hub import Hub
-from tests.hub.repositories import CASED, YELP
+from tests.hub.repositories import CASED, TICKETS, YELP
 
 FLAGS = ["yelp", "--train_samples", "40", "--eval_samples", "10", "--max_steps", "1"]
 FLAGS += ["--max_length", "16", "--precision", "fp32", "--no_baseline"]
@@ -54,3 +54,29 @@ def test_a_revision_of_something_that_is_not_on_the_hub_is_refused(
         sources.read(str(reviews), "main")
     with pytest.raises(UserError, match=r"--model_revision main: .* is not from the Hub"):
         load_tokenizer(tiny_model, "main")
+
+
+def test_a_configuration_and_splits_of_other_names_can_be_chosen(
+    hub: Hub, command: Command, tiny_model: str, tmp_path: Path
+) -> None:
+    environment = hub.environment(tmp_path / "home")
+    check = ["check", "text", "--dataset", TICKETS, "--model", tiny_model]
+    german = [*check, "--dataset_config", "de"]
+    names = ["--dataset_splits", "train=fit,test=held_out"]
+
+    unsaid = command(*check, env=environment)
+    assert "Config name is missing" in unsaid.stdout
+    assert "--dataset_config NAME chooses" in unsaid.stdout
+    unnamed = command(*german, env=environment)
+    assert (
+        "has no train split (it has: fit, held_out); --dataset_splits train=fit" in unnamed.stdout
+    )
+
+    offline = environment | {"HF_HUB_OFFLINE": "1"}
+    found = command(*german, *names, env=offline)
+    assert "train         54" in found.stdout, found.stdout + found.stderr
+    assert "test          20" in found.stdout
+    other = command(*check, "--dataset_config", "en", *names, env=offline)
+    assert f"the data set '{TICKETS}' cannot be loaded: HF_HUB_OFFLINE is set" in (
+        other.stdout + other.stderr
+    )

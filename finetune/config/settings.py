@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: Options that say where data and model come from.
-_SOURCES = ("dataset", "dataset_revision", "model", "model_revision")
+_SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ def evaluate(
 def sources(run: Run, data: str | None) -> dict[str, str | None]:
     """Return the data that an evaluation reads, by the names of the options of a recipe."""
     options = run.manifest.options
-    own = {name: options.get(name) for name in ("dataset", "dataset_revision")}
+    names = ("dataset", "dataset_revision", "dataset_config")
+    own = {name: options.get(name) for name in names}
     return own if data is None else {"dataset": data}
 
 

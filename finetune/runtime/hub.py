@@ -6,6 +6,7 @@ needs no network, for the rest the endpoint is tried once, and then ``HF_HUB_OFF
 
 from __future__ import annotations
 
+import glob
 import os
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -31,14 +32,15 @@ def missing(wanted: Mapping[str, Any]) -> list[str]:
     """Return what is on the Hub and not in the cache, for people.
 
     Args:
-        wanted: Options, of which ``dataset``, ``model``, ``dataset_revision`` and
-            ``model_revision`` count.
+        wanted: Options, of which ``dataset``, ``model``, ``dataset_revision``,
+            ``model_revision`` and ``dataset_config`` count.
     """
     return [
         f"the {_KINDS[kind]} '{name}'" + (f" at revision '{revision}'" if revision else "")
         for kind in _KINDS
         for name, revision in [(wanted.get(kind), wanted.get(f"{kind}_revision"))]
-        if name and names_repository(name) and not _is_cached(kind, name, revision)
+        for config in [wanted.get(f"{kind}_config")]
+        if name and names_repository(name) and not _is_cached(kind, name, revision, config)
     ]
 
 
@@ -97,7 +99,9 @@ def require(wanted: Mapping[str, Any], *, embedded: bool, packaged: str = "") ->
         raise refusal
 
 
-def _is_cached(kind: str, name: str, revision: str | None = None) -> bool:
+def _is_cached(
+    kind: str, name: str, revision: str | None = None, config: str | None = None
+) -> bool:
     if kind == "model":
         repository = caches()["hub"] / f"models--{name.replace('/', '--')}"
         commit, reference = revision or "*", repository / "refs" / (revision or "*")
@@ -110,11 +114,11 @@ def _is_cached(kind: str, name: str, revision: str | None = None) -> bool:
             and any(any(snapshot.glob(each)) for each in ("tokenizer*.json", "preproc*.json"))
             for snapshot in (repository / "snapshots").glob(commit)
         )
-    wanted = _spelled_alike(name.replace("/", "___"))
+    wanted, which = _spelled_alike(name.replace("/", "___")), glob.escape(config or "")
     # a directory is named by the commit; which one a branch means, only the Hub knows
     return any(
         _spelled_alike(path.name) == wanted
-        and any(path.glob(f"*/*/{revision or '*'}/dataset_info.json"))
+        and any(path.glob(f"{which}*/*/{revision or '*'}/dataset_info.json"))
         for path in caches()["datasets"].glob("*")
     )
 

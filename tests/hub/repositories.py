@@ -33,6 +33,10 @@ YELP_LABELS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
 SENTIMENT = "davidberg/sentiment-reviews"
 SENTIMENT_ROWS = {"positive": 440, "negative": 150, "neutral": 90}
 
+#: One with several configurations, and splits of names of its own.
+TICKETS = "team/tickets"
+TICKETS_ROWS = {"fit": 60, "held_out": 20}
+
 MNIST = "ylecun/mnist"
 MNIST_ROWS = {"train": 300, "test": 100}
 
@@ -105,10 +109,11 @@ _BARS = (
 
 
 def build_repositories(root: Path) -> None:
-    """Write all five repositories below `root`."""
+    """Write all repositories below `root`."""
     _build_yelp(root / "datasets" / YELP)
     _build_sentiment(root / "datasets" / SENTIMENT)
     _build_mnist(root / "datasets" / MNIST)
+    _build_tickets(root / "datasets" / TICKETS)
     _build_bert(root / "models" / CASED, lowercase=False, dtype=torch.float32)
     _build_bert(root / "models" / UNCASED, lowercase=True, dtype=UNCASED_DTYPE)
 
@@ -241,6 +246,17 @@ def _build_sentiment(directory: Path) -> None:
         writer.writerow([i, _sentences(rng, opinions[division], 2), polarity, division])
     _write(directory, "sentiment_reviews.csv", text.getvalue())
     _write(directory, "README.md", "---\nlanguage:\n- en\n---\n")
+
+
+def _build_tickets(directory: Path) -> None:
+    configs = []
+    for config in ("de", "en"):
+        for split, count in TICKETS_ROWS.items():
+            rows = [f"{split} ticket {n} in {config},{'ab'[n % 2]}" for n in range(count)]
+            _write(directory, f"{config}/{split}.csv", "\n".join(["text,label", *rows]) + "\n")
+        files = [{"split": split, "path": f"{config}/{split}.csv"} for split in TICKETS_ROWS]
+        configs.append({"config_name": config, "data_files": files})
+    _write(directory, "README.md", f"---\n{yaml.safe_dump({'configs': configs})}---\n")
 
 
 def _digit(rng: np.random.Generator, label: int) -> bytes:
