@@ -271,6 +271,17 @@ def test_archives_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     assert read(path)[0] == ROWS
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("data/b.jsonl", r"rename it to a\.jsonl\.zip"), ("b.xlsx", "unzip it")],
+)
+def test_an_archive_of_another_format_is_refused(name: str, hint: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.zip"
+    path.write_bytes(zipped(b'{"text": "x"}\n', name))
+    with pytest.raises(UserError, match=rf"a\.csv\.zip holds {name}: {hint}"):
+        read(path)
+
+
 def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
     path, claimed = tmp_path / "a.csv.zip", 100 * 2**40
     content = bytearray(zipped(TEXT.encode()))

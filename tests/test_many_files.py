@@ -92,6 +92,38 @@ def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
         sources.read(str(tmp_path / "*.jsonl"))
 
 
+def test_types_that_have_one_in_common_are_read_as_that(tmp_path: Path) -> None:
+    one, two = tmp_path / "a-1.parquet", tmp_path / "a-2.parquet"
+    FRAME.assign(n=1, empty=None).to_parquet(one)
+    other = FRAME.assign(n=[None, 0.5, 1, 1, 1, 1], empty="x")
+    other.astype({"label": "category"}).to_parquet(two)
+    FRAME.assign(n=2, empty="y").to_json(tmp_path / "a-3.jsonl", orient="records", lines=True)
+    found = sources.read(str(tmp_path / "a-*"))["train"]
+    assert found["n"][:] == [1.0] * 6 + [None, 0.5, 1, 1, 1, 1] + [2.0] * 6
+    assert found["empty"][:] == [None] * 6 + ["x"] * 6 + ["y"] * 6
+    assert found["label"][:] == LABELS * 3
+    assert {str(each.dtype) for each in found.features.values()} == {"string", "float64", "int64"}
+
+
+def test_classes_of_other_numbers_are_refused(tmp_path: Path) -> None:
+    for number, names in enumerate((["bad", "good"], ["good", "bad"])):
+        features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+        rows = Dataset.from_dict({"text": TEXTS[:2], "label": [0, 1]}, features)
+        rows.to_parquet(tmp_path / f"train-{number}.parquet")
+    message = (
+        r"'label' is a class of bad, good in .*0\.parquet and a class of good, bad in .*1\.par"
+    )
+    with pytest.raises(UserError, match=message):
+        sources.read(str(tmp_path))
+
+
+def test_parts_of_two_exports_are_refused(tmp_path: Path) -> None:
+    shards(tmp_path, of=2)
+    shards(tmp_path, of=3)
+    with pytest.raises(UserError, match="parts of 'train' are of two exports, of 2 and 3 parts"):
+        sources.read(str(tmp_path))
+
+
 def test_columns_in_another_order_are_the_same(tmp_path: Path) -> None:
     FRAME.to_csv(tmp_path / "a.csv", index=False)
     FRAME[["label", "text"]].to_csv(tmp_path / "b.csv", index=False)

@@ -46,9 +46,9 @@ def plain(table: pa.Table) -> pa.Table:
 def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
-    if pa.types.is_string_view(kind):
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
         return pa.string()
-    if pa.types.is_binary_view(kind):
+    if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
         return pa.binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_plain(kind.value_type))

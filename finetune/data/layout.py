@@ -295,6 +295,11 @@ def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     if len(there) != 1:
         names = ", ".join(each.filename for each in there[:5]) or "none"
         raise UserError(f"{path}: expected an archive of one file, found {names}: unzip it")
+    inside = formats.suffix(there[0].filename)
+    if inside in formats.FILES and inside != formats.suffix(path):
+        name = f"{formats.stem(path)}{inside}.zip"
+        hint = f"rename it to {name}" if inside in formats.TEXTS else "unzip it"
+        raise UserError(f"{path} holds {there[0].filename}: {hint}")
     if there[0].flag_bits & 1:
         raise UserError(f"{path} is encrypted: unzip it")
     cache = hub.caches()["datasets"]  # where its rows go

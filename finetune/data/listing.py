@@ -188,7 +188,13 @@ def _complete(
             mistakes.append(f"{where}: expected one file for '{split}', found {two}")
         numbers = {int(part["number"]) for part in parts if part and part["of"]}
         expected = {int(part["of"]) for part in parts if part and part["of"]}
-        if len(expected) == 1 and len(numbers) < (most := expected.pop()):
+        if len(expected) > 1:
+            counts = " and ".join(map(str, sorted(expected)))
+            mistakes.append(
+                f"{where}: the parts of '{split}' are of two exports, of {counts} parts: remove "
+                "those of the older one"
+            )
+        elif expected and len(numbers) < (most := expected.pop()):
             mistakes.append(
                 f"{where}: '{split}' has {len(numbers)} of {most} parts, the last that is there is "
                 f"{several[-1].name}: download the others, or name those that are wanted by a "

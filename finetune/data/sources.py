@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import (
+    ClassLabel,
     Dataset,
     DatasetBuilder,
     DatasetDict,
     DownloadManager,
+    Features,
     concatenate_datasets,
     load_dataset,
     load_dataset_builder,
@@ -209,7 +212,7 @@ def _joined(several: Sequence[Path], options: ReadOptions, note: Callable[[str],
     """Return the rows of files, one after the other.
 
     Raises:
-        UserError: if they have other columns, or values of other types.
+        UserError: if they have other columns, or values without a common type.
     """
     told: dict[str, list[str]] = {}
     parts: list[Dataset] = []
@@ -225,13 +228,19 @@ def _joined(several: Sequence[Path], options: ReadOptions, note: Callable[[str],
         note(sentences[0] + others)
     if len(parts) == 1:
         return parts[0]
-    order = parts[0].column_names
-    joined: Dataset = concatenate_datasets([part.select_columns(order) for part in parts])
+    features = _common(several, parts)
+    order = list(features)
+    joined: Dataset = concatenate_datasets(
+        [
+            rows if rows.features == features else rows.cast(features)
+            for rows in (part.select_columns(order) for part in parts)
+        ]
+    )
     return joined
 
 
 def _refuse_others(path: Path, rows: Dataset, other: Path, others: Dataset) -> None:
-    """Refuse a file whose columns, or their types, are not those of another one."""
+    """Refuse a file whose columns are not those of another one."""
     columns, there = set(rows.column_names), set(others.column_names)
     if columns != there:
         lacks = [f"no '{name}'" for name in sorted(columns - there)]
@@ -240,16 +249,39 @@ def _refuse_others(path: Path, rows: Dataset, other: Path, others: Dataset) -> N
             f"{other} has other columns than {path}: {', '.join([*lacks, *more])}; give all files "
             "of a split the same columns"
         )
-    for name in rows.column_names:
-        one, two = (_kind(each.features[name]) for each in (rows, others))
-        if "null" not in (one, two) and one != two:
-            raise UserError(
-                f"the column '{name}' is {one} in {path} and {two} in {other}: write it alike in "
-                "all files of a split"
-            )
+
+
+def _common(several: Sequence[Path], parts: Sequence[Dataset]) -> Features:
+    """Return the types of columns in all files: of whole numbers and fractions, for instance, those
+    of fractions.
+
+    Raises:
+        UserError: if there are none in common.
+    """
+    common = Features(parts[0].features)
+    for name, first in parts[0].features.items():
+        known, where = first, several[0]
+        for path, rows in zip(several, parts, strict=True):
+            if (feature := rows.features[name]) == known:
+                continue
+            both = [Features({"": each}).arrow_schema for each in (known, feature)]
+            try:
+                if isinstance(known, ClassLabel) or isinstance(feature, ClassLabel):
+                    raise pa.ArrowTypeError("numbers of other classes")
+                merged = arrow.stored(pa.unify_schemas(both, promote_options="permissive"))
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise UserError(
+                    f"the column '{name}' is {_kind(known)} in {where} and {_kind(feature)} in "
+                    f"{path}: write it alike in all files of a split"
+                ) from error
+            known, where = Features.from_arrow_schema(merged)[""], path
+        common[name] = known
+    return common
 
 
 def _kind(feature: Any) -> str:
+    if isinstance(feature, ClassLabel):
+        return f"a class of {', '.join(feature.names)}"
     return str(getattr(feature, "dtype", None) or feature)
 
 
@@ -263,7 +295,8 @@ def _without_index(name: str, rows: Dataset, note: Callable[[str], None]) -> Dat
     if not all(value.isdecimal() for value in values) or len(set(values)) < len(values):
         return rows
     where = "the column" if index == _PANDAS else "the first column"
-    note(f"{name}: left out {where} '{index}', which only numbers the rows")
+    called = f"{where} '{index}'" if index else f"{where}, without a name"
+    note(f"{name}: left out {called}, which only numbers the rows")
     return rows.remove_columns([index])
 
 
