@@ -148,6 +148,7 @@ def generator() -> Iterator[dict[str, Any]]:
         (pl.LazyFrame(ROWS), r"found LazyFrame; call its collect\(\)"),
         (pl.Series(["a"]), "found Series; its frame has the labels, too"),
         (pd.Series(["a"]), "found Series; its frame has the labels, too"),
+        (pa.chunked_array([["a"]]), "found ChunkedArray$"),
         (generator(), r"found generator; list\(\) makes a list of it"),
         (IterableDataset.from_generator(generator), "found IterableDataset; Dataset.from_gener"),
         (
@@ -252,6 +253,7 @@ def test_a_frame_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
     predicted = finetune.predict(run, frame, text_column="body")
     assert list(predicted) == ["body", "queue", "label", "probability"]
     assert predicted["queue"].tolist() == ["bad", "good", "bad"]
+    assert list(finetune.predict(run, pl.Series(["a film"]))["text"]) == ["a film"]
     with pytest.raises(UserError, match="1 of 20 rows without a text: position 3; --drop_invalid"):
         finetune.evaluate(run, labelled(20).assign(body=lambda f: f.body.where(f.index != 3)),
                           **COLUMNS)  # fmt: skip

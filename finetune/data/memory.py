@@ -101,10 +101,14 @@ def _place(name: str) -> Path:
     return caches.place(caches.MEMORY, name.removeprefix(PREFIX))
 
 
+def is_table(data: Any) -> bool:
+    """Return whether Arrow can read columns of an object: of a frame, and not of a series."""
+    is_column = isinstance(data, pd.Series | pa.ChunkedArray) or type(data).__name__ == "Series"
+    return hasattr(data, "__arrow_c_stream__") and not is_column
+
+
 def _are_rows(data: Any) -> bool:
-    if isinstance(data, pd.Series) or type(data).__name__ == "Series":  # polars' has a stream, too
-        return False
-    return isinstance(data, list | tuple | Dataset) or hasattr(data, "__arrow_c_stream__")
+    return isinstance(data, list | tuple | Dataset) or is_table(data)
 
 
 def _kept(whole: Mapping[str, Any]) -> str:

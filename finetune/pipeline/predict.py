@@ -79,7 +79,7 @@ def predict(
     import pandas as pd
     import pyarrow as pa
 
-    from finetune.data import arrow
+    from finetune.data import arrow, memory
     from finetune.predicting.inputs import Input
     from finetune.predicting.request import Request, columns_read
 
@@ -89,7 +89,7 @@ def predict(
     loaded = Run.load(run, trust_recipe=trust_recipe)
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
-    elif hasattr(data, "__arrow_c_stream__"):  # a frame of polars, say
+    elif memory.is_table(data):  # a frame of polars, say
         frame = arrow.plain(pa.table(data)).to_pandas()
     else:
         columns = columns_read(loaded, options)
