@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import PIL.Image
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -260,3 +261,29 @@ def test_a_recipe_takes_rows(tiny_model: str) -> None:
     recipe = catalog.find("text")(dataset=labelled(40), model=tiny_model, **COLUMNS)
     assert recipe.dataset.startswith(memory.PREFIX)
     assert sum(map(len, recipe.splits.values())) == 40
+
+
+def test_images_in_memory_are_images() -> None:
+    rows = [{"image": PIL.Image.new("L", (8, 8), n % 256), "label": "ab"[n % 2]} for n in range(40)]
+    recipe = catalog.find("image")(dataset=Dataset.from_list(rows), model="embedded:vit")
+    assert sum(map(len, recipe.splits.values())) == 40
+    assert recipe.splits["train"][0]["image"].size == (8, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+@pytest.mark.processes
+def test_processes_read_the_rows_that_were_passed(tmp_path: Path, tiny_model: str) -> None:
+    run = finetune.launch(
+        "text",
+        num_processes=2,
+        dataset=labelled(80),
+        model=tiny_model,
+        max_steps=2,
+        global_batch_size=8,
+        baseline=False,
+        output_dir=str(tmp_path / "run"),
+        **COLUMNS,
+    )
+    assert run.manifest.launch.world_size == 2
+    assert run.manifest.options["dataset"] == memory.named(labelled(80))

@@ -61,7 +61,7 @@ class Recipe(Splitting):
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
     exclusive: ClassVar[Sequence[tuple[str, str]]] = ()
-    dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
+    dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
     dataset_revision: str | None = option(
         None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
     )

@@ -37,7 +37,7 @@ class TextClassification(Deduplicated):
 
     packaged_model = "embedded:minilm"
     exclusive = (*Deduplicated.exclusive, ("text_column", "text_columns"))
-    dataset: str = option("", "name of a data set on the Hub, or a local file or directory")
+    dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(
         None, "commit, tag or branch of the model on the Hub (unset: the newest)"
