@@ -185,6 +185,18 @@ def test_wrong_labels_are_found(model: str, tmp_path: Path) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
+def test_labels_that_cannot_be_checked_are_told(model: str, tmp_path: Path) -> None:
+    generator = random.Random(2)
+    rows = [(text, generator.choice(["good", "bad"])) for text, _ in drawn()]
+    (found,) = (
+        each
+        for each in checked(written(tmp_path / "rows.csv", rows), model)
+        if each.name == "suspected_labels"
+    )
+    assert found.severity == "info"
+    assert found.message.startswith("the labels could not be checked: a bag of words")
+
+
 def test_numbers_few_rows_and_images_are_told(model: str, tmp_path: Path) -> None:
     rows = [(text, f"{number / 7:.3f}") for number, (text, _) in enumerate(drawn(300))]
     (found,) = checked(written(tmp_path / "numbers.csv", rows), model, task="regression")

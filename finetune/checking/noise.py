@@ -36,7 +36,20 @@ def findings(bag: Bag, places: Places) -> list[Finding]:
         return []
     scored = ScoredRows(names, bag.labels, probabilities)
     found = suspicion(scored)
-    if found is None or not len(found.rows):
+    if found is None:
+        wrong = 1 - float(scored.right.mean())
+        return [
+            Finding(
+                name="suspected_labels",
+                severity="info",
+                message=f"the labels could not be checked: a bag of words that did not see the row "
+                f"contradicts {wrong:.0%} of them, and of more than a third even its most "
+                "confident predictions say little",
+                mend="train, and read suspects.csv of the run; a model knows more",
+                rows=len(bag.labels),
+            )
+        ]
+    if not len(found.rows):
         return []
     chosen = found.rows[:MOST_SUSPECTS]
     ids = [int(each) for each in rows.select(bag.rows[chosen])["id"][:]]
