@@ -255,6 +255,15 @@ def test_numbers_few_rows_and_images_are_told(model: str, tmp_path: Path) -> Non
     ]
 
 
+def test_a_class_of_a_few_rows_is_no_fault_of_it(model: str, tmp_path: Path) -> None:
+    rows = [
+        (text, "odd" if number in (3, 50) else "good")
+        for number, (text, _) in enumerate(drawn(300))
+    ]
+    found = checked(written(tmp_path / "rows.csv", rows), model)
+    assert {each.name for each in found} == {"imbalance", "few_rows_of_a_class", "not_in_test"}
+
+
 def test_texts_without_words_are_no_fault_of_it(model: str, tmp_path: Path) -> None:
     rows = [("?" * (number + 1), label) for number, (_, label) in enumerate(drawn(200))]
     found = checked(written(tmp_path / "rows.csv", rows), model)
