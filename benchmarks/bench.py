@@ -192,6 +192,30 @@ def of_check(rounds: int) -> list[Line]:
     ]
 
 
+def of_deep(rounds: int) -> list[Line]:
+    """`check --deep` of the 25,000 long reviews, and each of its parts by itself."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = checking.compose(Path(directory))
+        given = (str(path), str(Path(directory) / "cache"))
+        way = turns.take({"ours": (checking.deep, given)}, rounds)["ours"]
+    took = [statistics.median(each) for each in zip(*(a["took"] for a in way.answers), strict=True)]
+    parts = way.answers[0]["parts"]
+    return [
+        {
+            "case": "check --deep, 25,000 long reviews",
+            "way": "ours",
+            "s": took[0],
+            "processor, s": took[1],
+            **{
+                f"{name}, processor, s": statistics.median(
+                    answer["parts"][name] for answer in way.answers
+                )
+                for name in parts
+            },
+        }
+    ]
+
+
 def _bytes(directory: Path) -> int:
     return sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
 
@@ -361,6 +385,7 @@ CASES = {
     "preparation": of_preparation,
     "splits": of_splits,
     "check": of_check,
+    "deep": of_deep,
     "preparation-at-scale": of_preparation_at_scale,
     "tokens": of_tokens,
     "start": of_start,

@@ -1,6 +1,7 @@
-"""What `check` takes for the 25,000 long reviews, and its first tier within a training.
+"""What `check` takes for the 25,000 long reviews, its first tier within a training, and `--deep`.
 
 python benchmarks/bench.py check
+python benchmarks/bench.py deep
 """
 
 import os
@@ -39,6 +40,43 @@ def checked(path: str, cache: str) -> Callable[[], dict[str, float]]:
         }
 
     return turn
+
+
+def deep(path: str, cache: str) -> Callable[[], dict[str, Any]]:
+    """Check it with `--deep`; the answer has the seconds of the processor of each part."""
+    recipe = _recipe(path, cache)
+    import finetune
+    from finetune.checking import bag, languages, leaks, noise, resemblance, score
+
+    finetune.check(recipe, deep=True, train_samples=200)  # imports what the turn does
+
+    def turn() -> dict[str, Any]:
+        for kept in Path(cache).glob("finetune-near/*"):
+            kept.unlink()
+        begun = time.perf_counter(), time.process_time()
+        found = finetune.check(_recipe(path, cache), deep=True)
+        took = time.perf_counter() - begun[0], time.process_time() - begun[1]
+        for kept in Path(cache).glob("finetune-near/*"):
+            kept.unlink()
+        whole = _recipe(path, cache)
+        words = bag.Bag(whole.splits, "text")
+        parts: dict[str, Callable[[], object]] = {
+            "near duplicates": lambda: resemblance.findings(whole.source, "text", whole.places),
+            "words and columns": lambda: leaks.findings(words, ["text"]),
+            "rows that resemble": lambda: score.findings(words, is_split_off=True),
+            "languages": lambda: languages.findings(whole.splits, "text", whole.places),
+            "labels": lambda: noise.findings(words, whole.places),
+        }
+        seconds = {name: _processor_seconds(part) for name, part in parts.items()}
+        return {"findings": len(found.findings), "took": took, "parts": seconds}
+
+    return turn
+
+
+def _processor_seconds(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
 
 
 def _recipe(path: str, cache: str) -> Any:

@@ -106,6 +106,7 @@ _STOPS = "finetune/training/stopping.py"
 _STOPPING, _PACKAGES = "finetune/training/early_stopping.py", "finetune/training/packages.py"
 _FINITE = "finetune/training/nonfinite.py"
 _MEMORY = "finetune/training/memory.py"
+_REHEARSAL = "finetune/training/rehearsal.py"
 _BOTH = {
     "_prepare_for_training": f"{_OURS} {_FINITE}",
     "get_batch_samples": f"{_OURS} {_FINITE} {_MEMORY}",
@@ -185,7 +186,8 @@ MEMBERS = (
     Member("hook", _TRAINER, "_save_checkpoint", f"{_OURS} {_SAVING}",
            "a checkpoint is committed when it is whole, its weights are finite", "model trial",
            behaviour=_CALLED),
-    Member("member", _TRAINER, "_prepare_inputs", _MEMORY, "the largest batch is tried", "inputs"),
+    Member("member", _TRAINER, "_prepare_inputs", f"{_MEMORY} {_REHEARSAL}",
+           "the largest batch is tried", "inputs"),
     Member("hook", _TRAINER, "_get_grad_norm", _FINITE, "its norm is read before each step",
            "model grad_norm", behaviour=_CALLED),
     *(
@@ -231,7 +233,7 @@ MEMBERS = (
     # transformers: what else of Trainer and of its arguments is relied on
     Member("member", _TRAINER, "train", f"{_OURS} {_MEMORY}", "it is extended",
            "resume_from_checkpoint trial ignore_keys_for_eval"),
-    Member("member", _TRAINER, "_remove_unused_columns", f"{_OURS} {_SAVING}",
+    Member("member", _TRAINER, "_remove_unused_columns", f"{_OURS} {_SAVING} {_REHEARSAL}",
            "batches hold what the model takes", "dataset description"),
     Member("member", _TRAINER, "loss_is_scaled_for_ga", _OURS,
            "our loss is divided by the rows of the step already, and not by micro-batches again",
@@ -280,7 +282,7 @@ MEMBERS = (
         for name, users, reason in (
             ("on_train_begin", f"{_CHECKPOINT} {_METER} {_PROFILE} {_STOPPING} {_SAVING}",
              "counts begin at zero"),
-            ("on_step_end", f"{_METER} {_PROFILE} {_SAVING}", "steps are timed and profiled"),
+            ("on_step_end", f"{_METER} {_PROFILE} {_SAVING} {_REHEARSAL}", "steps are timed and profiled"),
             ("on_log", _METER, "each logged loss has its throughput"),
             ("on_prediction_step", f"{_METER} {_STOPS}",
              "the batches of an evaluation are told, and it is stopped between them"),

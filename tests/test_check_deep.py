@@ -12,7 +12,7 @@ import pytest
 import finetune
 from finetune import cli
 from finetune.checking.finding import Finding
-from finetune.data import near
+from finetune.runtime import extras
 
 NEUTRAL = [f"word{number}" for number in range(400)]
 TELLING = {
@@ -185,19 +185,83 @@ def test_wrong_labels_are_found(model: str, tmp_path: Path) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
+def test_labels_that_cannot_be_checked_are_told(model: str, tmp_path: Path) -> None:
+    generator = random.Random(2)
+    rows = [(text, generator.choice(["good", "bad"])) for text, _ in drawn()]
+    (found,) = (
+        each
+        for each in checked(written(tmp_path / "rows.csv", rows), model)
+        if each.name == "suspected_labels"
+    )
+    assert found.severity == "info"
+    assert found.message.startswith("the labels could not be checked: a bag of words")
+
+
+FRENCH = [
+    "Le film est vraiment magnifique et je le recommande à tout le monde",
+    "Très mauvais service, je suis déçu et je ne reviendrai plus jamais ici",
+    "La livraison est arrivée en retard et le produit était cassé",
+]
+ENGLISH = [
+    "The film is really wonderful and I recommend it to everybody I know",
+    "Very bad service, I am disappointed and will never come back here again",
+    "The delivery was late and the product was broken when we opened it",
+]
+
+
+def spoken(rows: int, french: int, seed: int) -> list[Row]:
+    generator = random.Random(seed)
+    return [
+        (
+            f"{generator.choice(FRENCH if number < french else ENGLISH)} "
+            + " ".join(str(generator.randrange(9999)) for _ in range(20)),
+            generator.choice(["good", "bad"]),
+        )
+        for number in range(rows)
+    ]
+
+
+def test_languages_are_told(model: str, tmp_path: Path) -> None:
+    (tmp_path / "english").mkdir()
+    assert checked(written(tmp_path / "english.csv", spoken(600, 0, 1)), model) == []
+    written(tmp_path / "english" / "train.csv", spoken(600, 60, 1))
+    written(tmp_path / "english" / "test.csv", spoken(200, 100, 2))
+    one, other = checked(tmp_path / "english", model)
+    assert (one.name, one.severity, one.count) == ("languages", "warning", len(one.suspects))
+    assert one.message.startswith(
+        f"{one.count} of 540 training texts looked at are in another language than 'en': "
+        f"'fr' {one.count}: lines 2, "
+    )
+    assert {(each.why, each.id < 60) for each in one.suspects} == {("language 'fr'", True)}
+    assert (other.name, other.severity, other.count) == ("languages_of_test", "warning", 100)
+    assert other.message == (
+        f"50.0% of the test texts looked at, and {one.count / 540:.1%} of the training texts, are "
+        "in the language 'fr'"
+    )
+
+
 def test_numbers_few_rows_and_images_are_told(model: str, tmp_path: Path) -> None:
     rows = [(text, f"{number / 7:.3f}") for number, (text, _) in enumerate(drawn(300))]
     (found,) = checked(written(tmp_path / "numbers.csv", rows), model, task="regression")
-    assert "looked for near duplicates only" in found.message
+    assert "looked for near duplicates and languages only" in found.message
     few = checked(written(tmp_path / "few.csv", drawn(60)), model)
     assert [each.message for each in few if each.name == "deep"] == [
         "--deep looks at labels of 100 training rows or more; here it looked for near duplicates "
-        "only"
+        "and languages only"
     ]
     images = finetune.check("image", embedded=True, deep=True).findings
     assert [each.message for each in images if each.name == "deep"] == [
         "--deep looks at texts, and this recipe reads none"
     ]
+
+
+def test_a_class_of_a_few_rows_is_no_fault_of_it(model: str, tmp_path: Path) -> None:
+    rows = [
+        (text, "odd" if number in (3, 50) else "good")
+        for number, (text, _) in enumerate(drawn(300))
+    ]
+    found = checked(written(tmp_path / "rows.csv", rows), model)
+    assert {each.name for each in found} == {"imbalance", "few_rows_of_a_class", "not_in_test"}
 
 
 def test_texts_without_words_are_no_fault_of_it(model: str, tmp_path: Path) -> None:
@@ -218,7 +282,10 @@ def test_the_command_line(
     document = json.loads(capsys.readouterr().out)
     assert document["findings"][0]["name"] == "near_duplicates"
     assert "--deep" not in document["command"]
-    monkeypatch.setattr(near, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     assert cli.main([*words, "--deep"]) == 2
     told = " ".join(capsys.readouterr().out.split())
-    assert "--deep: datasketch is not installed; pip install 'trainer-recipes[check]'" in told
+    assert (
+        "--deep: datasketch and py3langid are not installed; pip install 'trainer-recipes[check]'"
+        in told
+    )

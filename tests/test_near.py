@@ -13,6 +13,7 @@ from finetune.data import near, splits
 from finetune.data.near import Part, resembling
 from finetune.data.plan import Plan
 from finetune.errors import UserError
+from finetune.runtime import extras
 from recipes.text import Text
 
 WORDS = [f"word{number}" for number in range(300)]
@@ -187,7 +188,7 @@ def test_the_flags_reach_the_splits() -> None:
 
 
 def test_a_missing_package_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(UserError) as refused:
         Text(model="m", drop_duplicates="near")
     assert refused.value.mistakes == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from datasets import DatasetDict
 
 from finetune.data import targets
-from finetune.statistics import baseline
+from finetune.statistics import baseline, blocks
 
 _SEED = 0
 
@@ -31,7 +32,7 @@ class Bag:
     def rows(self) -> np.ndarray:
         """The training rows that are looked at: of many as many as the baseline has, sampled."""
         found = np.random.default_rng(_SEED).permutation(len(self.splits["train"]))
-        return np.sort(found[: baseline.MOST_ROWS])
+        return np.sort(found[: baseline.bounds(self._classes)[0]])
 
     @functools.cached_property
     def texts(self) -> list[str]:
@@ -49,7 +50,11 @@ class Bag:
     def _terms(self) -> tuple[Any, Any] | None:
         """TF-IDF of training and test texts; terms of a single row of training say nothing."""
         found = baseline.terms_of(
-            self.texts, self.splits["test"][self.column][:], _SEED, len(self.texts)
+            self.texts,
+            self.splits["test"][self.column][:],
+            _SEED,
+            len(self.texts),
+            baseline.bounds(self._classes)[1],
         )
         if found is None:
             return None
@@ -58,16 +63,21 @@ class Bag:
         return (train[:, several], found.test[:, several]) if len(several) else None
 
     def predicted(self) -> np.ndarray | None:
-        """Return the probabilities of the classes of the test rows, shape ``(rows, classes)``;
-        None if the texts hold no words.
+        """Return the most probable class of each test row, shape ``(rows,)``; None if the texts
+        hold no words.
         """
         if self._terms is None:
             return None
         train, test = self._terms
-        return self._fitted(train, self.labels, test)
+        predict, found = self._fitted(train, self.labels), np.zeros(test.shape[0], np.int64)
+        for some in blocks.slices(len(found), self._classes):
+            found[some] = predict(test[some]).argmax(1)
+        return found
 
     def out_of_fold(self, folds: int) -> np.ndarray | None:
-        """Return likewise those of :attr:`rows`, each from a model that has not seen it."""
+        """Return the probabilities of the classes of :attr:`rows`, each from a model that has not
+        seen it, shape ``(rows, classes)``; None likewise.
+        """
         if self._terms is None:
             return None
         train, _ = self._terms
@@ -75,20 +85,24 @@ class Bag:
         found = np.zeros((len(self.labels), self._classes))
         for number in range(folds):
             own = fold == number
-            found[own] = self._fitted(train[~own], self.labels[~own], train[own])
+            found[own] = self._fitted(train[~own], self.labels[~own])(train[own])
         return found
 
     @property
     def _classes(self) -> int:
         return len(targets.class_names(self.splits["train"]))
 
-    def _fitted(self, train: Any, labels: np.ndarray, others: Any) -> np.ndarray:
+    def _fitted(self, train: Any, labels: np.ndarray) -> Callable[[Any], np.ndarray]:
+        """Return what predicts the probabilities of the classes of rows, ``(rows, classes)``."""
         from sklearn.linear_model import LogisticRegression
 
-        found = np.zeros((others.shape[0], self._classes))
-        if len(np.unique(labels)) == 1:
-            found[:, labels[0]] = 1
+        there = np.unique(labels)
+        if len(there) > 1:  # else of one, where the only row of another is left out
+            model = LogisticRegression(C=10, max_iter=1000).fit(train, labels)
+
+        def predict(others: Any) -> np.ndarray:
+            found = np.zeros((others.shape[0], self._classes))
+            found[:, there] = model.predict_proba(others) if len(there) > 1 else 1
             return found
-        model = LogisticRegression(C=10, max_iter=1000).fit(train, labels)
-        found[:, model.classes_] = model.predict_proba(others)
-        return found
+
+        return predict

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from datasets import ClassLabel, DatasetDict, Value
 
-from finetune.checking import leaks, noise, resemblance, score
+from finetune.checking import languages, leaks, noise, resemblance, score
 from finetune.checking.bag import Bag
 from finetune.checking.finding import Finding
 from finetune.data.labels import Places
@@ -37,13 +37,16 @@ def findings(
     feature = rows.features[column]
     if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
         return [_nothing("--deep looks at texts, and this recipe reads none")]
-    found = resemblance.findings(source, column, places)
+    found = [
+        *resemblance.findings(source, column, places),
+        *languages.findings(splits, column, places),
+    ]
     if not isinstance(rows.features["label"], ClassLabel):
         return [
             *found,
             _nothing(
                 "--deep looks at labels of which a row has one class; here it "
-                "looked for near duplicates only"
+                "looked for near duplicates and languages only"
             ),
         ]
     if len(rows) < _FEWEST:
@@ -51,7 +54,7 @@ def findings(
             *found,
             _nothing(
                 f"--deep looks at labels of {_FEWEST} training rows or more; here "
-                "it looked for near duplicates only"
+                "it looked for near duplicates and languages only"
             ),
         ]
     bag = Bag(splits, column)

@@ -34,7 +34,7 @@ def findings(bag: Bag, *, is_split_off: bool) -> list[Finding]:
     predicted = bag.predicted()
     if predicted is None:
         return []
-    right = predicted.argmax(1) == targets.strata(test.rows)
+    right = predicted == targets.strata(test.rows)
     low, high = _difference(right[alike], right[~alike])
     gain = right.mean() - right[~alike].mean()
     severity: Severity = "warning" if low > 0 else "info"

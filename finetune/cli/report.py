@@ -24,7 +24,7 @@ def main(words: Sequence[str]) -> int:
     console.say(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
         console.say(
-            f"rows to look at: {written.suspects}; copy it, write the right labels into new_label, "
+            f"suspected rows: {written.suspects}; copy it, write the right labels into new_label, "
             "and train with --relabel COPY"
         )
     return 0

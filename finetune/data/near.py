@@ -15,7 +15,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,10 +23,8 @@ import xxhash
 from datasets import Dataset
 
 from finetune.data import arrow, caches, digests, seals
-from finetune.errors import UserError
-from finetune.runtime import activity
+from finetune.runtime import activity, extras
 from finetune.runtime.files import replacing
-from finetune.runtime.version import DISTRIBUTION
 
 #: The Jaccard index from which on two texts are nearly the same.
 SIMILARITY = 0.8
@@ -78,19 +75,6 @@ class Resembling:
     similarity: np.ndarray
 
 
-def require(what: str) -> None:
-    """Refuse what needs a package that is not installed.
-
-    Args:
-        what: The flag that needs it.
-
-    Raises:
-        UserError: with the command that installs it.
-    """
-    if find_spec("datasketch") is None:
-        raise UserError(f"{what}: datasketch is not installed; pip install '{DISTRIBUTION}[check]'")
-
-
 def resembling(held: Sequence[Part], own: Part, column: str, *, within: bool) -> Resembling:
     """Return for each row of ``own`` a row that it is nearly the same as.
 
@@ -103,7 +87,7 @@ def resembling(held: Sequence[Part], own: Part, column: str, *, within: bool) ->
         column: Of the texts.
         within: Whether rows of ``own`` are compared with each other too.
     """
-    require("near duplicates")
+    extras.require("near duplicates", extras.NEAR)
     parts = [*held, own]
     key = hashlib.blake2b(f"{_VERSION} {column} {within}".encode(), digest_size=8)
     for part in parts:

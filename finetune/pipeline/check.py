@@ -12,13 +12,12 @@ from finetune.checking import first, lengths, repeated
 from finetune.checking.finding import SEVERITIES, STATUS, Finding, status
 from finetune.config import settings
 from finetune.config.settings import Settings
-from finetune.data import near
 from finetune.errors import Mistakes, UserError
 from finetune.pipeline import lengths as of_recipe
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextClassification
-from finetune.runtime import versions
+from finetune.runtime import extras, versions
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -72,8 +71,9 @@ def check(
 
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
-        deep: Whether to look for near duplicates, words and columns that tell the label, and
-            labels that are probably wrong, which takes longer.
+        deep: Whether to look for near duplicates, words and columns that tell the label, labels
+            that are probably wrong and other languages too, and to train four steps, to know what
+            all take. It takes longer, and seeds the random numbers of torch as a training does.
         progress: Is given :class:`~finetune.pipeline.events.Advanced` while files are read.
         **options: As of :func:`finetune.train`.
     """
@@ -101,7 +101,7 @@ def examine(
     wrong, recipe = mistakes or Mistakes(), chosen.recipe
     if deep:
         with wrong:
-            near.require("--deep")
+            extras.require("--deep", extras.NEAR, extras.LANGUAGES)
     with telling(progress):
         values = preparation.look(chosen, wrong)
         found = [Finding(name="refused", severity="error", message=each) for each in wrong.found]

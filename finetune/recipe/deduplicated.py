@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from finetune.recipe.labelled import Labelled
 from finetune.recipe.options import option
+from finetune.runtime import extras
 
 if TYPE_CHECKING:
     from finetune.data.plan import Plan
@@ -26,9 +27,7 @@ class Deduplicated(Labelled):
         super().__post_init__()
         for name in ("drop_duplicates", "drop_overlap"):
             if getattr(self, name) == "near":
-                from finetune.data import near
-
-                near.require(f"--{name} near")
+                extras.require(f"--{name} near", extras.NEAR)
 
     def plan(self) -> Plan:
         return dataclasses.replace(

@@ -59,13 +59,13 @@ def of_classes(
     predicted = {"majority class": majority(train["label"][:], classes, len(test))}
     if fit and isinstance(train.features[input_column], Value):
         texts, labels, others = train[input_column][:], train["label"][:], test[input_column][:]
-        bounds = _bounds(classes)
-        key = f"{fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
+        bounded = bounds(classes)
+        key = f"{fingerprint} {sklearn.__version__} {seed} {bounded} {_CACHE_VERSION}"
         name = "TF-IDF + logistic regression"
         try:
             fitted = remembered(
                 key,
-                lambda: bag_of_words(texts, labels, others, seed, *bounds, classes=classes),
+                lambda: bag_of_words(texts, labels, others, seed, *bounded, classes=classes),
                 len(others) * classes,
             )
         except Exception as error:  # whatever it is, the run is worth what it is without
@@ -83,7 +83,7 @@ def failed(name: str, error: Exception) -> str:
     return f"no baseline '{name}': {type(error).__name__}: {first}"
 
 
-def _bounds(classes: int) -> tuple[int, int]:
+def bounds(classes: int) -> tuple[int, int]:
     """Return how many rows and how many terms the bag of words has at most."""
     of_binary = classes if classes > 2 else 1
     return min(MOST_ROWS, MOST_SCORES // of_binary), MOST_WEIGHTS // of_binary
