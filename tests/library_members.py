@@ -282,7 +282,8 @@ MEMBERS = (
         for name, users, reason in (
             ("on_train_begin", f"{_CHECKPOINT} {_METER} {_PROFILE} {_STOPPING} {_SAVING}",
              "counts begin at zero"),
-            ("on_step_end", f"{_METER} {_PROFILE} {_SAVING} {_REHEARSAL}", "steps are timed and profiled"),
+            ("on_step_end", f"{_METER} {_PROFILE} {_SAVING} {_REHEARSAL}",
+             "steps are timed and profiled"),
             ("on_log", _METER, "each logged loss has its throughput"),
             ("on_prediction_step", f"{_METER} {_STOPS}",
              "the batches of an evaluation are told, and it is stopped between them"),

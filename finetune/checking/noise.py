@@ -37,27 +37,22 @@ def findings(bag: Bag, places: Places) -> list[Finding]:
         return []
     scored = ScoredRows(names, bag.labels, probabilities)
     found = suspicion(scored)
-<<<<<<< HEAD
-    if found is None:
-        wrong = 1 - float(scored.right.mean())
+    right = intervals.of_share(float(scored.right.sum()), len(scored))
+    # else it mostly says the most frequent class, and contradicts whatever is rare
+    beats_constant = right.low > np.bincount(bag.labels).max() / len(bag.labels)
+    if found is None or not beats_constant:
         return [
             Finding(
                 name="suspected_labels",
                 severity="info",
-                message=f"the labels could not be checked: a bag of words that did not see the row "
-                f"contradicts {wrong:.0%} of them, and of more than a third even its most "
-                "confident predictions say little",
+                message="the labels could not be checked: a bag of words that did not see the row "
+                f"contradicts {1 - right.value:.0%} of them, too many for its most confident "
+                "predictions to say much",
                 mend="train, and read suspects.csv of the run; a model knows more",
                 rows=len(bag.labels),
             )
         ]
     if not len(found.rows):
-=======
-    right = intervals.of_share(float(scored.right.sum()), len(scored))
-    # else it mostly says the most frequent class, and contradicts whatever is rare
-    beats_constant = right.low > np.bincount(bag.labels).max() / len(bag.labels)
-    if found is None or not len(found.rows) or not beats_constant:
->>>>>>> w3-deep
         return []
     chosen = found.rows[:MOST_SUSPECTS]
     ids = [int(each) for each in rows.select(bag.rows[chosen])["id"][:]]
