@@ -90,7 +90,8 @@ def test_near_duplicates_are_found_with_the_row_they_resemble(model: str, tmp_pa
     ]
     assert all(0.8 <= (each.score or 0) < 1 for each in found.suspects)
     (still,) = checked(path, model, drop_duplicates="near")
-    assert still.name == "near_duplicates"  # it is of the file
+    assert (still.name, still.severity) == ("near_duplicates", "info")  # it is of the file
+    assert still.mend == "training leaves them out"
 
 
 def test_rows_like_test_rows_are_found_and_what_a_score_owes_to_them(
@@ -113,7 +114,11 @@ def test_rows_like_test_rows_are_found_and_what_a_score_owes_to_them(
     assert "without the 150 that are nearly the same as a training row" in score.message
     assert score.mend == "--drop_overlap near"
     after = checked(tmp_path, model, drop_overlap="near")
-    assert [each.name for each in after] == ["near_overlap", "near_duplicates", _BY_CHANCE]
+    assert {(each.name, each.severity) for each in after} == {
+        ("near_overlap", "info"),
+        ("near_duplicates", "info"),
+        (_BY_CHANCE, "info"),
+    }
 
 
 def test_a_word_that_tells_the_label_is_found(model: str, tmp_path: Path) -> None:
@@ -269,6 +274,13 @@ def test_a_class_of_a_few_rows_is_no_fault_of_it(model: str, tmp_path: Path) -> 
         "imbalance", "few_rows_of_a_class", "not_in_test"
     }  # fmt: skip
     assert [each.name for each in found if each.severity == "info"] == ["suspected_labels"]
+
+
+@pytest.mark.parametrize("wrong", [{"text_column": "body"}, {"metrics": "f2"}])
+def test_what_is_refused_comes_first(wrong: dict[str, str], model: str, tmp_path: Path) -> None:
+    found = checked(written(tmp_path / "rows.csv", drawn(200)), model, **wrong)
+    assert [each.name for each in found] == ["refused", "deep"]
+    assert found[1].message == "--deep looked no further: first mend what training would refuse"
 
 
 def test_texts_without_words_are_no_fault_of_it(model: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from finetune.checking import languages, leaks, noise, resemblance, score
 from finetune.checking.bag import Bag
 from finetune.checking.finding import Finding
 from finetune.data.labels import Places
+from finetune.data.plan import Plan
 from finetune.runtime import activity
 
 #: Training rows below which nothing is known of words.
@@ -23,6 +24,7 @@ def findings(
     column: str,
     read: Sequence[str],
     places: Places,
+    plan: Plan,
 ) -> list[Finding]:
     """Return what is suspicious in texts and their labels.
 
@@ -32,13 +34,14 @@ def findings(
         column: Of the texts.
         read: The columns of the data that the model reads.
         places: Returns the positions of rows of a split of the source, by their ``id``.
+        plan: How the rows were split.
     """
     rows = splits["train"]
     feature = rows.features[column]
     if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
         return [_nothing("--deep looks at texts, and this recipe reads none")]
     found = [
-        *resemblance.findings(source, column, places),
+        *resemblance.findings(source, column, places, plan),
         *languages.findings(splits, column, places),
     ]
     if not isinstance(rows.features["label"], ClassLabel):

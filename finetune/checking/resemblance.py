@@ -12,11 +12,14 @@ from finetune.checking.finding import Finding, Suspect, of_rows
 from finetune.data import digests, near, targets
 from finetune.data.labels import Places
 from finetune.data.near import Part, Resembling
+from finetune.data.plan import Plan
 
 _SPLITS = ("test", "validation", "train")
 
 
-def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]:
+def findings(
+    dataset: DatasetDict, column: str, places: Places, plan: Plan | None = None
+) -> list[Finding]:
     """Return the rows of a source that are nearly the same as others; exact duplicates are no
     part of it.
 
@@ -24,14 +27,16 @@ def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]
         dataset: Splits with ``id``, ``label`` and ``column``.
         column: Of the texts.
         places: Returns the positions of rows of a split, by their ``id``.
+        plan: How the rows are split: what is left out then is no longer suspicious.
     """
+    plan = plan or Plan()
     found: list[Finding] = []
     held: list[tuple[str, Part]] = []
     for split in [each for each in _SPLITS if each in dataset]:
         rows = dataset[split]
         own = Part(rows, _first_of_each(rows, [part.rows for _, part in held], column))
         like = near.resembling([part for _, part in held], own, column, within=True)
-        found += _of_split(like, held, split, own, places)
+        found += _of_split(like, held, split, own, places, plan)
         held.append((split, own))
     return found
 
@@ -53,6 +58,7 @@ def _of_split(
     split: str,
     own: Part,
     places: Places,
+    plan: Plan,
 ) -> list[Finding]:
     """Return what there is to say of a split whose rows resemble earlier ones."""
     found: list[Finding] = []
@@ -66,21 +72,24 @@ def _of_split(
         differ = int((_labels(own.rows, mine) != _labels(part.rows, theirs)).sum())
         labels = f" ({differ:,} of them with another label)" if differ else ""
         if name == split:
-            told = tell(
-                "near_duplicates",
-                f"that are nearly the same as another one{labels}",
+            kind, what = "near_duplicates", "another one"
+            is_left_out = plan.drop_duplicates == "near" and split == "train"
+            mend = (
                 "--drop_duplicates near keeps one of each"
                 if split == "train"
-                else "remove them from the file",
-                mine,
+                else "remove them from the file"
             )
         else:
-            told = tell(
-                "near_overlap",
-                f"that are nearly the same as a row of the {name} data{labels}",
-                "--drop_overlap near leaves them out",
-                mine,
-            )
+            kind, what = "near_overlap", f"a row of the {name} data"
+            is_left_out = plan.drop_overlap == "near"
+            mend = "--drop_overlap near leaves them out"
+        told = tell(
+            kind,
+            f"that are nearly the same as {what}{labels}",
+            "training leaves them out" if is_left_out else mend,
+            mine,
+            severity="info" if is_left_out else None,
+        )
         found += [
             replace(each, suspects=_suspects(each, part, name, theirs, like.similarity[which]))
             for each in told

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+_NOT_DEEP = Finding(
+    name="deep",
+    severity="info",
+    message="--deep looked no further: first mend what training would refuse",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitFacts:
     """What a split is made of.
@@ -108,10 +115,13 @@ def examine(
         if "source" in vars(recipe):
             found += repeated.findings(recipe.source, recipe.input_column, recipe.places)
         if "splits" not in vars(recipe):
+            found += [_NOT_DEEP] * deep
             return Check(findings=_sorted(found), splits={}, command=chosen.command)
         found += recipe.findings
         if deep and not wrong.found:
             found += _deep(chosen)
+        elif deep:
+            found.append(_NOT_DEEP)
         steps = None
         if values is not None and not wrong.found:
             try:
@@ -153,6 +163,7 @@ def _deep(chosen: Settings) -> list[Finding]:
         column=recipe.input_column,
         read=recipe.columns_read(),
         places=recipe.places,
+        plan=recipe.plan(),
     )
 
 
