@@ -428,7 +428,11 @@ def test_the_report_verb_makes_the_same_page_again(
     assert cli.main(["report", str(run.path)]) == 0
     assert (run.path / "report.html").read_bytes() == before
     out = capsys.readouterr().out
-    assert out == f"report: {run.path}/report.html; model card: {run.path}/README.md\n"
+    assert " ".join(out.split()) == (
+        f"report: {run.path}/report.html; model card: {run.path}/README.md suspected rows: "
+        f"{run.path}/suspects.csv; copy it, write the right labels into new_label, and train with "
+        "--relabel COPY"
+    )
     with pytest.raises(UserError, match="not the directory of a run"):
         Run.load(run.path / "nothing")
 

@@ -97,7 +97,7 @@ def test_the_files_of_a_run(run: Run) -> None:
         *("run.json", "metrics.json", "predictions.parquet"),
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("training_args.bin", "checkpoint-18", "checkpoint-27", "checkpoint-36"),
-        *("report.html", "plots", "README.md", ".lock"),
+        *("report.html", "plots", "README.md", ".lock", "suspects.csv"),
     }
 
 
