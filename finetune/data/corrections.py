@@ -60,7 +60,7 @@ class _Wanted:
 
     place: str
     split: str
-    id: int
+    id: str
     digest: str
     label: str | None
     new: str | None  # None: left out
@@ -163,7 +163,7 @@ def _read(flag: str, name: str, rows: Dataset) -> tuple[list[_Wanted], str]:
     path, names = files.existing(name), targets.class_names(rows)
     layout, _ = files.inspected(path)
     found, run = list[_Wanted](), ""
-    seen: dict[tuple[str, int], _Wanted] = {}
+    seen: dict[tuple[str, str], _Wanted] = {}
     for number, row in enumerate(
         row for chunk in files.chunks(path, layout=layout) for row in chunk.dictionaries()
     ):
@@ -178,13 +178,13 @@ def _read(flag: str, name: str, rows: Dataset) -> tuple[list[_Wanted], str]:
         new = (row.get("new_label") or "").strip()
         if flag == "--relabel" and not new:
             continue
-        if not str(row["id"] or "").removesuffix(".0").isdecimal() or not row["digest"]:
-            raise UserError(f"{place}: 'id' and 'digest' must be as they were written")
+        if not row["digest"]:
+            raise UserError(f"{place}: 'digest' must be as it was written: rows are found by it")
         leaves_out = flag == "--exclude" or (new == DROP and DROP not in names)
         each = _Wanted(
             place=place,
             split=str(row["split"]),
-            id=int(float(row["id"])),
+            id=str(row["id"]),
             digest=str(row["digest"]).strip(),
             label=row.get("label"),
             new=None if leaves_out else _label(place, new, rows, names),
@@ -249,7 +249,7 @@ def _placed(
         UserError: if some are not in the data, or have another label there.
     """
     at = {
-        (split if split in source else "train", row): (split, number)
+        (split if split in source else "train", str(row)): (split, number)
         for split, rows in splits.items()
         for number, row in enumerate(arrow.column(rows, "id").to_pylist())
     }
@@ -261,13 +261,13 @@ def _placed(
         else:
             lost.append(number)
     if lost:
-        there: dict[tuple[str, str], list[int]] = {}
-        unmoved = set[tuple[str, int, str]]()
+        there: dict[tuple[str, str], list[str]] = {}
+        unmoved = set[tuple[str, str, str]]()
         for split in {wanted[number].split for number in lost} & source.keys():
             ids = arrow.column(source[split], "id").to_pylist()
             for row, digest in zip(ids, digests_of(source[split], column), strict=True):
-                there.setdefault((split, digest), []).append(row)
-                unmoved.add((split, row, digest))
+                there.setdefault((split, digest), []).append(str(row))
+                unmoved.add((split, str(row), digest))
         unknown = [n for n in lost if (wanted[n].split, wanted[n].digest) not in there]
         if unknown:
             shown = ", ".join(wanted[n].place.rpartition(", ")[2] for n in unknown[:_SHOWN])
