@@ -150,7 +150,7 @@ def apply(
         news: dict[str, dict[int, str | None]] = {split: {} for split in splits}
         for number, (split, at) in places.items():
             news[split][at] = wanted[number].new
-        splits = DatasetDict({name: _corrected(splits[name], news[name]) for name in splits})
+        splits = DatasetDict({split: _corrected(splits[split], news[split]) for split in news})
     return splits, done
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.checking.finding import Finding
+from finetune.checking.finding import MOST_SUSPECTS, Finding
 from finetune.data import corrections
 from finetune.data.corrections import FILE
 from finetune.reporting import wording
@@ -40,7 +40,7 @@ def of_run(run: Run) -> Path | None:
         run.statistics, run.headline, wording.directions(run.manifest)
     )
     suspicion = mistakes.suspicion(rows) if judged else None
-    suspected = suspicion.rows.tolist() if suspicion else []
+    suspected = suspicion.rows[:MOST_SUSPECTS].tolist() if suspicion else []
     others = [each for each in mistakes.most_confident(rows).tolist() if each not in suspected]
     why = dict.fromkeys(suspected, "label may be wrong")
     why |= dict.fromkeys(others[:_MISTAKES], "confident mistake")
