@@ -10,6 +10,10 @@ import pyarrow.parquet as pq
 
 from finetune.data import bounds, delimited
 
+#: Tables that are read at once: each reading makes the dictionary of the row group again, which
+#: for 650,000 texts in one group took 20 s with one table, and takes 2 with these.
+_AT_ONCE = 16
+
 
 def parquet(path: Path, size: int) -> Iterator[tuple[pa.Table, int]]:
     """Yield tables of at most ``size`` rows, and the number of rows up to the end of each."""
@@ -17,8 +21,9 @@ def parquet(path: Path, size: int) -> Iterator[tuple[pa.Table, int]]:
     schema = pq.read_schema(path)
     delimited.refuse_repeated(path, schema.names)
     with bounds.open_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=size):
-            if batch.num_rows:
+        for several in file.iter_batches(batch_size=_AT_ONCE * size):
+            for start in range(0, several.num_rows, size):
+                batch = several.slice(start, size)
                 place = f"{path}, rows {end + 1} to {end + batch.num_rows}"
                 end += batch.num_rows
                 yield bounds.unpacked(batch, schema, place), end
