@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 import finetune
 from finetune import cli
-from finetune.data import corrections
+from finetune.data import corrections, files
 from finetune.errors import UserError
 from finetune.pipeline import corrected
 from finetune.pipeline.report import report
@@ -164,6 +164,37 @@ def test_several_labels_of_a_row(tmp_path: Path) -> None:
     assert found["train"]["label"][:] == [[0], [0, 2]]
 
 
+def test_several_numbers_of_a_row_are_not_corrected(tmp_path: Path) -> None:
+    numbers = List(Value("float64"))
+    features = Features({"text": Value("string"), "label": numbers, "id": Value("int64")})
+    given = DatasetDict(train=Dataset.from_dict(
+        {"text": ["row 0", "row 1"], "label": [[0.5, 1.0], [2.0, 3.0]], "id": [0, 1]}, features
+    ))  # fmt: skip
+    path = tmp_path / "a.csv"
+    for new, message in (
+        ("4", "a row has several numbers, which only drop corrects"),
+        ("drop", ""),
+    ):
+        corrections.write(path, [{**row_of(1, new_label=new), "label": ""}])
+        if message:
+            with pytest.raises(UserError, match=message):
+                corrections.apply(given, given, "text", relabel=[str(path)], exclude=[], note=print)
+        else:
+            found, _ = corrections.apply(
+                given, given, "text", relabel=[str(path)], exclude=[], note=print
+            )
+            assert found["train"]["label"][:] == [[0.5, 1.0]]
+
+
+def test_many_rows_are_corrected_in_one_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions are for messages only: to look each up reads the file again."""
+    monkeypatch.setattr(files, "places", lambda *_: 1 / 0)
+    found, _ = applied(tmp_path / "a.csv", [row_of(n, new_label="drop") for n in (0, 1, 3)])
+    assert found["train"]["id"][:] == [7, 5]
+
+
 def as_excel(content: bytes) -> bytes:
     """Return a file as a spreadsheet of a country with decimal commas writes it again."""
     text = content.decode("utf-8-sig")
@@ -253,6 +284,12 @@ def test_the_loop_of_mending(
     for path in ("report.html", "README.md"):
         assert change["sentence"][:60] in (output / path).read_text()
     assert finetune.evaluate(run).metrics["accuracy"] == run.metrics.test["accuracy"]
+    edited(kept, lambda row: row["new_label"] and "drop")
+    more = [*words, "--relabel", str(kept), "--resume", "--num_train_epochs", "7"]
+    assert cli.main(more) == 2
+    said = capsys.readouterr().err
+    assert "data" in said
+    assert "--allow_changed" in said
     kept.write_bytes(b"")
     with pytest.raises(UserError, match="holds no rows"):
         finetune.evaluate(run)

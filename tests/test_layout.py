@@ -13,7 +13,7 @@ import pytest
 
 import finetune
 from finetune import cli
-from finetune.data import files, layout, sources
+from finetune.data import files, layout, positions, sources
 from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
 from finetune.runtime import formats, hub
@@ -61,7 +61,7 @@ def test_a_compressed_file_has_the_rows_it_holds(suffix: str, name: str, tmp_pat
     found, notes = read(path)
     assert found == ROWS
     assert notes == ["tickets.csv" in path.name.lower() and notes[0]]  # the line break in quotes
-    assert sources.places(str(path), "train", [1, 2]) == "lines 4, 5"
+    assert positions.places(str(path), "train", [1, 2]) == "lines 4, 5"
     assert not hub.names_repository(path.name)
 
 

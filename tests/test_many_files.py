@@ -8,11 +8,12 @@ from typing import Any
 
 import openpyxl
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 import finetune
-from finetune.data import files, listing, sources
+from finetune.data import columnar, files, listing, positions, sources
 from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
 from finetune.runtime import hub
@@ -48,7 +49,7 @@ def test_shards_are_read_in_their_order(suffix: str, tmp_path: Path) -> None:
     found = sources.read(str(tmp_path))["train"]
     assert found["id"][:] == list(range(6))
     noun, first = ("line", 2) if suffix == "csv" else ("row", 1)
-    assert sources.places(str(tmp_path), "train", [0, 2, 3, 5]) == (
+    assert positions.places(str(tmp_path), "train", [0, 2, 3, 5]) == (
         f"train-00000-of-00003.{suffix} {noun} {first}; "
         f"train-00001-of-00003.{suffix} {noun}s {first}, {first + 1}; "
         f"train-00002-of-00003.{suffix} {noun} {first + 1}"
@@ -205,7 +206,7 @@ def test_texts_in_folders_of_their_classes(tmp_path: Path) -> None:
     assert found["train"]["label"][:] == ["bad", "bad", "good", "good"]
     assert found["train"]["text"][:] == [f"{TEXTS[n]} å café" for n in (1, 3, 0, 2)]
     assert found["test"]["label"][:] == ["bad", "good"]
-    place = sources.places(str(tmp_path), "train", [1])
+    place = positions.places(str(tmp_path), "train", [1])
     assert place == str(tmp_path / "train" / "bad" / "3.txt")
     assert texts(str(tmp_path / "train"))["train"] == found["train"]["text"][:]
 
@@ -296,7 +297,7 @@ def test_a_spreadsheet_is_read_like_a_csv_of_it(tmp_path: Path) -> None:
         {"text": "naïve café", "label": "TRUE", "when": "2024-02-03 04:05:00", "share": "12345678"},
         {"text": None, "label": "x", "when": None, "share": None},
     ]
-    assert sources.places(str(path), "train", [0, 1, 2]) == "rows 2, 4, 5"
+    assert positions.places(str(path), "train", [0, 1, 2]) == "rows 2, 4, 5"
 
 
 def test_the_sheet_is_said_and_can_be_named(tmp_path: Path) -> None:
@@ -354,3 +355,33 @@ def test_which_files_are_a_pattern(tmp_path: Path) -> None:
     assert not listing.is_pattern(str(tmp_path / "a[1].csv"))
     assert listing.is_pattern(str(tmp_path / "a?.csv"))
     assert texts(str(tmp_path / "a[1].csv")) == {"train": ["x"]}
+
+
+def test_each_place_is_that_of_the_row_alone(tmp_path: Path) -> None:
+    shards(tmp_path / "shards")
+    (tmp_path / "one.csv").write_text("text,label\n" + '"a\nb",x\n' * 6)
+    workbook(tmp_path / "a.xlsx", {"A": [("text", "label"), (), *(("a", "x") for _ in range(6))]})
+    for number in range(6):
+        path = tmp_path / "texts" / LABELS[number] / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a")
+    rows = [4, 0, 5, 1]
+    for name in ("shards", "one.csv", "a.xlsx", "texts"):
+        dataset = str(tmp_path / name)
+        sources.read(dataset)
+        alone = [positions.places(dataset, "train", [row]) for row in rows]
+        assert positions.each_place(dataset, "train", rows) == alone
+        assert len(set(alone)) == 4
+
+
+def test_large_rows_of_parquet_are_read_few_at_once(tmp_path: Path) -> None:
+    pd.DataFrame({"text": ["short"] * 5000}).to_parquet(tmp_path / "small.parquet")
+    noise = random.Random(0).randbytes
+    pd.DataFrame({"image": [{"bytes": noise(20_000)} for _ in range(5000)]}).to_parquet(
+        tmp_path / "large.parquet"
+    )
+    for name, expected in (("small", 16), ("large", 3)):
+        with pq.ParquetFile(tmp_path / f"{name}.parquet") as file:
+            assert columnar._tables_at_once(file.metadata, 1024) == expected
+        ends = [end for _, end in columnar.parquet(tmp_path / f"{name}.parquet", 1024)]
+        assert ends == [1024, 2048, 3072, 4096, 5000]

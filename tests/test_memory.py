@@ -16,7 +16,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, IterableDataset, Value
 
 import finetune
-from finetune.data import arrow, caches, memory, sources
+from finetune.data import arrow, caches, memory, positions, sources
 from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
 from finetune.recipe import catalog
@@ -184,8 +184,8 @@ def test_options_of_files_are_refused() -> None:
 
 def test_positions_count_as_in_python() -> None:
     name = memory.named(ROWS)
-    assert sources.places(name, "train", [2]) == "position 2"
-    assert sources.places(name, "train", [*range(1, 9)]) == "positions 1, 2, 3, 4, 5, ..."
+    assert positions.places(name, "train", [2]) == "position 2"
+    assert positions.places(name, "train", [*range(1, 9)]) == "positions 1, 2, 3, 4, 5, ..."
     assert not hub.names_repository(name)
 
 

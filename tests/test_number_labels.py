@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, List, Value
 
-from finetune.data import numbers, sources
+from finetune.data import numbers, positions, sources
 from finetune.errors import UserError
 
 
@@ -86,7 +86,7 @@ def test_a_file_is_named_by_its_lines(tmp_path: Path) -> None:
     path.write_text('text,score\n"two\nlines",1\nok,2\nbad,inf\nworse,x\n', encoding="utf-8")
 
     def places(split: str, rows: Sequence[int]) -> str:
-        return sources.places(str(path), split, rows)
+        return positions.places(str(path), split, rows)
 
     with pytest.raises(UserError) as caught:
         numbers.encoded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from datasets import Dataset, DatasetDict
+from scipy.stats import chi2_contingency
 
 from finetune.checking.finding import Finding
 from finetune.data import targets
@@ -38,26 +39,18 @@ def findings(dataset: DatasetDict) -> list[Finding]:
         return []
     found, many, are_sets = [], counts(rows), targets.is_set(rows)
     most = int(many.argmax())
-    if many[most] > _DOMINANT * len(rows) and are_sets:
+    if many[most] > _DOMINANT * len(rows):
+        whose = "have the label" if are_sets else "are of the class"
+        worth = "gives it is hardly ever wrong" if are_sets else "says so has that accuracy"
         found.append(
             Finding(
                 name="imbalance",
                 severity="warning",
-                message=f"{many[most] / len(rows):.1%} of the training rows have the label "
-                f"'{names[most]}': a model that always gives it is hardly ever wrong",
-                mend="leave the label out, or add rows without it",
-                count=int(many[most]),
-                rows=len(rows),
-            )
-        )
-    elif many[most] > _DOMINANT * len(rows):
-        found.append(
-            Finding(
-                name="imbalance",
-                severity="warning",
-                message=f"{many[most] / len(rows):.1%} of the training rows are of the class "
-                f"'{names[most]}': a model that always says so has that accuracy",
-                mend="--class_weights balanced, and --metrics f1_macro,average_precision",
+                message=f"{many[most] / len(rows):.1%} of the training rows {whose} "
+                f"'{names[most]}': a model that always {worth}",
+                mend="leave the label out, or add rows without it"
+                if are_sets
+                else "--class_weights balanced, and --metrics f1_macro,average_precision",
                 count=int(many[most]),
                 rows=len(rows),
             )
@@ -105,8 +98,6 @@ def shifts(source: DatasetDict) -> list[Finding]:
     Args:
         source: The splits as they were read, with ``label``.
     """
-    from scipy.stats import chi2_contingency
-
     found, trained = [], counts(source["train"])
     for split in ("validation", "test"):
         if split not in source or trained.sum() == 0 or targets.is_set(source[split]):

@@ -105,7 +105,7 @@ def _rules(terms: Any, labels: np.ndarray, words: np.ndarray, classes: int) -> l
     found = []
     for label in np.flatnonzero(rows).tolist():
         hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
-        low = _lowest(hits, texts)
+        low, _ = intervals.ends_of_shares(hits, texts, _DEVIATIONS)
         # or it tells no more than the share of the class does
         high = np.maximum(low - rows[label] / len(labels), 0) > (1 - rows[label] / len(labels)) / 2
         tells = np.zeros(len(texts), bool)
@@ -127,13 +127,6 @@ def _different(rules: Sequence[_Rule], terms: Any, places: dict[str, int]) -> li
         if len(shown) < _SHOWN and max(both, default=0) < rule.texts / 2:
             shown.append(rule)
     return shown
-
-
-def _lowest(hits: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the lower end of Wilson's interval of 99.9%."""
-    square, share = _DEVIATIONS**2, hits / rows
-    reach = _DEVIATIONS * np.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
-    return np.asarray((share + square / (2 * rows) - reach) / (1 + square / rows))
 
 
 def _of_columns(bag: Bag, read: Sequence[str]) -> list[Finding]:

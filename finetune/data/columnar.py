@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 from finetune.data import bounds, delimited
 
-#: Tables that are read at once: each reading makes the dictionary of the row group again, which
-#: for 650,000 texts in one group took 20 s with one table, and takes 2 with these.
-_AT_ONCE = 16
+#: Tables that are read at once at most, and about how many bytes: each reading makes the dictionary
+#: of the row group again, which took 20 s for 650,000 texts in one group, and takes 2 with these.
+_AT_ONCE, _BYTES = 16, 2**26
 
 
 def parquet(path: Path, size: int) -> Iterator[tuple[pa.Table, int]]:
@@ -21,12 +21,20 @@ def parquet(path: Path, size: int) -> Iterator[tuple[pa.Table, int]]:
     schema = pq.read_schema(path)
     delimited.refuse_repeated(path, schema.names)
     with bounds.open_parquet(path) as file:
-        for several in file.iter_batches(batch_size=_AT_ONCE * size):
+        for several in file.iter_batches(batch_size=size * _tables_at_once(file.metadata, size)):
             for start in range(0, several.num_rows, size):
                 batch = several.slice(start, size)
                 place = f"{path}, rows {end + 1} to {end + batch.num_rows}"
                 end += batch.num_rows
                 yield bounds.unpacked(batch, schema, place), end
+
+
+def _tables_at_once(about: pq.FileMetaData, size: int) -> int:
+    """Return how many tables of so many rows are read at once: one where rows are large."""
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    whole = sum(group.total_byte_size for group in groups)
+    of_table = max(1, whole * size // max(1, about.num_rows))
+    return int(max(1, min(_AT_ONCE, _BYTES // of_table)))
 
 
 def arrow(path: Path, size: int) -> Iterator[tuple[pa.Table, int]]:

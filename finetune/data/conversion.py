@@ -37,7 +37,7 @@ def rows(
     Raises:
         UserError: if it cannot be read.
     """
-    cached = _cached(path, options)
+    cached = _cached([path], options)
     if not seals.intact(cached, note):
         with _explained(path):
             layout, sentence = files.inspected(path, options)
@@ -63,10 +63,7 @@ def texts(several: Sequence[Path], options: ReadOptions, note: Callable[[str], N
     Raises:
         UserError: if one cannot be read.
     """
-    folder = several[0].parent.parent
-    facts = [(str(path), (about := path.stat()).st_size, about.st_mtime_ns) for path in several]
-    name = hashlib.sha256(f"{facts} {options} {_CACHE_VERSION}".encode()).hexdigest()[:16]
-    cached = caches.place("finetune-files", name) / "rows.arrow"
+    folder, cached = several[0].parent.parent, _cached(several, options)
     if not seals.intact(cached, note):
         schema = pa.schema([(each, pa.string()) for each in ("text", "label", "file")])
         with _explained(folder):
@@ -112,19 +109,25 @@ def _write(
     seals.seal(cached)
 
 
+def size(path: Path, options: ReadOptions) -> int:
+    """Return how many rows a file has."""
+    cached = _cached([path], options)
+    return len(Dataset.from_file(str(cached)) if cached.exists() else rows(path, options))
+
+
 def layout(path: Path, options: ReadOptions) -> Layout:
     """Return how a file is read, as it was detected when it was converted."""
-    cached = _cached(path, options)
+    cached = _cached([path], options)
     if not cached.exists():  # the file changed since, say
         return files.inspected(path, options)[0]
     return Layout(**json.loads(_metadata(cached)[_LAYOUT]))
 
 
-def _cached(path: Path, options: ReadOptions) -> Path:
-    """Return where the converted rows of a file are, or will be."""
-    about = path.stat()
-    facts = (path.resolve(), about.st_size, about.st_mtime_ns, _CACHE_VERSION)
-    name = hashlib.sha256(f"{facts} {options}".encode()).hexdigest()[:16]
+def _cached(several: Sequence[Path], options: ReadOptions) -> Path:
+    """Return where the converted rows of files are, or will be."""
+    abouts = [(path.resolve(), path.stat()) for path in several]
+    facts = [(path, about.st_size, about.st_mtime_ns) for path, about in abouts]
+    name = hashlib.sha256(f"{facts} {options} {_CACHE_VERSION}".encode()).hexdigest()[:16]
     return caches.place("finetune-files", name) / "rows.arrow"
 
 

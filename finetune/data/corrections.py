@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, List
 
 from finetune.data import arrow, delimited, digests, files, targets
 from finetune.errors import UserError, counted, suggestion
@@ -32,7 +32,6 @@ COLUMNS = (
     *("split", "id", "place", "text", "label", "suggested", "probability", "why", "new_label"),
     *("digest", "run"),
 )
-_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +55,12 @@ class Applied:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """A row of a file: which row it is about, and what is to become of it."""
+    """A row of a file: which row it is about, and what is to become of it.
 
-    place: str
+    ``number`` is its own in the file, from 0.
+    """
+
+    number: int
     split: str
     id: str
     digest: str
@@ -83,21 +85,26 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def edited(path: Path) -> bool:
     """Return whether a person has written something into a file."""
     rows = (row for chunk in files.chunks(path) for row in chunk.dictionaries())
-    return path.exists() and any((row.get("new_label") or "").strip() for row in rows)
+    return any((row.get("new_label") or "").strip() for row in rows)
 
 
-def digests_of(rows: Dataset, column: str, numbers: np.ndarray | None = None) -> list[str]:
-    """Return the digests by which rows are found again.
+def digests_of(rows: Dataset, column: str, numbers: np.ndarray | None = None) -> np.ndarray:
+    """Return the digests by which rows are found again, shape ``(rows,)``, of objects.
 
     Args:
         rows: With ``column``.
         column: What the model reads.
-        numbers: Of the rows, all if None.
+        numbers: Of the rows that are needed; the others have None. All if None.
     """
-    numbers = np.arange(len(rows)) if numbers is None else numbers
+    found = np.full(len(rows), None, dtype=object)
     if column != "text":
-        return [f"x{each.tobytes().hex()}" for each in digests.digests(rows, column).exact[numbers]]
-    return [digest_of(text) for text in arrow.column(rows.select(numbers), "text").to_pylist()]
+        wanted = np.arange(len(rows)) if numbers is None else np.unique(numbers)
+        exact = digests.digests(rows, column, wanted).exact
+        found[wanted] = [f"x{exact[each].tobytes().hex()}" for each in wanted]
+        return found
+    for some, texts in arrow.pieces(rows, "text", None if numbers is None else np.unique(numbers)):
+        found[some] = [digest_of(text) for text in texts.to_pylist()]
+    return found
 
 
 def digest_of(text: str) -> str:
@@ -131,8 +138,9 @@ def apply(
     done = []
     files_of = {"--relabel": relabel, "--exclude": exclude}
     for flag, name in ((flag, name) for flag, names in files_of.items() for name in names):
-        wanted, run = _read(flag, name, splits["train"])
-        places = _placed(flag, wanted, splits, source, column)
+        file = _File(flag, name)
+        wanted, run = file.wanted(splits["train"])
+        places = _placed(file, wanted, splits, source, column)
         found = _Counts()
         for number, each in enumerate(wanted):
             found.add(each, places.get(number))
@@ -154,76 +162,98 @@ def apply(
     return splits, done
 
 
-def _read(flag: str, name: str, rows: Dataset) -> tuple[list[_Wanted], str]:
-    """Return what a file wants, and the run whose suspects these are; empty if it names none.
+class _File:
+    """A file of corrections.
 
-    Raises:
-        UserError: if it is not such a file, or wants nothing.
+    Args:
+        flag: The option that names it.
+        name: As typed.
     """
-    path, names = files.existing(name), targets.class_names(rows)
-    layout, _ = files.inspected(path)
-    found, run = list[_Wanted](), ""
-    seen: dict[tuple[str, str], _Wanted] = {}
-    for number, row in enumerate(
-        row for chunk in files.chunks(path, layout=layout) for row in chunk.dictionaries()
-    ):
-        needed = [*_KEYS, *(["new_label"] if flag == "--relabel" else [])]
-        if lacking := [each for each in needed if each not in row]:
-            raise UserError(
-                f"{flag} {name}: no column '{lacking[0]}' (columns: {', '.join(row)}); expected a "
-                f"{FILE} of report or check, of which only 'new_label' is edited"
-            )
-        run = run or str(row.get("run") or "")
-        place = f"{flag} {name}, {files.places(path, [number], layout)}"
-        new = (row.get("new_label") or "").strip()
-        if flag == "--relabel" and not new:
-            continue
-        if not row["digest"]:
-            raise UserError(f"{place}: 'digest' must be as it was written: rows are found by it")
-        leaves_out = flag == "--exclude" or (new == DROP and DROP not in names)
-        each = _Wanted(
-            place=place,
-            split=str(row["split"]),
-            id=str(row["id"]),
-            digest=str(row["digest"]).strip(),
-            label=row.get("label"),
-            new=None if leaves_out else _label(place, new, rows, names),
-        )
-        other = seen.setdefault((each.split, each.id), each)
-        if other.new != each.new:
-            raise UserError(f"{place} and {other.place} want different things of one row")
-        if other is each:
-            found.append(each)
-    if not found:
-        raise UserError(
-            f"{flag} {name}: no row has a 'new_label': write the right label there, or {DROP} to "
-            "leave the row out; no other column is read for it"
-        )
-    return found, run
 
+    def __init__(self, flag: str, name: str) -> None:
+        self.flag, self._path, self.called = flag, files.existing(name), f"{flag} {name}"
+        self._layout = files.inspected(self._path)[0]
 
-def _label(place: str, new: str, rows: Dataset, names: Sequence[str]) -> str:
-    """Return the name of a label, or a number as it is written.
+    def place(self, *numbers: int) -> str:
+        """Return the position of rows, for messages."""
+        return files.places(self._path, numbers, self._layout)
 
-    Raises:
-        UserError: if there is no such label.
-    """
-    if names:
-        several = _several(new) if targets.is_set(rows) else [new]
-        for each in several:
-            if each not in names:
+    def wanted(self, rows: Dataset) -> tuple[list[_Wanted], str]:
+        """Return what it wants, and the run whose suspects these are; empty if it names none.
+
+        Args:
+            rows: With the labels that there are.
+
+        Raises:
+            UserError: if it is not such a file, or wants nothing.
+        """
+        found, run, names = list[_Wanted](), "", targets.class_names(rows)
+        seen: dict[tuple[str, str], _Wanted] = {}
+        needed = [*_KEYS, *(["new_label"] if self.flag == "--relabel" else [])]
+        chunks = files.chunks(self._path, layout=self._layout)
+        for number, row in enumerate(row for each in chunks for row in each.dictionaries()):
+            if lacking := [each for each in needed if each not in row]:
                 raise UserError(
-                    f"{place}: there is no label '{each}'{suggestion(each, list(names))} (labels: "
-                    f"{', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} leaves the "
-                    "row out"
+                    f"{self.called}: no column '{lacking[0]}' (columns: {', '.join(row)}); "
+                    f"expected a {FILE} of report or check, of which only 'new_label' is edited"
                 )
-        return new
-    try:
-        if math.isfinite(float(new)):
+            run = run or str(row.get("run") or "")
+            new = (row.get("new_label") or "").strip()
+            if self.flag == "--relabel" and not new:
+                continue
+            if not row["digest"]:
+                raise UserError(
+                    f"{self.called}, {self.place(number)}: 'digest' must be as it was written: "
+                    "rows are found by it"
+                )
+            leaves_out = self.flag == "--exclude" or (new == DROP and DROP not in names)
+            each = _Wanted(
+                number=number,
+                split=str(row["split"]),
+                id=str(row["id"]),
+                digest=str(row["digest"]).strip(),
+                label=row.get("label"),
+                new=None if leaves_out else self._label(number, new, rows, names),
+            )
+            other = seen.setdefault((each.split, each.id), each)
+            if other.new != each.new:
+                raise UserError(
+                    f"{self.called}, {self.place(number)} and {self.place(other.number)} want "
+                    "different things of one row"
+                )
+            if other is each:
+                found.append(each)
+        if not found:
+            raise UserError(
+                f"{self.called}: no row has a 'new_label': write the right label there, or {DROP} "
+                "to leave the row out; no other column is read for it"
+            )
+        return found, run
+
+    def _label(self, number: int, new: str, rows: Dataset, names: Sequence[str]) -> str:
+        """Return the name of a label, or a number as it is written.
+
+        Raises:
+            UserError: if there is no such label.
+        """
+        where = f"{self.called}, {self.place(number)}"
+        if names:
+            for each in _several(new) if targets.is_set(rows) else [new]:
+                if each not in names:
+                    raise UserError(
+                        f"{where}: there is no label '{each}'{suggestion(each, list(names))} "
+                        f"(labels: {', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} "
+                        "leaves the row out"
+                    )
             return new
-    except ValueError:
-        pass
-    raise UserError(f"{place}: expected a number in 'new_label', found {new!r}")
+        if isinstance(rows.features["label"], List):
+            raise UserError(f"{where}: a row has several numbers, which only {DROP} corrects")
+        try:
+            if math.isfinite(float(new)):
+                return new
+        except ValueError:
+            pass
+        raise UserError(f"{where}: expected a number in 'new_label', found {new!r}")
 
 
 def _several(cell: str) -> list[str]:
@@ -236,13 +266,13 @@ def _several(cell: str) -> list[str]:
 
 
 def _placed(
-    flag: str,
+    file: _File,
     wanted: Sequence[_Wanted],
     splits: DatasetDict,
     source: DatasetDict,
     column: str,
 ) -> dict[int, tuple[str, int]]:
-    """Return the split of each row that is wanted and its number there, by its number in the file;
+    """Return the split of each row that is wanted and its number there, by its number among them;
     without those that are in no split.
 
     Raises:
@@ -253,53 +283,61 @@ def _placed(
         for split, rows in splits.items()
         for number, row in enumerate(arrow.column(rows, "id").to_pylist())
     }
-    found, lost = dict[int, tuple[str, int]](), list[int]()
-    for number, each in enumerate(wanted):
-        place = at.get((each.split, each.id))
-        if place and digests_of(splits[place[0]], column, np.array([place[1]])) == [each.digest]:
-            found[number] = place
-        else:
-            lost.append(number)
-    if lost:
-        there: dict[tuple[str, str], list[str]] = {}
-        unmoved = set[tuple[str, str, str]]()
-        for split in {wanted[number].split for number in lost} & source.keys():
-            ids = arrow.column(source[split], "id").to_pylist()
-            for row, digest in zip(ids, digests_of(source[split], column), strict=True):
-                there.setdefault((split, digest), []).append(str(row))
-                unmoved.add((split, str(row), digest))
-        unknown = [n for n in lost if (wanted[n].split, wanted[n].digest) not in there]
-        if unknown:
-            shown = ", ".join(wanted[n].place.rpartition(", ")[2] for n in unknown[:_SHOWN])
-            raise UserError(
-                f"{wanted[0].place.rpartition(', ')[0]}: {counted(len(unknown), 'row')} of "
-                f"{len(wanted):,} are not in the data: {shown}{', ...' * (len(unknown) > _SHOWN)}; "
-                "is it the file of another data set? Else remove them from the file"
-            )
-        for number in lost:
-            each = wanted[number]
-            if (each.split, each.id, each.digest) in unmoved:
-                continue  # left out before, as a duplicate of a row that stays, say
-            for row in there[each.split, each.digest]:
-                if place := at.get((each.split, row)):
-                    found[number] = place
-                    break
-    for number, (split, row) in found.items():
-        each, now = wanted[number], _shown(splits[split], row)
-        if (
-            flag == "--relabel"
-            and each.label
-            and now not in (each.label, each.label.removeprefix("'"), each.new)
-        ):
-            raise UserError(
-                f"{each.place}: the label was '{each.label}' when the file was written and is "
-                f"'{now}' now: has the data been corrected since?"
-            )
+    found = {n: at[each.split, each.id] for n, each in enumerate(wanted)
+             if (each.split, each.id) in at}  # fmt: skip
+    for split, rows in splits.items():
+        numbers = np.array([at for name, at in found.values() if name == split], dtype=np.int64)
+        there = digests_of(rows, column, numbers)
+        for n in [n for n, (name, _) in found.items() if name == split]:
+            if there[found[n][1]] != wanted[n].digest:
+                del found[n]
+    if lost := [n for n in range(len(wanted)) if n not in found]:
+        found |= _elsewhere(file, wanted, lost, at, source, column)
+    if file.flag == "--relabel":
+        labels = {split: arrow.column(rows, "label").to_pylist() for split, rows in splits.items()}
+        for n, (split, number) in found.items():
+            each, now = wanted[n], shown(splits[split], labels[split][number])
+            if each.label and now not in (each.label, each.label.removeprefix("'"), each.new):
+                raise UserError(
+                    f"{file.called}, {file.place(each.number)}: the label was '{each.label}' when "
+                    f"the file was written and is '{now}' now: has the data been corrected since?"
+                )
     return found
 
 
-def _shown(rows: Dataset, number: int) -> str:
-    return shown(rows, rows[number]["label"])
+def _elsewhere(
+    file: _File,
+    wanted: Sequence[_Wanted],
+    lost: Sequence[int],
+    at: Mapping[tuple[str, str], tuple[str, int]],
+    source: DatasetDict,
+    column: str,
+) -> dict[int, tuple[str, int]]:
+    """Return where rows are that moved in the source since the file was written; without those that
+    no split has, duplicates of a row that stays, say.
+
+    Raises:
+        UserError: if some are not in the source.
+    """
+    there: dict[tuple[str, str], list[str]] = {}
+    for split in {wanted[n].split for n in lost} & source.keys():
+        ids = arrow.column(source[split], "id").to_pylist()
+        for row, digest in zip(ids, digests_of(source[split], column), strict=True):
+            there.setdefault((split, digest), []).append(str(row))
+    if unknown := [n for n in lost if (wanted[n].split, wanted[n].digest) not in there]:
+        lines = file.place(*(wanted[n].number for n in unknown))
+        raise UserError(
+            f"{file.called}: {counted(len(unknown), 'row')} of {len(wanted):,} are not in the "
+            f"data: {lines}; is it the file of another data set? Else remove them from the file"
+        )
+    found = {}
+    for n in lost:
+        each = wanted[n]
+        rows = there[each.split, each.digest]
+        places = [at[each.split, row] for row in rows if (each.split, row) in at]
+        if places and each.id not in rows:
+            found[n] = places[0]
+    return found
 
 
 def shown(rows: Dataset, label: Any) -> str:

@@ -15,7 +15,6 @@ How a file of text is compressed, encoded, separated and quoted, :mod:`finetune.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import itertools
@@ -44,7 +43,8 @@ Rows = list[Row]
 Read = tuple[Rows | pa.Table, int]
 Reader = Callable[[Path], Iterator[Read]]
 Parser = Callable[[Path, IO[str]], Iterator[Placed]]
-_SHOWN_PLACES = 5
+#: Positions that a message names.
+SHOWN_PLACES = 5
 #: The formats that an option is for, and how to say that.
 _READ_WITH = {
     "--csv_quoting": (tuple(SEPARATORS), "a .csv or .tsv file"),
@@ -197,18 +197,37 @@ def places(path: Path, rows: Sequence[int], layout: Layout | None = None) -> str
         rows: Row numbers, from 0, sorted; at least one.
         layout: As :func:`inspected` returns it; the usual one if None.
     """
+    noun, numbers = positions(path, rows[:SHOWN_PLACES], layout)
+    return shown_places(noun, numbers) + ", ..." * (len(rows) > SHOWN_PLACES)
+
+
+def positions(
+    path: Path, rows: Sequence[int], layout: Layout | None = None
+) -> tuple[str, list[int]]:
+    """Return what a position is called, ``line`` or ``row``, and that of each of some rows.
+
+    Args:
+        path: As of :func:`places`.
+        rows: Row numbers, from 0, in any order; the file is read once, up to the last.
+        layout: As of :func:`places`.
+    """
     layout = layout or Layout(separator=SEPARATORS.get(formats.suffix(path), ","))
-    shown = rows[:_SHOWN_PLACES]
-    noun, numbers = "row", [row + 1 for row in shown]
+    wanted, end = {*rows}, max(rows) + 1
     if parser := _parser(formats.suffix(path), layout):
         with _parsed(path, layout, *parser) as (placed, _), delimited.long_fields():
-            some = enumerate(itertools.islice(placed, shown[-1] + 1))
-            noun, numbers = "line", [first for row, (first, _, _) in some if row in shown]
-    elif layout.sheet:
-        every = enumerate(itertools.islice(spreadsheet.rows(path, layout.sheet), shown[-1] + 1))
-        numbers = [number for row, (number, _) in every if row in shown]
-    more = ", ..." if len(rows) > len(shown) else ""
-    return f"{noun}{'s' * (len(rows) > 1)} {', '.join(map(str, numbers))}{more}"
+            some = enumerate(itertools.islice(placed, end))
+            found = {row: first for row, (first, _, _) in some if row in wanted}
+        return "line", [found[row] for row in rows]
+    if layout.sheet:
+        several = enumerate(itertools.islice(spreadsheet.rows(path, layout.sheet), end))
+        found = {row: number for row, (number, _) in several if row in wanted}
+        return "row", [found[row] for row in rows]
+    return "row", [row + 1 for row in rows]
+
+
+def shown_places(noun: str, numbers: Sequence[int]) -> str:
+    """Return positions in words: ``lines 5, 9``."""
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 @contextlib.contextmanager
@@ -247,15 +266,6 @@ def _decodes(line: bytes, encoding: str) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def not_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
-    """Return the refusal of an input in another encoding, with how to convert it."""
-    is_wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return UserError(
-        f"{name} is not UTF-8: {error.reason} (line {line}, byte {error.object[error.start]:#x}); "
-        f"convert it, e.g. iconv -f {'utf-16' if is_wide else 'latin1'} -t utf-8"
-    )
 
 
 @contextlib.contextmanager

@@ -253,6 +253,15 @@ def _fields(text: str, separator: str, whole: bool) -> list[int]:
     return counts if whole else counts[:-1]
 
 
+def not_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
+    """Return the refusal of an input in another encoding, with how to convert it."""
+    is_wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return UserError(
+        f"{name} is not UTF-8: {error.reason} (line {line}, byte {error.object[error.start]:#x}); "
+        f"convert it, e.g. iconv -f {'utf-16' if is_wide else 'latin1'} -t utf-8"
+    )
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, decompressed as it is read.

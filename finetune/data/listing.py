@@ -104,7 +104,7 @@ def _below(directory: Path, called: Mapping[str, str]) -> Listing:
     """Return the files of a directory."""
     if any((directory / each).exists() for each in _SAVED):
         return Listing(kind="saved", files={"train": [directory]})
-    there = sorted((each for each in directory.iterdir() if not _hidden(each)), key=_natural)
+    there = _visible(directory)
     folders = [each for each in there if each.is_dir()]
     readable = [each for each in there if each.is_file() and formats.suffix(each) in formats.FILES]
     inside = [each for folder in folders for each in _rows_in(folder)]
@@ -142,8 +142,7 @@ def _advice(readable: Sequence[Path]) -> str:
 
 
 def _rows_in(folder: Path) -> list[Path]:
-    there = sorted(folder.iterdir(), key=_natural)
-    return [each for each in there if formats.suffix(each) in formats.FILES and not _hidden(each)]
+    return [each for each in _visible(folder) if formats.suffix(each) in formats.FILES]
 
 
 def _by_split(
@@ -261,29 +260,28 @@ def _of_texts(directory: Path, called: Mapping[str, str]) -> Listing | None:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    there = sorted(folder.iterdir(), key=_natural)
-    return [each for each in there if each.is_file() and not _hidden(each)]
+    return [each for each in _visible(folder) if each.is_file()]
 
 
 def _classes(folder: Path) -> list[Path]:
     """Return the folders in a folder that hold texts."""
     if not folder.is_dir():
         return []
-    there = sorted(folder.iterdir(), key=_natural)
-    return [each for each in there if each.is_dir() and not _hidden(each) and _texts_in(each)]
+    return [each for each in _visible(folder) if each.is_dir() and _texts_in(each)]
 
 
 def _texts_in(folder: Path) -> list[Path]:
-    there = sorted(folder.iterdir(), key=_natural)
-    return [each for each in there if each.suffix.lower() == ".txt" and not _hidden(each)]
+    return [each for each in _visible(folder) if each.suffix.lower() == ".txt"]
 
 
 def _stems(there: Sequence[Path]) -> list[str]:
     return [formats.stem(path) for path in there]
 
 
-def _hidden(path: Path) -> bool:
-    return path.name.startswith((".", "_"))
+def _visible(folder: Path) -> list[Path]:
+    """Return what is in a folder, but for what systems and programs put there."""
+    there = (each for each in folder.iterdir() if not each.name.startswith((".", "_")))
+    return sorted(there, key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

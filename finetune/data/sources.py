@@ -25,7 +25,7 @@ from datasets import (
     load_from_disk,
 )
 
-from finetune.data import arrow, bounds, conversion, embedded, files, listing, memory, seals
+from finetune.data import arrow, bounds, conversion, embedded, listing, memory, seals
 from finetune.data.layout import ReadOptions
 from finetune.data.listing import OTHER_NAMES, SPLITS, Listing
 from finetune.errors import UserError, suggestion
@@ -36,7 +36,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: What pandas calls an index that it writes into Parquet; and a first column without a name, as
 #: pandas and R write it into a ``.csv``, in the formats that have such.
 _PANDAS, _INDEX = "__index_level_0__", ("", "Unnamed: 0", "__index_level_0__")
-_SHOWN_PLACES, _SHOWN_FILES = 5, 10
+_SHOWN_FILES = 10
 
 
 def read(
@@ -129,46 +129,6 @@ def is_one_split(dataset: str) -> bool:
     if memory.is_memory(dataset):
         return memory.splits(dataset) == ["train"]
     return Path(dataset).expanduser().is_file()
-
-
-def places(
-    dataset: str,
-    split: str,
-    rows: Sequence[int],
-    options: ReadOptions | None = None,
-    names: Mapping[str, str] | None = None,
-) -> str:
-    """Return the positions of rows of a split in its file: ``lines 5, 9``, else ``rows 4, 8``; of
-    several files with their names; in memory ``positions 3, 7``, from 0.
-
-    Args:
-        dataset: As passed to :func:`read`.
-        split: The split of the rows.
-        rows: Their ``id``, sorted; at least one.
-        options: As passed to :func:`read`.
-        names: Likewise.
-    """
-    if memory.is_memory(dataset):
-        positions = ", ".join(map(str, rows[:_SHOWN_PLACES]))
-        more = ", ..." * (len(rows) > _SHOWN_PLACES)
-        return f"position{'s' * (len(rows) > 1)} {positions}{more}"
-    if not dataset or not is_local(dataset):
-        return files.places(Path(), rows)
-    listed, options = listing.listed(dataset, names), options or ReadOptions()
-    several = listed.files.get(split, [Path()])
-    if listed.kind == "texts":
-        shown = [str(several[row]) for row in rows[:_SHOWN_PLACES]]
-        return ", ".join(shown) + ", ..." * (len(rows) > _SHOWN_PLACES)
-    if listed.kind == "saved" or len(several) == 1:
-        path = Path() if listed.kind == "saved" else several[0]
-        return files.places(path, rows, conversion.layout(path, options))
-    told, begin, left = [], 0, list(rows[:_SHOWN_PLACES])
-    for path in several:
-        end = begin + len(conversion.rows(path, options))
-        if own := [row - begin for row in left if row < end]:
-            told.append(f"{path.name} {files.places(path, own, conversion.layout(path, options))}")
-        left, begin = [row for row in left if row >= end], end
-    return "; ".join(told) + ", ..." * (len(rows) > _SHOWN_PLACES)
 
 
 def describe(dataset: str) -> str:

@@ -68,12 +68,12 @@ def assess(
     thresholds = task.thresholds_of(after) if after else None
     statistics = _statistics(run, found, assessment)
     statistics = replace(statistics, threshold=best, thresholds=thresholds)
-    replace(run.metrics, statistics=statistics).write(run.path)  # the comparison reads the run
-    if change := corrected.measured(run):
-        statistics = replace(statistics, corrected=change)
-        progress(Noted(change["sentence"]))
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
+    if change := corrected.measured(run):
+        metrics = replace(metrics, statistics=replace(statistics, corrected=change))
+        metrics.write(run.path)
+        progress(Noted(change["sentence"]))
     run.update(temperature=temperature)
     started = time.perf_counter()
     metrics = _with_baselines(metrics, run, recipe, assessment, fit=baseline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from finetune.reporting import curves, html, wording
 from finetune.runs.predictions import DIGEST
 from finetune.runs.run import Run
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.scored import LABEL
+from finetune.statistics.scored import LABEL, Scored
 from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest
@@ -119,18 +119,14 @@ def _compared(runs: Sequence[Run]) -> Comparison:
     if not headline:
         raise UserError(f"{runs[0].path} has no numeric metric: nothing to compare")
     tables = [run.predictions for run in runs]
-    task, scoring = runs[0].kind, runs[0].manifest.scoring
+    task = runs[0].kind
     each = [runs[0].scored(tables[0])]
     for run, table in zip(runs[1:], tables[1:], strict=True):
         _refuse_other_rows(runs[0], tables[0], run, table)
         each.append(run.scored(table, task))
         _refuse_other_labels(runs[0], each[0].labels, run, each[-1].labels)
-    own = functools.cache(
-        lambda: without_counted(runs[0].compute_metrics, scoring, task)
-    )  # its recipe may not be importable
-    judged = [
-        compared(task, each[0], other, scoring, lambda some: own()(some)) for other in each[1:]
-    ]
+    judge = judging(runs[0])
+    judged = [judge(each[0], other) for other in each[1:]]
     return Comparison(
         [str(run.path) for run in runs],
         len(tables[0]),
@@ -143,6 +139,17 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         tables,
         wording.directions(runs[0].manifest),
     )
+
+
+def judging(run: Run) -> Callable[[Scored, Scored], tuple[Mapping[str, Any], dict[str, Any]]]:
+    """Return what compares two models on the same rows by the metrics of a run: the metrics of the
+    second, and how much more of each it has than the first; see
+    :func:`finetune.tasks.assessment.compared`.
+    """
+    task, scoring = run.kind, run.manifest.scoring
+    # its recipe may not be importable
+    own = functools.cache(lambda: without_counted(run.compute_metrics, scoring, task))
+    return lambda first, second: compared(task, first, second, scoring, lambda some: own()(some))
 
 
 def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:

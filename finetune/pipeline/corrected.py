@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from finetune.errors import UserError, counted
-from finetune.recipe.scoring import without_counted
+from finetune.pipeline.compare import judging
 from finetune.reporting import wording
 from finetune.runs.run import Run
 from finetune.statistics.scored import LABEL
-from finetune.tasks.assessment import compared
 
 
 def measured(run: Run) -> dict[str, Any] | None:
@@ -37,21 +35,26 @@ def measured(run: Run) -> dict[str, Any] | None:
         for kind, verb in (("relabelled", "relabelled"), ("excluded", "left out"))
         if each[kind]
     )
-    named = next((each["run"] for each in reversed(done) if each["run"]), "")
-    if not named:
+    words = next((each["run"] for each in reversed(done) if each["run"]), "")
+    if not words:
         return {"sentence": f"Corrected: {what}."}
     try:
-        earlier = _found(run, named)
+        earlier = _found(run, words)
         if earlier is None:
-            return {"sentence": f"Corrected: {what}. The run before, {named}, was not found."}
+            return {"sentence": f"Corrected: {what}. The run before, {words}, was not found."}
         return _compared(run, earlier, what)
     except UserError as error:
-        return {"sentence": f"Corrected: {what}. No comparison with {named}: {error}"}
+        return {"sentence": f"Corrected: {what}. No comparison with {words}: {error}"}
 
 
-def _found(run: Run, named: str) -> Run | None:
-    """Return the run that a file names by directory and start, wherever it was moved aside to."""
-    name, _, started = named.rpartition(" ")
+def named(run: Run) -> str:
+    """Return by what a run is found again, also if it was moved aside: directory and start."""
+    return f"{run.path} {run.manifest.process.started}"
+
+
+def _found(run: Run, words: str) -> Run | None:
+    """Return the run that a file names, wherever it was moved aside to."""
+    name, _, started = words.rpartition(" ")
     path = Path(name)
     for folder in dict.fromkeys([path.parent, run.path.parent]):
         several = sorted(folder.glob(f"{path.name}.*"), key=lambda each: each.stat().st_mtime)
@@ -89,9 +92,7 @@ def _compared(run: Run, earlier: Run, what: str) -> dict[str, Any]:
         raise UserError(f"they have no test row with the same {LABEL} in common")
     before = task.scored(one[both[:, 0]], before.outputs[both[:, 0]])
     after = task.scored(other[both[:, 1]], after.outputs[both[:, 1]])
-    scoring = run.manifest.scoring
-    own = functools.cache(lambda: without_counted(run.compute_metrics, scoring, task))
-    judged, more = compared(task, before, after, scoring, lambda some: own()(some))
+    judged, more = judging(run)(before, after)
     headline = [name for name in run.headline if name in more]
     verdict = wording.between(
         "the corrected run", "the run before", more, headline, wording.directions(run.manifest)

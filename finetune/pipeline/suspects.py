@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from finetune.checking.finding import MOST_SUSPECTS, Finding
-from finetune.data import corrections
+from finetune.data import arrow, corrections
 from finetune.data.corrections import FILE
-from finetune.reporting import wording
+from finetune.pipeline import corrected
+from finetune.reporting import sections
 from finetune.runs.predictions import DIGEST
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
@@ -36,14 +39,12 @@ def of_run(run: Run) -> Path | None:
     path.unlink(missing_ok=True)
     if not isinstance(rows, ScoredRows) or not {"text", DIGEST} & {*table.columns}:
         return None
-    judged = wording.beats_a_baseline(
-        run.statistics, run.headline, wording.directions(run.manifest)
-    )
-    suspicion = mistakes.suspicion(rows) if judged else None
-    suspected = suspicion.rows[:MOST_SUSPECTS].tolist() if suspicion else []
-    others = [each for each in mistakes.most_confident(rows).tolist() if each not in suspected]
-    why = dict.fromkeys(suspected, "label may be wrong")
-    why |= dict.fromkeys(others[:_MISTAKES], "confident mistake")
+    suspicion, _ = sections.suspicion(run, rows)
+    suspected = suspicion.rows[:MOST_SUSPECTS] if suspicion else np.array([], dtype=np.int64)
+    wrong = mistakes.most_confident(rows)
+    others = wrong[~np.isin(wrong, suspected)][:_MISTAKES]
+    why = dict.fromkeys(suspected.tolist(), "label may be wrong")
+    why |= dict.fromkeys(others.tolist(), "confident mistake")
     if not why:
         return None
     split = run.manifest.data.tested_in
@@ -61,7 +62,7 @@ def of_run(run: Run) -> Path | None:
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
                 "digest": f"x{row[DIGEST]}" if text is None else corrections.digest_of(text),
-                "run": _named(run),
+                "run": corrected.named(run),
             }
         )
     return corrections.write(path, written)
@@ -89,16 +90,19 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
     written = []
     for split in dict.fromkeys(split for split, _ in why):
         rows = recipe.source[split]
-        at = {row: number for number, row in enumerate(rows["id"][:])}
         ids = [row for name, row in why if name == split]
-        some = rows.select([at[row] for row in ids])
-        prints = corrections.digests_of(some, recipe.input_column)
-        for row, content, digest in zip(ids, some, prints, strict=True):
+        at = {row: number for number, row in enumerate(arrow.column(rows, "id").to_pylist())}
+        numbers = np.array([at[row] for row in ids])
+        prints = corrections.digests_of(rows, recipe.input_column, numbers)[numbers]
+        shown = [name for name in ("text", "file", "label") if name in rows.column_names]
+        contents = rows.select_columns(shown).select(numbers)
+        where = recipe.each_place(split, ids)
+        for row, content, digest, place in zip(ids, contents, prints, where, strict=True):
             written.append(
                 {
                     "split": split,
                     "id": row,
-                    "place": recipe.places(split, [row]),
+                    "place": place,
                     "text": content.get("text", content.get("file")),
                     "label": corrections.shown(rows, content["label"]),
                     "why": "; ".join(dict.fromkeys(why[split, row])),
@@ -108,9 +112,3 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
             )
     corrections.write(path, written)
     return len(written)
-
-
-def _named(run: Run) -> str:
-    """Return by what a run is found again, also if it was moved aside."""
-    process = run.manifest.process
-    return f"{run.path} {process.started}"

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from finetune.data import files, image_files, images
 from finetune.data.delimited import Row
 from finetune.data.files import Chunk, Read, Reader, Rows
-from finetune.data.layout import USUAL, Layout, ReadOptions
+from finetune.data.layout import USUAL, Layout, ReadOptions, not_utf8
 from finetune.errors import UserError
 from finetune.runtime import formats
 
@@ -152,7 +152,7 @@ def _row(line: bytes, number: int) -> Row:
     try:
         return {"text": line.decode("utf-8").removesuffix("\r")}
     except UnicodeDecodeError as error:
-        raise files.not_utf8("standard input", number, error) from error
+        raise not_utf8("standard input", number, error) from error
 
 
 class _Parts:

@@ -91,6 +91,10 @@ class Declared:
         """
         return ""
 
+    def each_place(self, split: str, rows: Sequence[int]) -> list[str]:
+        """Return where each row is: see :meth:`places`."""
+        return [self.places(split, [row]) for row in rows]
+
     @classmethod
     def short_name(cls) -> str:
         """Return the name of its file, or of the class where there is none, as in a notebook."""

@@ -88,14 +88,21 @@ class ImageClassification(Sourced):
                 if (given := getattr(self, name)) not in ("", "auto", None):
                     raise UserError(f"--{name} {given}: {self.dataset} is a folder of images")
             return image_files.read_folders(self.dataset, self.note)
-        return self.read_source()
+        return super().read()
 
     def places(self, split: str, rows: Sequence[int]) -> str:
         from finetune.data import image_files
 
         if image_files.are_folders(self.dataset):
             return ""
-        return self.places_in_source(split, rows)
+        return super().places(split, rows)
+
+    def each_place(self, split: str, rows: Sequence[int]) -> list[str]:
+        from finetune.data import image_files
+
+        if image_files.are_folders(self.dataset):
+            return [""] * len(rows)
+        return super().each_place(split, rows)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``id``, ``image``, ``file`` where there are paths, and ``label``.

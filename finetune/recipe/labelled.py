@@ -84,13 +84,6 @@ class Labelled(Sourced):
             return ["--thresholds has no effect: only a task of several labels a row has any"]
         return []
 
-    def read(self) -> DatasetDict:
-        """Return the source as it is, with an ``id`` added: the number of the row in its split."""
-        return self.read_source()
-
-    def places(self, split: str, rows: Sequence[int]) -> str:
-        return self.places_in_source(split, rows)
-
     def label_sources(self) -> dict[str, list[str]]:
         """Return the option that names the columns of labels, and their names."""
         from finetune.data.findings import names_in

@@ -43,7 +43,7 @@ class Sourced(Recipe):
             self.dataset = memory.named(dataset)
         super().__post_init__()
 
-    def read_source(self) -> DatasetDict:
+    def read(self) -> DatasetDict:
         """Return the rows of the source, with an ``id``: the number of the row in its split."""
         from finetune.data import sources
 
@@ -56,12 +56,17 @@ class Sourced(Recipe):
             note=self.note,
         )
 
-    def places_in_source(self, split: str, rows: Sequence[int]) -> str:
-        """Return the positions of rows in their files."""
-        from finetune.data import sources
+    def places(self, split: str, rows: Sequence[int]) -> str:
+        from finetune.data import positions
 
         options = self.read_options()
-        return sources.places(self.dataset, split, rows, options, self._split_names())
+        return positions.places(self.dataset, split, rows, options, self._split_names())
+
+    def each_place(self, split: str, rows: Sequence[int]) -> list[str]:
+        from finetune.data import positions
+
+        options = self.read_options()
+        return positions.each_place(self.dataset, split, rows, options, self._split_names())
 
     def _split_names(self) -> dict[str, str]:
         """Return what the source calls the splits that are named.

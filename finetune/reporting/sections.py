@@ -228,11 +228,8 @@ def mistaken(shown: Shown) -> Section:
     """Show the most confident mistakes, and labels that may be wrong."""
     rows: ScoredRows = shown.rows
     wrong, run = mistakes.most_confident(rows), shown.run
-    judged = wording.beats_a_baseline(
-        shown.statistics, run.headline, wording.directions(shown.manifest)
-    )
-    suspicion = mistakes.suspicion(rows) if judged else None
-    suspected = suspicion.rows if suspicion else _NONE
+    found, judged = suspicion(run, rows)
+    suspected = found.rows if found else _NONE
     first = wrong[:_MISTAKES]
     further = suspected[~np.isin(suspected, first)][:_MISTAKES]
     said = f"{len(wrong):,} of {len(rows):,} rows {_is(len(wrong))} wrong. "
@@ -240,9 +237,19 @@ def mistaken(shown: Shown) -> Section:
         content={
             "mistakes": _rows(rows, shown.table, first, suspected),
             "suspects": _rows(rows, shown.table, further),
-            "mistaken": said + _suspicion(suspicion, judged),
+            "mistaken": said + _suspicion(found, judged),
         }
     )
+
+
+def suspicion(run: Run, rows: ScoredRows) -> tuple[mistakes.Suspicion | None, bool]:
+    """Return which labels of the test rows may be wrong, and whether the run beats a baseline, as
+    it has to before any is suspected.
+    """
+    judged = wording.beats_a_baseline(
+        run.statistics, run.headline, wording.directions(run.manifest)
+    )
+    return (mistakes.suspicion(rows) if judged else None), judged
 
 
 #: By the names in ``Task.sections``; each has a template in ``templates/sections/``.

@@ -165,21 +165,38 @@ def bag_of_words(
         words where the baseline was bounded; None if the texts hold no words of two letters or
         more.
     """
-    from sklearn.linear_model import LogisticRegression
-
     found = terms_of(train_texts, test_texts, seed, most_rows, most_terms)
     if found is None:
         return None
-    model = LogisticRegression(C=10, max_iter=1000)
-    model.fit(found.train, np.asarray(train_labels)[found.rows])
+    predict = classifier(found.train, np.asarray(train_labels)[found.rows], classes)
     # of many rows and classes the numbers would fill the memory, and are not remembered
     precision = np.float32 if len(test_texts) * classes > MOST_KEPT else np.float64
     outputs = np.empty((len(test_texts), classes), dtype=precision)
     for some in blocks.slices(*outputs.shape):
-        probabilities = np.zeros((some.stop - some.start, classes))
-        probabilities[:, model.classes_] = model.predict_proba(found.test[some])
-        outputs[some] = _logarithms(probabilities)
+        outputs[some] = _logarithms(predict(found.test[some]))
     return outputs, found.limits
+
+
+def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], np.ndarray]:
+    """Return what predicts probabilities, shape ``(rows, classes)``, from terms: logistic
+    regression, C = 10, or the only class there is.
+
+    Args:
+        terms: Of the rows to fit on, shape ``(rows, terms)``.
+        labels: Their classes, shape ``(rows,)``.
+        classes: How many there are; those without a row have the probability 0.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    there = np.unique(labels)
+    model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels) if len(there) > 1 else None
+
+    def predict(others: Any) -> np.ndarray:
+        found = np.zeros((others.shape[0], classes))
+        found[:, there] = 1 if model is None else model.predict_proba(others)
+        return found
+
+    return predict
 
 
 @dataclass(frozen=True)

@@ -177,15 +177,29 @@ def of_share(hits: float, rows: int) -> Interval:
 
 def of_shares(hits: np.ndarray, rows: np.ndarray) -> list[Interval]:
     """Return :func:`of_share` of many; both of shape ``(shares,)``."""
-    some = np.maximum(rows, 1)
-    whole, square = np.rint(hits), _ENDS[1] ** 2
-    middle = (2 * whole + square) / (2 * (some + square))
-    reach = _ENDS[1] * np.sqrt(4 * whole * (1 - whole / some) + square) / (2 * (some + square))
-    shares = hits / some
-    low = np.where(whole > 0, np.minimum(shares, middle - reach), 0.0)
-    high = np.where(whole < some, np.maximum(shares, middle + reach), 1.0)
+    low, high = ends_of_shares(hits, rows)
+    shares = hits / np.maximum(rows, 1)
     found = zip(shares.tolist(), low.tolist(), high.tolist(), rows.tolist(), strict=True)
     return [Interval(*ends) if count else Interval(0.0, 0.0, 1.0) for *ends, count in found]
+
+
+def ends_of_shares(
+    hits: np.ndarray, rows: np.ndarray, deviations: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the intervals of :func:`of_shares`, each of shape ``(shares,)``.
+
+    Args:
+        hits: Likewise.
+        rows: Likewise.
+        deviations: Standard deviations that they reach; None for 95%.
+    """
+    deviations, some = _ENDS[1] if deviations is None else deviations, np.maximum(rows, 1)
+    whole, square = np.rint(hits), deviations**2
+    middle = (2 * whole + square) / (2 * (some + square))
+    reach = deviations * np.sqrt(4 * whole * (1 - whole / some) + square) / (2 * (some + square))
+    shares = hits / some
+    low = np.where(whole > 0, np.minimum(shares, middle - reach), 0.0)
+    return low, np.where(whole < some, np.maximum(shares, middle + reach), 1.0)
 
 
 def of_draws(values: np.ndarray, drawn: np.ndarray) -> list[Interval]:
