@@ -154,7 +154,7 @@ def test_a_signal_to_this_process_ends_the_workers(name: str) -> None:
 
 
 TOKENIZES = """
-import sys, time
+import os, platform, sys, time
 import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer
@@ -162,12 +162,15 @@ from finetune.data import tokenize
 from finetune.data.encoding import Encoder
 from finetune.runtime import activity
 
-model, rows, parts = sys.argv[1:]
+model, rows, parts, host = sys.argv[1:]
 tokenize.PART, begun = 10, 0
+if host:
+    platform.node = lambda: host
 
 def targets(labels):
     global begun
     begun += 1
+    os.write(1, f"makes {labels[0]}\\n".encode())
     if begun > int(parts):
         time.sleep(1000)
     return np.asarray(labels)
@@ -183,9 +186,9 @@ with activity.listening(tell, lambda sentence: print(sentence, flush=True)):
 """
 
 
-def begin(rows: Path, model: str, parts: int) -> "subprocess.Popen[str]":
+def begin(rows: Path, model: str, parts: int, host: str = "") -> "subprocess.Popen[str]":
     """A process that tokenizes with two workers, each of which stands still after some parts."""
-    words = [sys.executable, "-c", TOKENIZES, model, str(rows), str(parts)]
+    words = [sys.executable, "-c", TOKENIZES, model, str(rows), str(parts), host]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
@@ -225,7 +228,7 @@ def test_a_kill_leaves_whole_files_and_nobody_and_who_waits_goes_on(
 
     assert second.returncode == 0
     assert psutil.wait_procs(started, HANGS)[1] == []
-    numbers = [int(line.split()[1]) for line in rest.splitlines()]
+    numbers = [int(line.split()[1]) for line in rest.splitlines() if "done" in line]
     assert numbers == [30, 40, 50, 60]  # what was finished was not made again
     (directory,) = home.glob("finetune-tokenized/*")
     arrow = sorted(path.name for path in directory.glob("*.arrow"))
@@ -235,6 +238,38 @@ def test_a_kill_leaves_whole_files_and_nobody_and_who_waits_goes_on(
     files = sorted(directory.glob("*.arrow"), key=lambda path: int(path.stem.partition("-")[0]))
     written = [ids for path in files for ids in Dataset.from_file(str(path))["input_ids"]]
     assert written == encoder(texts)["input_ids"]
+
+
+@pytest.mark.processes
+def test_machines_that_share_the_cache_share_out_what_is_to_be_tokenized(
+    home: Path, tmp_path: Path, tiny_model: str
+) -> None:
+    texts = [f"the food was great {number}" for number in range(80)]
+    Dataset.from_dict({"text": texts, "label": range(80)}).save_to_disk(tmp_path / "rows")
+    first = begin(tmp_path / "rows", tiny_model, 1, "node1")
+    second = None
+    try:
+        lines = lines_until(first, "done 20")
+        while sum("makes" in line for line in lines) < 4:  # two parts done, two stood still at
+            lines += lines_until(first, "makes")
+        began = [int(line.split()[1]) for line in lines if "makes" in line]
+        second = begin(tmp_path / "rows", tiny_model, 99, "node2")
+        theirs = lines_until(second, "waiting")
+        first.kill()
+        rest, _ = second.communicate(timeout=HANGS)
+    finally:
+        for process in (first, second):
+            if process is not None:
+                process.kill()
+
+    assert second.returncode == 0
+    made = [int(line.split()[1]) for line in theirs if "makes" in line]
+    assert sorted(began) == [0, 10, 20, 30]
+    assert sorted(made) == [40, 50, 60, 70]  # not those of the first machine, done or begun
+    assert theirs[-1].startswith(f"waiting for 2 files that another machine (process {first.pid} ")
+    again = [line for line in rest.splitlines() if "makes" in line]
+    assert sorted(again) == ["makes 20", "makes 30"]  # once their machine was lost
+    assert rest.splitlines()[-1] == "done 80"
 
 
 # ---- ranks ---------------------------------------------------------------------------------------
@@ -335,6 +370,39 @@ def test_a_preparation_slower_than_the_process_group_waits_is_no_timeout() -> No
             process.kill()
 
     assert found == [([0, 1], "of rank 0")] * 2
+
+
+def come(rank: int, port: int, answers: Any) -> None:
+    """Be the only rank of one of two machines; that of the first one waits for the other."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def prepared() -> str:
+        store = distributed.store_of_job()
+        distributed.invite()
+        if rank == 0:
+            store.wait(["came"])  # or the other machine would be waiting for this one
+        store.set("came", "1")
+        return f"of rank {rank}"
+
+    answers.put(distributed.rank_zero_first(prepared))
+
+
+@pytest.mark.processes
+def test_another_machine_begins_when_rank_0_has_something_to_share() -> None:
+    context = multiprocessing.get_context("fork")
+    answers, port = context.Queue(), free_port()
+    both = [context.Process(target=come, args=(rank, port, answers)) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    try:
+        found = {answers.get(timeout=HANGS) for _ in both}
+    finally:
+        for process in both:
+            process.join(60)
+            process.kill()
+
+    assert found == {"of rank 0", "of rank 1"}
 
 
 # ---- the verb ------------------------------------------------------------------------------------

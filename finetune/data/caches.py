@@ -1,19 +1,22 @@
 """What the toolkit keeps in the cache of ``datasets``: who uses it, who makes it, how it goes.
 
 An entry is a directory of ours, with a file that says what it holds, one that is locked by every
-process that uses it, and one that is locked by the process that makes it; or a single small file.
-Locks are those of the system: they go with their process, however it ends. Nothing else in the
-cache of the library is ever looked at.
+process that uses it, one that is locked by the process of a machine that makes it, and one of which
+a byte is locked for each file that a machine writes; or a single small file. Locks are those of the
+system: they go with their process, however it ends. Nothing else in the cache of the library is
+ever looked at.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +25,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from finetune.errors import UserError
+from finetune.errors import UserError, counted
 from finetune.runtime import activity, hub
 from finetune.runtime.files import write_whole
 
@@ -37,6 +40,7 @@ KINDS = {
     "finetune-near": "near duplicates",
 }
 _ABOUT, _USED, _MAKING, _MAKER = "about.json", ".used", ".making", ".maker"
+_CLAIMS = ".claims"
 _LOOKS = 0.5  # seconds between looks at a lock
 #: Descriptors whose shared locks this process keeps to its end, or until it used that many others.
 _IN_USE: dict[Path, int] = {}
@@ -110,34 +114,78 @@ def use(directory: Path, **about: Any) -> None:
 
 @contextlib.contextmanager
 def making(directory: Path) -> Iterator[None]:
-    """Let one process at a time into the block; the others wait, and are told for whom.
+    """Let one process of this machine at a time into the block; the others wait, and are told for
+    whom. Machines that share the file system all come in, and claim what they write, see
+    :func:`claimed`.
 
     Where the file system has no locks nobody waits: then the same is made twice.
 
     Args:
         directory: Of an entry that is in :func:`use`.
     """
-    lock = FileLock(directory / _MAKING, thread_local=False)
+    here = platform.node()
+    lock = FileLock(directory / f"{_MAKING}-{here}", thread_local=False)
+    maker = directory / f"{_MAKER}-{here}"
     try:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            activity.say(f"{_maker(directory)} is preparing the same data: waiting for it")
+            who = f" ({said})" if (said := _said(maker)) else ""
+            activity.say(f"another run{who} is preparing the same data: waiting for it")
             lock.acquire(poll_interval=_LOOKS)
     except NotImplementedError:
         yield
         return
     try:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_whole(
-            directory / _MAKER,
-            f"process {os.getpid()} on {platform.node()}, since {now}",
-        )
-        for left in directory.glob(".*.arrow.*.tmp"):  # of a process that was killed
-            left.unlink(missing_ok=True)
+        write_whole(maker, f"process {os.getpid()} on {here}, since {now}")
         yield
     finally:
+        maker.unlink(missing_ok=True)
         lock.release()
+
+
+@contextlib.contextmanager
+def claimed(path: Path, number: int) -> Iterator[bool]:
+    """Yield whether this process may write a file of an entry, because no other machine does.
+
+    It is the only one until the end of the block, or of the process. Where the file system has no
+    locks every process may.
+
+    Args:
+        path: The file.
+        number: Of the file in its directory, 0 or more; another one for each.
+    """
+    descriptor = os.open(path.with_name(_CLAIMS), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                yield False
+                return
+        for left in path.parent.glob(f".{path.name}.*.tmp"):  # of a process that was killed
+            left.unlink(missing_ok=True)
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def wait_for_other_machines(directory: Path, files: int, *, tell: bool) -> None:
+    """Wait a moment for files of an entry that other machines write.
+
+    Args:
+        directory: Of the entry.
+        files: How many there are.
+        tell: Whether to say so.
+    """
+    if tell:
+        own = f"{_MAKER}-{platform.node()}"
+        makers = [each for each in sorted(directory.glob(f"{_MAKER}-*")) if each.name != own]
+        told = "; ".join(filter(None, map(_said, makers)))
+        who = f" ({told})" if told else ""
+        activity.say(f"waiting for {counted(files, 'file')} that another machine{who} tokenizes")
+    time.sleep(_LOOKS)
 
 
 def entries() -> list[Entry]:
@@ -161,19 +209,17 @@ def remove(entry: Entry) -> str | None:
         for path in (entry.path, *entry.path.parent.glob(f"{entry.path.name}.*")):
             path.unlink(missing_ok=True)
         return None
-    held = []
+    descriptor = None
     try:
-        for name in (_MAKING, _USED):
-            descriptor = _locked(entry.path / name, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if descriptor is not None:
-                held.append(descriptor)
+        # whoever makes it uses it, too
+        descriptor = _locked(entry.path / _USED, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(entry.path)
     except BlockingIOError:
         return "used by a running process"
     except OSError as error:
         return str(error)
     finally:
-        for descriptor in held:
+        if descriptor is not None:
             os.close(descriptor)
     return None
 
@@ -196,11 +242,12 @@ def _when(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _maker(directory: Path) -> str:
+def _said(maker: Path) -> str:
+    """Return which process makes an entry; empty if that is not known."""
     try:
-        return f"another run ({(directory / _MAKER).read_text(encoding='utf-8')})"
+        return maker.read_text(encoding="utf-8")
     except (OSError, ValueError):
-        return "another run"
+        return ""
 
 
 def _locked(path: Path, how: int) -> int | None:

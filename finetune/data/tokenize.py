@@ -2,7 +2,7 @@
 
 Rows are tokenized on all cores, a file of some thousand rows at a time, and a file that is written
 is not written again: not after a kill, nor by another run of the same data, tokenizer and length.
-What is in the files does not depend on how many processes wrote them.
+What is in the files does not depend on how many processes, or machines, wrote them.
 
 A text of megabytes is not tokenized whole, see :mod:`finetune.data.shortening`.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from finetune.data import caches, parts, seals
 from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import Encoder
-from finetune.runtime import activity, workers
+from finetune.runtime import activity, distributed, workers
 from finetune.runtime.files import replacing
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class _Part:
     start: int
     stop: int
     path: Path
+
+    @property
+    def rows(self) -> int:
+        """How many it has."""
+        return self.stop - self.start
 
 
 def tokenize(
@@ -150,36 +156,80 @@ def _make(
     note: Callable[[str], object],
     processes: int | None,
 ) -> None:
-    """Write the files that are not there whole; while another run writes them, wait for it."""
-    done = {split: len(rows) for split, rows in dataset.items()}
+    """Write the files that are not there whole.
 
-    def advance(part: _Part, rows: int) -> None:
-        done[part.split] += rows
-        activity.advance(f"tokenizing {part.split}", done[part.split], len(dataset[part.split]))
-
+    While another run of this machine writes them, wait for it; machines that share the cache each
+    write some, and wait for the last ones of the others.
+    """
     missing = [part for part in files if not seals.intact(part.path, note)]
+    if not missing:
+        return
+    distributed.invite()
+    progress = _Tokenizing(dataset)
     with contextlib.ExitStack() as turn:
         # sorted, so that no two runs wait for each other
         for directory in sorted({part.path.parent for part in missing}):
             turn.enter_context(caches.making(directory))
         missing = [part for part in missing if not seals.intact(part.path, note)]
+        progress.begin(missing)
+        waited = False
+        while missing:
+            rows = sum(part.rows for part in missing)
+            written = Counter[_Part]()
+
+            def advance(part: _Part, rows: int, written: Counter[_Part] = written) -> None:
+                written[part] += rows
+                progress.advance(part, rows)
+
+            workers.share_out(
+                functools.partial(_write, dataset=dataset, encode=encode),
+                missing,
+                min(processes or workers.available(), -(-rows // PART)),
+                advance,
+            )
+            others = [part for part in missing if written[part] < part.rows]
+            missing = [part for part in others if not seals.intact(part.path, note)]
+            for part in set(others) - set(missing):
+                progress.advance(part, part.rows)
+            if missing:
+                directory = missing[0].path.parent
+                caches.wait_for_other_machines(directory, len(missing), tell=not waited)
+                waited = True
+
+
+class _Tokenizing:
+    """Tells how far the splits are.
+
+    Args:
+        dataset: The splits.
+    """
+
+    def __init__(self, dataset: Mapping[str, Dataset]) -> None:
+        self._rows = {split: len(rows) for split, rows in dataset.items()}
+        self._done = dict(self._rows)
+
+    def begin(self, missing: list[_Part]) -> None:
+        """Count what is missing as not done."""
         for part in missing:
-            done[part.split] -= part.stop - part.start
-        rows = sum(part.stop - part.start for part in missing)
-        workers.share_out(
-            functools.partial(_write, dataset=dataset, encode=encode),
-            missing,
-            min(processes or workers.available(), -(-rows // PART)),
-            advance,
-        )
+            self._done[part.split] -= part.rows
+
+    def advance(self, part: _Part, rows: int) -> None:
+        """Count rows of a part as done, and tell."""
+        self._done[part.split] += rows
+        activity.advance(f"tokenizing {part.split}", self._done[part.split], self._rows[part.split])
 
 
 def _write(part: _Part, dataset: Mapping[str, Dataset], encode: _Encode) -> Iterator[int]:
-    """Write a file whole or not at all; yield the rows of each batch that is done."""
-    rows = dataset[part.split].select(range(part.start, part.stop))
-    with replacing(part.path) as new, pa.OSFile(str(new), "wb") as file:
-        yield from _written(rows, part.start, encode, file)
-    seals.seal(part.path)
+    """Write a file whole or not at all, unless another machine does; yield the rows of each batch
+    that is done.
+    """
+    with caches.claimed(part.path, part.start) as mine:
+        if not mine or seals.intact(part.path, lambda sentence: None):
+            return
+        rows = dataset[part.split].select(range(part.start, part.stop))
+        with replacing(part.path) as new, pa.OSFile(str(new), "wb") as file:
+            yield from _written(rows, part.start, encode, file)
+        seals.seal(part.path)
 
 
 def _in_memory(split: str, rows: Dataset, encode: _Encode) -> Dataset:
