@@ -1,12 +1,13 @@
 """Preparation at scale against `datasets.map` alone: seconds, memory, and how both grow.
 
-    python benchmarks/preparation.py                     # 10,000 and 100,000 rows, some minutes
-    python benchmarks/preparation.py 10000 100000 650000 # those of the mission; half an hour
+    python benchmarks/preparation.py                # 10,000 to 650,000 rows, half an hour
+    python benchmarks/preparation.py 10000 100000   # some minutes
 
 Rows of about 174 tokens are composed from the embedded reviews. Each way runs in a process of its
 own, counted from the end of its imports: ours reads, checks, splits and tokenizes; the other only
 maps the tokenizer over rows that are there, with as many processes. A second start finds
-everything in the cache. Processor seconds and peak memory are of all processes of a way.
+everything in the cache, and so does one that wants a thousand rows of training, but for those.
+Processor seconds and peak memory are of all processes of a way.
 """
 
 import json
@@ -21,11 +22,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROWS = (10_000, 100_000)
+ROWS = (10_000, 100_000, 650_000)
 MAX_LENGTH = 256
 #: Words of a row: the median and the spread of their logarithm; 174 tokens on average.
 _WORDS, _SPREAD = 105, 0.65
 OURS, SECOND, MAP = "ours", "ours, second start", "datasets.map alone"
+FEW = "ours, --train_samples 1000"
+WAYS = (MAP, OURS, SECOND, FEW)
+CASE = "preparation, rows of 174 tokens, cost by rows"
+#: Of a size from which on one round is enough, as it takes minutes.
+_LARGE = 300_000
+_MEMORY = "MiB beyond imports"
 Line = dict[str, Any]
 
 
@@ -35,18 +42,20 @@ def measure(rounds: int, sizes: tuple[int, ...] = ROWS) -> list[Line]:
     with tempfile.TemporaryDirectory() as name:
         for rows in sizes:
             data = compose(rows, Path(name) / f"{rows}.parquet")
-            found = [_round(data, Path(name) / f"{rows}-{turn}") for turn in range(rounds)]
-            for way in (MAP, OURS, SECOND):
+            turns = 1 if rows >= _LARGE else rounds
+            found = [_round(data, Path(name) / f"{rows}-{turn}") for turn in range(turns)]
+            for way in WAYS:
                 each = [turn[way] for turn in found]
                 median = {key: statistics.median(one[key] for one in each) for key in each[0]}
                 ratios = [turn[way]["s"] / turn[MAP]["s"] for turn in found]
                 lines.append(
                     {
-                        "case": "preparation, rows of 174 tokens, cost by rows",
+                        "case": CASE,
                         "way": f"{way}, {rows:,} rows",
                         **median,
                         "times map, round by round": statistics.median(ratios),
-                        "exponent": _exponent(lines, way, rows, median["s"]),
+                        "exponent": _exponent(lines, way, rows, median, "s"),
+                        "exponent of memory": _exponent(lines, way, rows, median, _MEMORY),
                     }
                 )
     return lines
@@ -78,15 +87,15 @@ def compose(rows: int, path: Path) -> Path:
     return path
 
 
-def _exponent(lines: list[Line], way: str, rows: int, seconds: float) -> float | str:
-    """Return the power of the rows with which the seconds grew since the size before."""
-    earlier = [line for line in lines if line["way"].startswith(f"{way}, ")]
-    if way != SECOND:
-        earlier = [line for line in earlier if not line["way"].startswith(SECOND)]
+def _exponent(
+    lines: list[Line], way: str, rows: int, now: dict[str, float], what: str
+) -> float | str:
+    """Return the power of the rows with which a figure grew since the smallest size."""
+    earlier = [line for line in lines if line["way"].rpartition(", ")[0] == way]
     if not earlier:
         return ""
-    before = int(earlier[-1]["way"].rpartition(", ")[2].removesuffix(" rows").replace(",", ""))
-    return math.log(seconds / earlier[-1]["s"]) / math.log(rows / before)
+    first = int(earlier[0]["way"].rpartition(", ")[2].removesuffix(" rows").replace(",", ""))
+    return math.log(now[what] / earlier[0][what]) / math.log(rows / first)
 
 
 def _round(data: Path, home: Path) -> dict[str, dict[str, float]]:
@@ -99,7 +108,7 @@ def _round(data: Path, home: Path) -> dict[str, dict[str, float]]:
         "HF_HUB_OFFLINE": "1",
     }
     found = {}
-    for way in (MAP, OURS, SECOND):
+    for way in WAYS:
         done = subprocess.run(
             [sys.executable, __file__, "--way", way, str(data)],
             env=environment,
@@ -126,7 +135,9 @@ def _serve(way: str, data: str) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(embedded.model_directory()))
         rows = datasets.load_dataset("parquet", data_files=data, split="train")
     else:
-        chosen = catalog.find("text")(dataset=data, model="embedded:minilm", max_length=MAX_LENGTH)
+        few = {"train_samples": 1000, "eval_samples": 1000} if way == FEW else {}
+        given = dict(dataset=data, model="embedded:minilm", max_length=MAX_LENGTH, **few)
+        chosen = catalog.find("text")(**given)
         chosen.processing_class()
     before, started, processor = _resident(), time.perf_counter(), _processor()
     if way == MAP:
@@ -144,7 +155,7 @@ def _serve(way: str, data: str) -> None:
             {
                 "s": seconds,
                 "processor s": processor,
-                "MiB beyond imports": _resident("VmHWM") - before,
+                _MEMORY: _resident("VmHWM") - before,
                 "MiB of a worker": worker,
             }
         )
