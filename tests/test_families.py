@@ -96,6 +96,12 @@ def test_there_are_all_families_of_the_page() -> None:
 
 
 @launches
+def test_all_families_take_no_longer_than_they_may(two: Seen) -> None:
+    """Of the processor, in rank 0 of the launch: a busy machine makes no difference."""
+    assert sum(seen["seconds"] for seen in two.values()) < 90
+
+
+@launches
 @each_family
 def test_two_processes_train_like_one(family: str, one: Seen, two: Seen) -> None:
     losses = one[family]["losses"]
@@ -283,8 +289,8 @@ def test_a_text_with_the_end_that_a_tokenizer_finds_in_it_is_refused(
     data = tmp_path / "reviews.csv"
     data.write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
     words = (
-        r"the row with id 7 of (train|validation|test) spells out '</s>', the token that ends a "
-        r"text for this model \(1 such row\): take it out of the texts"
+        r"a text of the (train|validation|test) data \(line 9\) spells out '</s>', the token that "
+        r"ends a text for this model \(1 such row\): take it out of the texts"
     )
     options = dict(dataset=str(data), train_samples=None, eval_samples=None)
     with pytest.raises(UserError, match=words):

@@ -138,7 +138,7 @@ def test_places_are_those_before_a_recipe_filters(tmp_path: Path) -> None:
         tmp_path / "a.csv", "a,neutral", ",positive", "b,negative", header="review,division"
     )
 
-    with pytest.raises(UserError, match="1 of 2 train rows without a text: line 3;"):
+    with pytest.raises(UserError, match="1 of 2 train rows without a text in 'review': line 3;"):
         catalog.find("sentiment")(dataset=path).load()
 
 

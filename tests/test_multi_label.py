@@ -359,6 +359,22 @@ def test_labels_that_cannot_be_learned_are_told(tmp_path: Path) -> None:
 # ---- the whole path ------------------------------------------------------------------------------
 
 
+def test_a_loss_of_the_recipes_own_takes_no_weights_that_the_loss_would_have(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    class Own(Texts):
+        def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return ((logits - labels) ** 2).mean(-1)
+
+    path = tmp_path / "rows.jsonl"
+    table().to_json(path, orient="records", lines=True)
+    options = dict(dataset=str(path), model=tiny_model)
+    with pytest.raises(UserError, match="--class_weights balanced: the recipe has a loss of its"):
+        _ = Own(**options, class_weights="balanced").weights
+    assert Own(**options).weights is None
+    assert Texts(**options, class_weights="balanced").weights is not None
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("labels") / "rows.jsonl"

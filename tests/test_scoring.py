@@ -114,3 +114,22 @@ def test_metrics_of_a_recipe_of_its_own_are_declared() -> None:
     assert Declared().known_scoring == {}
     with pytest.raises(UserError, match="--metrics f1: the recipe computes its own"):
         Declared(metrics="f1")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "asked", "computed"),
+    [
+        (None, "f1_macro", "f1"),
+        (None, "eval_f1_macro", "eval_f1"),
+        (None, "accuracy", "accuracy"),
+        ("f1_macro,accuracy", "f1", "f1_macro"),
+        ("f1_micro", "f1", "f1"),  # another mean: refused, as it is not computed
+    ],
+)
+def test_the_metric_of_the_best_model_may_have_either_of_its_names(
+    metrics: str | None, asked: str, computed: str
+) -> None:
+    recipe = TextClassification(metrics=metrics)
+
+    given = recipe.with_computed_metric({"metric_for_best_model": asked})
+    assert given["metric_for_best_model"] == computed

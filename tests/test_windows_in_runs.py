@@ -340,8 +340,9 @@ def test_more_positions_than_the_model_has_where_nothing_truncates(
     first = next(row for row in rows if len(row["text"].split()) > 20)
     (said,) = error.value.mistakes
     tokens = len(subject.processing_class()(first["text"], verbose=False).input_ids)
+    line = first["id"] + 2
     assert said.startswith(
-        f"the row with id {first['id']} of train has {tokens} tokens, --model {short_model} has 32 "
+        f"a text of the train data (line {line}) has {tokens} tokens, --model {short_model} has 32 "
     )
     assert said.endswith(
         "truncate in prepare() of the recipe, with tokenizer(..., truncation=True, "

@@ -73,7 +73,8 @@ class Settings:
         """
         from finetune.training.defaults import argument_values
 
-        return argument_values(self.recipe.training_defaults(self.training), self.training)
+        given = self.recipe.with_computed_metric(self.training)
+        return argument_values(self.recipe.training_defaults(given), given)
 
     @property
     def without_effect(self) -> list[str]:

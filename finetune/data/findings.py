@@ -196,6 +196,7 @@ def only_valid(
     texts: Sequence[str] = ("text",),
     labels: Sequence[str] = ("label",),
     hint: str = "",
+    names: Mapping[str, str] | None = None,
 ) -> DatasetDict:
     """Return ``dataset`` without rows one of whose ``texts`` or ``labels`` is missing.
 
@@ -207,6 +208,7 @@ def only_valid(
         texts: The columns of texts; none of images, which are looked at elsewhere.
         labels: The columns of labels.
         hint: Said of missing labels besides.
+        names: What the user calls columns, where they were renamed.
 
     Raises:
         UserError: if there are such rows and ``drop`` is false; it counts and locates them.
@@ -224,7 +226,8 @@ def only_valid(
                 numbers = some["id"][:] if "id" in some.column_names else bad
                 where = places(split, numbers if isinstance(numbers[0], int) else bad)
                 named = f"text in '{column}'" if len(texts) > 1 and column in texts else column
-                without = f"without a {named}"
+                own = (names or {}).get(column, column)
+                without = f"without a {named}" + (f" in '{own}'" if own != column else "")
                 if len(labels) > 1 and column in labels:
                     without = f"with no value in column '{column}'"
                 mistakes.append(

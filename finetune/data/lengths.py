@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from datasets import DatasetDict
 
 from finetune.data.encoding import Encoder, Read, Rows
+from finetune.data.labels import Places, row_numbers
 from finetune.errors import UserError, counted
 
 #: Rows that are tokenized again, at most, to learn whether they are cut.
@@ -84,7 +85,11 @@ def dominating(documents: np.ndarray, ids: Sequence[object]) -> str | None:
 
 
 def refuse_longer(
-    prepared: DatasetDict, ids: Mapping[str, Sequence[object]], most: int, model: str
+    prepared: DatasetDict,
+    ids: Mapping[str, Sequence[object]],
+    most: int,
+    model: str,
+    places: Places = row_numbers,
 ) -> None:
     """Refuse rows that nothing has truncated to what the model has positions for.
 
@@ -93,6 +98,7 @@ def refuse_longer(
         ids: Of the rows of each split before that, where they are known.
         most: Positions of the model.
         model: Its name.
+        places: Returns where rows are, by their ids.
 
     Raises:
         UserError: with the first such row of a split.
@@ -102,7 +108,7 @@ def refuse_longer(
         if len(wrong):
             first = int(wrong[0])
             raise UserError(
-                f"{_named(split, first, len(counts), ids)} has {counts[first]:,} tokens, "
+                f"{_named(split, first, len(counts), ids, places)} has {counts[first]:,} tokens, "
                 f"--model {model} has {most:,} positions "
                 f"({counted(len(wrong), 'such row')}): truncate in prepare() of the recipe, with "
                 "tokenizer(..., truncation=True, max_length=self.max_length)"
@@ -110,7 +116,11 @@ def refuse_longer(
 
 
 def refuse_ends_inside(
-    prepared: DatasetDict, ids: Mapping[str, Sequence[object]], end: int, token: str
+    prepared: DatasetDict,
+    ids: Mapping[str, Sequence[object]],
+    end: int,
+    token: str,
+    places: Places = row_numbers,
 ) -> None:
     """Refuse rows that have the token that ends a text more often than others.
 
@@ -122,6 +132,7 @@ def refuse_ends_inside(
         ids: Of the rows of each split before that, where they are known.
         end: The number of the token.
         token: How it is spelt.
+        places: Returns where rows are, by their ids.
 
     Raises:
         UserError: with the first such row of a split.
@@ -130,10 +141,10 @@ def refuse_ends_inside(
         fewest = counts.min(initial=np.iinfo(counts.dtype).max)
         wrong = np.flatnonzero(counts > fewest)
         if len(wrong):
+            named = _named(split, int(wrong[0]), len(counts), ids, places)
             raise UserError(
-                f"{_named(split, int(wrong[0]), len(counts), ids)} spells out '{token}', the token "
-                f"that ends a text for this model ({counted(len(wrong), 'such row')}): take it out "
-                "of the texts"
+                f"{named} spells out '{token}', the token that ends a text for this model "
+                f"({counted(len(wrong), 'such row')}): take it out of the texts"
             )
         if not fewest:
             raise UserError(
@@ -194,12 +205,16 @@ def _occurrences(token: int, tokens: pa.ListArray) -> np.ndarray:
     return np.bincount(rows[np.asarray(tokens.flatten()) == token], minlength=len(tokens))
 
 
-def _named(split: str, number: int, rows: int, ids: Mapping[str, Sequence[object]]) -> str:
-    """Return how a message names a row: by its id, if those of all rows are known."""
+def _named(
+    split: str, number: int, rows: int, ids: Mapping[str, Sequence[object]], places: Places
+) -> str:
+    """Return how a message names a text: by where it is, if the ids of all rows are known."""
     known = ids.get(split, ())
+    where = f"row {number + 1} as prepared"
     if len(known) == rows:
-        return f"the row with id {known[number]} of {split}"
-    return f"row {number} of {split}"
+        own = known[number]
+        where = places(split, [own]) if isinstance(own, int) else f"id {own}"
+    return f"a text of the {split} data ({where})"
 
 
 def _percent(share: float) -> str:

@@ -183,6 +183,11 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     elif not hub.names_repository(model):
         source = str(Path(model).expanduser())
         if not (Path(source) / "config.json").exists():
+            if model.startswith(embedded.PREFIX):
+                raise UserError(
+                    f"--model {model}: the embedded models are {embedded.PREFIX}minilm, of texts, "
+                    f"and {embedded.PREFIX}vit, of images"
+                )
             raise UserError(f"--model {model}: expected a directory that holds a config.json")
     if revision is not None and not hub.names_repository(model):
         raise UserError(f"--model_revision {revision}: {model} is not from the Hub")

@@ -33,12 +33,12 @@ def of_run(run: Run) -> Path | None:
         where no row is suspected, or the task has no classes.
     """
     table, path = run.predictions, run.path / FILE
-    rows = run.scored(table)
     if path.exists() and corrections.edited(path):
         return path  # a person's work
     path.unlink(missing_ok=True)
-    if not isinstance(rows, ScoredRows) or not {"text", DIGEST} & {*table.columns}:
+    if not run.kind.has_one_class or not {"text", DIGEST} & {*table.columns}:
         return None
+    rows: ScoredRows = run.scored(table)
     suspicion, _ = sections.suspicion(run, rows)
     suspected = suspicion.rows[:MOST_SUSPECTS] if suspicion else np.array([], dtype=np.int64)
     wrong = mistakes.most_confident(rows)

@@ -61,6 +61,7 @@ class Recipe(Splitting):
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
     exclusive: ClassVar[Sequence[tuple[str, str]]] = ()
+    thresholds = "none"  # no option, but of recipes whose rows may have several labels
     dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
     dataset_revision: str | None = option(
         None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
@@ -179,6 +180,14 @@ class Recipe(Splitting):
         names = self.metric_names if is_loaded else self.known_scoring
         return scoring.with_best(usual, [*names], given or {}, are_known=is_loaded)
 
+    def with_computed_metric(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return training arguments with ``metric_for_best_model`` as the recipe calls it."""
+        if self.own_metrics or not given.get("metric_for_best_model"):
+            return dict(given)
+        from finetune.recipe import scoring
+
+        return scoring.with_computed(given, self.known_scoring)
+
     # ---- put together ----------------------------------------------------------------------------
 
     @functools.cached_property
@@ -263,7 +272,7 @@ class Recipe(Splitting):
             rows,
             ordered=self.is_ordinal(rows),
             loss_function=self.loss_function,
-            thresholds=getattr(self, "thresholds", "none"),
+            thresholds=self.thresholds,
             target_names=self.target_names,
         )
 
@@ -290,6 +299,16 @@ class Recipe(Splitting):
         Raises:
             UserError: what is wrong with ``class_weights``.
         """
+        if (
+            self.kind.weighs_in_loss
+            and self.class_weights != "none"
+            and type(self).loss is not Recipe.loss
+        ):
+            raise UserError(
+                f"--class_weights {self.class_weights}: the recipe has a loss of its own, and the "
+                f"weights of a task of {self.kind.name} are part of its loss: weigh the labels in "
+                "loss()"
+            )
         targets = self.training_targets()
         return self.kind.told_weights(self.class_weights, targets, self.note)
 
@@ -393,8 +412,8 @@ class Recipe(Splitting):
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # which may decide the task, and so what the best model is chosen by
-        usual = self.training_defaults(training_arguments)
-        arguments = argument_values(usual, training_arguments).build()
+        given = self.with_computed_metric(training_arguments)
+        arguments = argument_values(self.training_defaults(given), given).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

@@ -229,6 +229,28 @@ def with_best(
     return found
 
 
+def with_computed(
+    given: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return training arguments with ``metric_for_best_model`` under the name by which it is
+    computed: ``f1_macro`` may be called ``f1``, and the other way around.
+
+    Args:
+        given: The arguments.
+        known: The arguments of each metric, by its name.
+    """
+    found = dict(given)
+    prefix, name = "", str(given.get("metric_for_best_model"))
+    if name.startswith("eval_"):
+        prefix, name = "eval_", name.removeprefix("eval_")
+    if name in known or is_path(name) or not (wanted := _entry(name)[1]):
+        return found
+    for other, each in known.items():
+        if module_of(other, each) == module_of(name, wanted):
+            found["metric_for_best_model"] = prefix + other
+    return found
+
+
 def without_counted(
     compute: Compute, scoring: Mapping[str, Mapping[str, Any]], task: Task[Any]
 ) -> Compute:

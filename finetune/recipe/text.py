@@ -139,6 +139,7 @@ class TextClassification(Deduplicated):
             texts=texts,
             labels=self.reading().columns,
             hint=" (a row without labels is written [])" if self.label_separator else "",
+            names={new: old for old, new in renamed.items()},
         )
         if not is_one:
             dataset = parts.combined(dataset, texts, self.note)
@@ -259,11 +260,11 @@ class TextClassification(Deduplicated):
         for remark in remarks:
             self.note(remark)
         if (end := self.end_token()) is not None:
-            lengths.refuse_ends_inside(prepared, ids, *end)
+            lengths.refuse_ends_inside(prepared, ids, *end, self.places)
         if type(self).prepare is TextClassification.prepare:  # which truncates
             return
         if (most := families.positions(self._config)) is not None:
-            lengths.refuse_longer(prepared, ids, most, self.model)
+            lengths.refuse_longer(prepared, ids, most, self.model, self.places)
 
     def end_token(self) -> tuple[int, str] | None:
         """Return the token that every row must have equally often, its number and how it is spelt;

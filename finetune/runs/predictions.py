@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from finetune.data import digests, images
 from finetune.runs.run import LOGITS, PREDICTIONS
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
-from finetune.statistics.scored import ScoredRows
 from finetune.tasks.base import Task
 
 #: The column of the small images, and how many there are: as many as a report shows.
@@ -67,17 +66,19 @@ def write(
         if name not in columns and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]
     if isinstance(rows.features.get("image"), Image):
-        columns[THUMBNAIL] = _thumbnails(rows, task.scored(targets, found))
+        wrong: np.ndarray = np.array([], dtype=np.int64)
+        if task.has_one_class:
+            wrong = mistakes.most_confident(task.scored(targets, found))
+        columns[THUMBNAIL] = _thumbnails(rows, wrong[:_MOST_THUMBNAILS])
     with replacing(directory / PREDICTIONS) as new:
         pd.DataFrame(columns).to_parquet(new, index=False)
     return found
 
 
-def _thumbnails(rows: Dataset, scored: Any) -> list[bytes | None]:
-    """Return a JPEG of each of the most confident mistakes, None of all other rows."""
+def _thumbnails(rows: Dataset, chosen: Iterable[int]) -> list[bytes | None]:
+    """Return a JPEG of each of some rows, None of all others."""
     found: list[bytes | None] = [None] * len(rows)
-    if isinstance(scored, ScoredRows):
-        undecoded = rows.cast_column("image", Image(decode=False))
-        for index in mistakes.most_confident(scored)[:_MOST_THUMBNAILS].tolist():
-            found[index] = images.thumbnail(undecoded[index]["image"])
+    undecoded = rows.cast_column("image", Image(decode=False))
+    for index in map(int, chosen):
+        found[index] = images.thumbnail(undecoded[index]["image"])
     return found

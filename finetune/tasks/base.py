@@ -67,6 +67,9 @@ class Task(ABC, Generic[S]):
         unweighted: What an evaluation has instead of one of :attr:`losses` that weighs rows.
         sections: Of the report, in their order.
         smooths_labels: Whether ``--label_smoothing_factor`` has a meaning.
+        weighs_in_loss: Whether class weights are arguments of the losses of the task, so that there
+            are none for a loss of the recipe's own.
+        has_one_class: Whether a row has one class, which is predicted rightly or not.
         has_probabilities: Whether a prediction has a probability for each label.
         calibrates: Whether a temperature can mend these.
         bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
@@ -86,6 +89,8 @@ class Task(ABC, Generic[S]):
     losses: ClassVar[Mapping[str, RowLoss]] = {}
     unweighted: ClassVar[Mapping[str, RowLoss]] = {}
     smooths_labels: ClassVar[bool] = False
+    weighs_in_loss: ClassVar[bool] = False
+    has_one_class: ClassVar[bool] = False
     has_probabilities: ClassVar[bool] = False
     calibrates: ClassVar[bool] = False
     bears_bf16: ClassVar[bool] = False

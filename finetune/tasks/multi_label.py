@@ -50,6 +50,7 @@ class MultiLabel(Task[ScoredLabels]):
         "average_precision": {"average": "macro"},
     }
     unweighted = {"focal": losses.binary_cross_entropy}
+    weighs_in_loss = True
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
     has_probabilities = bears_bf16 = in_columns = True
 

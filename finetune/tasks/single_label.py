@@ -59,7 +59,7 @@ class SingleLabel(Task[ScoredRows]):
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     is_ordered: ClassVar[bool] = False
     label_word = "classes"
-    smooths_labels = has_probabilities = calibrates = bears_bf16 = True
+    smooths_labels = has_one_class = has_probabilities = calibrates = bears_bf16 = True
 
     @property
     def feature(self) -> Any:
