@@ -1,6 +1,7 @@
 """Images: where they come from, which of them are refused, and what pixels they have."""
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from transformers.image_utils import load_image
 from finetune import UserError
 from finetune.data import embedded, image_files, images
 from finetune.data.digests import fingerprint
+from tests.conftest import Command
+from tests.hub import Hub
+from tests.hub.repositories import MNIST
 from tests.pictures import LABELS, SIDE, damaged, picture, recipe, table
 
 # ---- where images come from ----------------------------------------------------------------------
@@ -300,3 +304,15 @@ def test_images_inside_and_outside_of_files_have_the_same_digests(photos: Path) 
     first, second = (images.inspect(each, "image", "images") for each in tables)
     assert np.array_equal(first.digests, second.digests)
     assert image_files.below(photos)[0] == "down/000.png"
+
+
+def test_a_data_set_of_the_hub(hub: Hub, command: Command, vit: str, tmp_path: Path) -> None:
+    environment = hub.environment(tmp_path / "home")
+    words = ["image", "--dataset", MNIST, "--model", vit, "--max_steps", "1", "--no_baseline"]
+    words += ["--train_samples", "40", "--eval_samples", "10", "--output_dir", tmp_path / "run"]
+    done = command(*words, env=environment)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert manifest["data"]["revision"] == hub.repositories[MNIST].commit
+    assert manifest["labels"] == [str(digit) for digit in range(10)]
+    assert manifest["data"]["rows"] == {"train": 40, "validation": 10, "test": 10}
