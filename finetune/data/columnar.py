@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,42 +29,51 @@ def parquet(
     delimited.refuse_repeated(path, schema.names)
     with bounds.open_parquet(path) as file:
         rows = file.metadata.num_rows
-        read = itertools.groupby(_slices(file, size, mine), key=lambda each: each[0])
+        own = [number for number in range(-(-rows // size)) if mine(number)]
+        read = itertools.groupby(_slices(file, size, own), key=lambda each: each[0])
         for number, start in enumerate(range(0, rows, size)):
             end = min(start + size, rows)
             if not mine(number):
                 yield end - start, end
                 continue
-            some = [each for _, each in next(read, (number, ()))[1]]
-            if sum(map(len, some)) != end - start:
+            found, slices = next(read, (-1, iter(())))
+            some = [each for _, each in slices]
+            if found != number or sum(map(len, some)) != end - start:
                 raise pa.ArrowInvalid(f"rows {start + 1} to {end} are missing: is it damaged?")
             yield bounds.unpacked(some, schema, f"{path}, rows {start + 1} to {end}"), end
 
 
 def _slices(
-    file: pq.ParquetFile, size: int, mine: Callable[[int], bool]
+    file: pq.ParquetFile, size: int, tables: Sequence[int]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield what the row groups have of each table that is ``mine``, with its number."""
+    """Yield what the row groups have of each of these tables, with its number."""
     about, at_once = file.metadata, size * _tables_at_once(file.metadata, size)
     groups = range(about.num_row_groups)
     ends = np.cumsum([about.row_group(group).num_rows for group in groups], dtype=np.int64)
-    starts = [0, *ends[:-1].tolist()]
 
-    def is_read(group: int) -> bool:
-        return any(map(mine, range(starts[group] // size, -(-int(ends[group]) // size))))
+    def group_of(row: int) -> int:
+        return int(np.searchsorted(ends, row, side="right"))
 
-    for reads, several in itertools.groupby(groups, key=is_read):
-        if not reads:
-            continue
-        together = [*several]
-        row = starts[together[0]]
-        for batch in file.iter_batches(batch_size=at_once, row_groups=together):
+    runs: list[list[int]] = []  # read in one go: none begins in a later group than the last ends in
+    for number in tables:
+        after = runs[-1][-1] + 1 if runs else -1
+        if number == after or (runs and group_of(number * size) == group_of(after * size - 1)):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    for run in runs:
+        own, end = {*run}, min((run[-1] + 1) * size, about.num_rows)
+        several = [*range(group_of(run[0] * size), group_of(end - 1) + 1)]
+        row = int(ends[several[0] - 1]) if several[0] else 0
+        for batch in file.iter_batches(batch_size=at_once, row_groups=several):
             start = 0
-            while start < batch.num_rows:
+            while start < batch.num_rows and row < end:
                 some = batch.slice(start, size - row % size)
-                if mine(row // size):
+                if row // size in own:
                     yield row // size, some
                 start, row = start + some.num_rows, row + some.num_rows
+            if row >= end:
+                break
 
 
 def _tables_at_once(about: pq.FileMetaData, size: int) -> int:

@@ -132,7 +132,7 @@ def split(path: Path, layout: Layout, lines: Iterator[Line]) -> tuple[Iterator[U
     Raises:
         UserError: at once or later, if it is malformed, with the line.
     """
-    rows = _fields(layout, False, path, (of_lines.decoded(line, layout) for line in lines))
+    rows = _fields(layout, False, path, of_lines.texts(lines, layout))
     end, header = _header(path, rows)
     if not layout.lines_are_rows:
         return rows, partial(_of_fields, path, header)

@@ -55,6 +55,13 @@ def decoded(line: Line, layout: Layout) -> str:
     return line.decode("utf-8" if layout.encoding == "utf-8-sig" else layout.encoding)
 
 
+def texts(lines: Iterator[Line], layout: Layout) -> Iterator[str]:
+    """Return the text of each line, decoded as it is asked for."""
+    if isinstance(lines, io.TextIOWrapper):
+        return lines
+    return (decoded(line, layout) for line in lines)
+
+
 def is_blank(line: Line, layout: Layout) -> bool:
     """Return whether a line is white space, also of other alphabets; what cannot be decoded is
     none.

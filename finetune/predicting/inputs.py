@@ -45,7 +45,7 @@ class Input:
         reader: Reads an input that is not a file.
         layout: How a file of text is written.
         note: A sentence for the user; may be empty.
-        row_groups: Of a Parquet file; else 0.
+        row_groups: The rows of each row group of a Parquet file.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Input:
     reader: Reader | None = None
     layout: Layout = USUAL
     note: str = ""
-    row_groups: int = 0
+    row_groups: Sequence[int] = ()
 
     @property
     def counted(self) -> bool:
@@ -92,12 +92,13 @@ class Input:
         first = next(files.chunks(path, reader, layout), None)
         if first is None:
             raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
-        row_groups = 0
+        row_groups: list[int] = []
         if kind == "folder":
             total: int | None = len(_files_of(path))
         elif kind == ".parquet":
             about = pq.read_metadata(path)
-            total, row_groups = about.num_rows, about.num_row_groups
+            row_groups = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
+            total = about.num_rows
         else:  # of a compressed file, or of one that is read as a whole, it is not known
             is_streamed = kind in files.WITH_LINES and not formats.compression(path)
             total = path.stat().st_size if is_streamed else None
@@ -126,8 +127,7 @@ class Input:
 
     def share(self, rank: int, world_size: int) -> Mine:
         """Return which chunks are for a process, see :func:`~finetune.predicting.shares.dealt`."""
-        rows = self.total if self.counted else None
-        return shares.dealt(rank, world_size, rows or 0, self.row_groups)
+        return shares.dealt(rank, world_size, self.row_groups)
 
     def place(self, row: int) -> str:
         """Return the position of a row, from 0: ``line 5`` in text formats, else ``row 4``."""

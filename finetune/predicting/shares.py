@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,31 +13,31 @@ from finetune.data.files import Mine
 Tell = Callable[[float, int], object]
 
 
-def dealt(rank: int, world_size: int, rows: int = 0, row_groups: int = 0) -> Mine:
+def dealt(rank: int, world_size: int, row_groups: Sequence[int] = ()) -> Mine:
     """Return which chunks are for a process: every n-th one.
 
-    Where there is a row group or more for each process, every n-th run of chunks of the length of
-    an average row group, so that a process reads few of them; the chunks behind the last whole
-    round are a run for each process. Either way no process has two chunks more than another.
+    Where there are as many row groups as processes, those that begin in a row group are for the
+    process that has the fewest so far, up to an equal share of all, and what is left for the next
+    one: so each reads few of the groups. No process has more chunks than its share, rounded up.
 
     Args:
         rank: Of the process.
         world_size: The number of processes.
-        rows: Of the input, if they are counted.
-        row_groups: Of the input; 0 if it has none.
+        row_groups: The rows of each row group of the input, if it has any.
     """
-    chunks = -(-rows // files.CHUNK_ROWS)
-    run = chunks // row_groups if 1 < world_size <= row_groups else 0
-    if run < 2:
+    if world_size == 1 or len(row_groups) < world_size:
         return lambda number: number % world_size == rank
-    rest = chunks % (run * world_size)
-
-    def mine(number: int) -> bool:
-        behind = number - (chunks - rest)
-        owner = number // run % world_size if behind < 0 else behind * world_size // rest
-        return owner == rank
-
-    return mine
+    ends = [-(-int(end) // files.CHUNK_ROWS) for end in np.cumsum(row_groups)]
+    owners, counts = np.empty(ends[-1], dtype=np.int32), [0] * world_size
+    most, start = -(-ends[-1] // world_size), 0
+    for end in ends:
+        while start < end:
+            owner = counts.index(min(counts))
+            count = min(end - start, most - counts[owner])
+            owners[start : start + count] = owner
+            counts[owner] += count
+            start += count
+    return lambda number: bool(owners[number] == rank)
 
 
 def paced(tell: Tell, rows: int, mine: Mine) -> Tell:
