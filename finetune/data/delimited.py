@@ -132,13 +132,14 @@ def split(path: Path, layout: Layout, lines: Iterator[Line]) -> tuple[Iterator[U
     Raises:
         UserError: at once or later, if it is malformed, with the line.
     """
-    rows = _fields(layout, False, path, of_lines.texts(lines, layout))
+    decode = of_lines.decoder(lines, layout)
+    rows = _fields(layout, False, path, map(decode, lines))
     end, header = _header(path, rows)
     if not layout.lines_are_rows:
         return rows, partial(_of_fields, path, header)
     numbered = enumerate(lines, start=end + 1)  # of which the header has taken those before
     apart = ((n, n, line) for n, line in numbered if len(header) == 1 or line not in _BLANK)
-    return apart, partial(_of_lines, layout, path, header)
+    return apart, partial(_of_lines, layout, decode, path, header)
 
 
 def records(layout: Layout, strict: bool, path: Path, lines: Iterable[str]) -> Iterator[Placed]:
@@ -209,10 +210,14 @@ def _of_fields(path: Path, header: Sequence[str], rows: Iterable[Unparsed]) -> I
 
 
 def _of_lines(
-    layout: Layout, path: Path, header: Sequence[str], rows: Iterable[Unparsed]
+    layout: Layout,
+    decode: Callable[[Line], str],
+    path: Path,
+    header: Sequence[str],
+    rows: Iterable[Unparsed],
 ) -> Iterator[Placed]:
     several, line = [*rows], 0
-    fields = _reader(layout, (of_lines.decoded(each, layout) for _, _, each in several))
+    fields = _reader(layout, (decode(each) for _, _, each in several))
     for line, _, _ in several:
         try:
             row = next(fields)

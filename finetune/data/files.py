@@ -337,13 +337,13 @@ def _delimited(layout: Layout, path: Path, mine: Mine) -> Iterator[Read]:
 def _json_lines(
     path: Path, layout: Layout, lines: Iterator[Line]
 ) -> tuple[Iterator[Unparsed], Parse]:
+    decode = of_lines.decoder(lines, layout)
+
     def parse(some: Iterable[Unparsed]) -> Iterator[Placed]:
         for number, _, line in some:
-            text = of_lines.decoded(line, layout)
-            yield number, number, json_object(text, f"{path}, line {number}")
+            yield number, number, json_object(decode(line), f"{path}, line {number}")
 
-    numbered = enumerate(lines, start=1)
-    return ((n, n, line) for n, line in numbered if not of_lines.is_blank(line, layout)), parse
+    return ((n, n, line) for n, line in of_lines.not_blank(lines, layout)), parse
 
 
 def json_object(line: str, place: str) -> Row:
@@ -377,13 +377,13 @@ def sliced(rows: Sequence[Any]) -> Iterator[Read]:
 
 
 def _lines(_: Path, layout: Layout, lines: Iterator[Line]) -> tuple[Iterator[Unparsed], Parse]:
+    decode = of_lines.decoder(lines, layout)
+
     def parse(some: Iterable[Unparsed]) -> Iterator[Placed]:
         for number, _, line in some:
-            text = of_lines.decoded(line, layout)
-            yield number, number, {"text": text.removesuffix("\n").removesuffix("\r")}
+            yield number, number, {"text": decode(line).removesuffix("\n").removesuffix("\r")}
 
-    numbered = enumerate(lines, start=1)
-    return ((number, number, line) for number, line in numbered), parse
+    return ((n, n, line) for n, line in enumerate(lines, start=1)), parse
 
 
 def _json(layout: Layout, path: Path, mine: Mine) -> Iterator[Read]:

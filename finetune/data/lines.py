@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -44,31 +45,25 @@ def split(path: Path, layout: Layout, binary: IO[bytes]) -> Iterator[Line]:
     return iter(binary)
 
 
-def decoded(line: Line, layout: Layout) -> str:
-    """Return the text of a line.
-
-    Raises:
-        UnicodeDecodeError: if it is in another encoding.
-    """
-    if isinstance(line, str):
-        return line
-    return line.decode("utf-8" if layout.encoding == "utf-8-sig" else layout.encoding)
-
-
-def texts(lines: Iterator[Line], layout: Layout) -> Iterator[str]:
-    """Return the text of each line, decoded as it is asked for."""
+def decoder(lines: Iterator[Line], layout: Layout) -> Callable[[Line], str]:
+    """Return what makes text of one of these lines; it raises if it is in another encoding."""
     if isinstance(lines, io.TextIOWrapper):
-        return lines
-    return (decoded(line, layout) for line in lines)
+        return str
+    return partial(str, encoding="utf-8" if layout.encoding == "utf-8-sig" else layout.encoding)
 
 
-def is_blank(line: Line, layout: Layout) -> bool:
-    """Return whether a line is white space, also of other alphabets; what cannot be decoded is
-    none.
+def not_blank(lines: Iterator[Line], layout: Layout) -> Iterator[tuple[int, Line]]:
+    """Yield the lines that are not white space, of any alphabet, with their number, from 1; those
+    in another encoding are not.
     """
-    if isinstance(line, bytes) and line.startswith(b"{"):  # an object: it need not be decoded
-        return False
-    try:
-        return decoded(line, layout).isspace()
-    except UnicodeDecodeError:
-        return False
+    decode = decoder(lines, layout)
+
+    def is_blank(line: Line) -> bool:
+        try:
+            return decode(line).isspace()
+        except UnicodeDecodeError:
+            return False
+
+    for number, line in enumerate(lines, start=1):  # most are objects, which need no decoding
+        if (isinstance(line, bytes) and line.startswith(b"{")) or not is_blank(line):
+            yield number, line
