@@ -103,7 +103,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "jsonl latin-1": (".jsonl", re.sub("[\u2028\u2003]", "", json_lines()), "latin-1"),
     "txt": (".txt", "\n".join(f"é{n}\r\x85" if n % 4 else "" for n in range(ROWS)), "utf-8"),
     "txt crlf": (".txt", "\r\n".join(f"é{n}" for n in range(ROWS)) + "\r\n", "utf-8-sig"),
-    "txt utf-16": (".txt", "\n".join(f"Ċ{n}" for n in range(ROWS)), "utf-16"),
+    "txt utf-16": (".txt", "\n".join(f"Ċ{n}\rx" for n in range(ROWS)), "utf-16"),
     "txt cp1252": (".txt", "\n".join(f"é{n}" for n in range(ROWS)), "cp1252"),
     "csv": (".csv", fields(), "utf-8"),
     "csv crlf": (".csv", fields("\r\n"), "utf-8"),
@@ -212,7 +212,7 @@ def wrong_at(row: int, suffix: str, quote: str) -> tuple[bytes, int]:
     """A file with a row that cannot be read, and the line of that."""
     if suffix == ".jsonl":
         lines = [b'{"n": %d}' % n for n in range(ROWS)]
-        lines[row] = b'{"n": \xff' if quote == "byte" else b"{nothing"
+        lines[row] = b' {"n": \xff' if quote == "byte" else b"{nothing"
         return b"\n".join(lines), row + 1
     lines = [b"%d,%stext%s" % (n, quote.encode(), quote.encode()) for n in range(ROWS)]
     lines[row] = b"1,\xff" if quote == "" else b"1,2,3"
