@@ -658,6 +658,46 @@ def test_two_processes_write_what_one_writes(run: Run, command: Command, tmp_pat
     assert not two.with_name("two.csv.part").exists()
 
 
+def test_two_processes_share_row_groups(run: Run, command: Command, tmp_path: Path) -> None:
+    """Three of them, so that each process reads some of the file; a few texts are missing."""
+    rows = [{"n": n, "text": None if n % 900 == 5 else f"great {n % 7}"} for n in range(6000)]
+    source, one, two = (tmp_path / f"{name}.parquet" for name in ("in", "one", "two"))
+    pd.DataFrame(rows).to_parquet(source, index=False, row_group_size=2100)
+    said(run, source, "--output", one)
+
+    words = ["predict", run.path, source, "--output", two, "--precision", "fp32"]
+    done = command(*words, launcher="torchrun")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("6,000 rows saved to") == 1
+    assert done.stdout.count("7 rows without a value in 'text'") == 1
+    assert [row["n"] for row in read(two)] == [*range(6000)]
+    assert read(two) == read(one)
+
+
+@pytest.mark.parametrize("kind", [".csv", ".jsonl"])
+@pytest.mark.parametrize("owner", [0, 1])
+def test_a_malformed_row_is_told_once_by_the_process_that_parses_it(
+    kind: str, owner: int, run: Run, command: Command, tmp_path: Path
+) -> None:
+    """Which does not leave the other one waiting."""
+    source = write(tmp_path / f"in{kind}", numbered(4500))
+    lines = source.read_bytes().split(b"\n")
+    number = (2 + owner) * files.CHUNK_ROWS + 300  # the third chunk, or the fourth
+    lines[number - 1] = b"{nothing" if kind == ".jsonl" else b"1,2,3"
+    source.write_bytes(b"\n".join(lines))
+    output = tmp_path / "out.jsonl"
+
+    words = ["predict", run.path, source, "--output", output, "--precision", "fp32"]
+    done = command(*words, launcher="torchrun")
+
+    assert done.returncode != 0
+    assert done.stderr.count("expected 2 fields" if kind == ".csv" else "Expecting") == 1
+    assert f"error: {source}, line {number}: " in done.stderr
+    assert f"finished parts are kept in {output}.part" in done.stderr
+    assert not output.exists()
+
+
 def test_standard_input_is_written_to_a_file(run: Run, tmp_path: Path, warm: Servers) -> None:
     words = ["predict", str(run.path), "-", "--output", str(tmp_path / "out.csv")]
     subprocess.run(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -95,14 +96,14 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(path, read_dictionary=texts)
 
 
-def unpacked(batch: pa.RecordBatch, schema: pa.Schema, place: str) -> pa.Table:
+def unpacked(batches: Sequence[pa.RecordBatch], schema: pa.Schema, place: str) -> pa.Table:
     """Return rows of :func:`open_parquet` with the types of ``schema``, string views as strings.
 
     Raises:
         UserError: if their texts would take too much of the memory.
     """
     size = 0
-    for column in batch.columns:
+    for column in (each for batch in batches for each in batch.columns):
         if pa.types.is_dictionary(column.type):
             lengths = pc.binary_length(column.dictionary)
             size += pc.sum(lengths.take(column.indices)).as_py() or 0
@@ -110,7 +111,7 @@ def unpacked(batch: pa.RecordBatch, schema: pa.Schema, place: str) -> pa.Table:
     for number, field in enumerate(schema):
         if pa.types.is_string_view(field.type):  # to which pyarrow casts no dictionary
             schema = schema.set(number, field.with_type(pa.string()))
-    return pa.Table.from_batches([batch]).cast(schema)
+    return pa.Table.from_batches(batches).cast(schema)
 
 
 def _refuse_large(size: int, place: str) -> None:

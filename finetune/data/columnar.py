@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -15,18 +17,63 @@ from finetune.data import bounds, delimited
 _AT_ONCE, _BYTES = 16, 2**26
 
 
-def parquet(path: Path, size: int) -> Iterator[tuple[pa.Table, int]]:
-    """Yield tables of at most ``size`` rows, and the number of rows up to the end of each."""
-    end = 0
+def parquet(
+    path: Path, size: int, mine: Callable[[int], bool] = lambda number: True
+) -> Iterator[tuple[pa.Table | int, int]]:
+    """Yield tables of ``size`` rows, however the file is divided into row groups, and the number of
+    rows up to the end of each; of a table that is not ``mine``, by its number, how many it has.
+
+    A row group without a row of those is not read.
+    """
     schema = pq.read_schema(path)
     delimited.refuse_repeated(path, schema.names)
     with bounds.open_parquet(path) as file:
-        for several in file.iter_batches(batch_size=size * _tables_at_once(file.metadata, size)):
-            for start in range(0, several.num_rows, size):
-                batch = several.slice(start, size)
-                place = f"{path}, rows {end + 1} to {end + batch.num_rows}"
-                end += batch.num_rows
-                yield bounds.unpacked(batch, schema, place), end
+        rows = file.metadata.num_rows
+        own = [number for number in range(-(-rows // size)) if mine(number)]
+        read = itertools.groupby(_slices(file, size, own), key=lambda each: each[0])
+        for number, start in enumerate(range(0, rows, size)):
+            end = min(start + size, rows)
+            if not mine(number):
+                yield end - start, end
+                continue
+            found, slices = next(read, (-1, iter(())))
+            some = [each for _, each in slices]
+            if found != number or sum(map(len, some)) != end - start:
+                raise pa.ArrowInvalid(f"rows {start + 1} to {end} are missing: is it damaged?")
+            yield bounds.unpacked(some, schema, f"{path}, rows {start + 1} to {end}"), end
+
+
+def _slices(
+    file: pq.ParquetFile, size: int, tables: Sequence[int]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield what the row groups have of each of these tables, with its number."""
+    about, at_once = file.metadata, size * _tables_at_once(file.metadata, size)
+    groups = range(about.num_row_groups)
+    ends = np.cumsum([about.row_group(group).num_rows for group in groups], dtype=np.int64)
+
+    def group_of(row: int) -> int:
+        return int(np.searchsorted(ends, row, side="right"))
+
+    runs: list[list[int]] = []  # read in one go: none begins in a later group than the last ends in
+    for number in tables:
+        after = runs[-1][-1] + 1 if runs else -1
+        if number == after or (runs and group_of(number * size) == group_of(after * size - 1)):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    for run in runs:
+        own, end = {*run}, min((run[-1] + 1) * size, about.num_rows)
+        several = [*range(group_of(run[0] * size), group_of(end - 1) + 1)]
+        row = int(ends[several[0] - 1]) if several[0] else 0
+        for batch in file.iter_batches(batch_size=at_once, row_groups=several):
+            start = 0
+            while start < batch.num_rows and row < end:
+                some = batch.slice(start, size - row % size)
+                if row // size in own:
+                    yield row // size, some
+                start, row = start + some.num_rows, row + some.num_rows
+            if row >= end:
+                break
 
 
 def _tables_at_once(about: pq.FileMetaData, size: int) -> int:

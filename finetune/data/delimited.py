@@ -6,14 +6,17 @@ import contextlib
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 
+from finetune.data import lines as of_lines
 from finetune.data.layout import NAMES, Layout, opened
+from finetune.data.lines import Line
 from finetune.errors import UserError, counted
 from finetune.runtime import formats
 
@@ -29,6 +32,12 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  
 Row = dict[str, Any]
 #: The first and the last line of a row, and the row.
 Placed = tuple[int, int, Row]
+#: The first and the last line of a row, and what is in them: the line itself, or the fields.
+Unparsed = tuple[int, int, Any]
+#: Makes rows of what is in them.
+Parse = Callable[[Iterable[Unparsed]], Iterator[Placed]]
+
+_BLANK: tuple[Line, ...] = (b"\n", b"\r\n")
 
 
 def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]:
@@ -92,7 +101,48 @@ def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]
     )
 
 
-def records(layout: Layout, strict: bool, path: Path, lines: IO[str]) -> Iterator[Placed]:
+def lines_are_rows(path: Path, layout: Layout) -> bool:
+    """Return whether each line of bytes is a row: there is no quotation mark, or they are text, and
+    every carriage return is before a line feed.
+    """
+    if not of_lines.are_bytes(path, layout):
+        return False
+    with path.open("rb") as file:
+        before = b""
+        while block := file.read(2**20):
+            if layout.quoting != "none" and b'"' in block:
+                return False
+            block = before + block
+            before = b"\r" if block.endswith(b"\r") else b""
+            if block.count(b"\r") - len(before) != block.count(b"\r\n"):
+                return False
+    return not before
+
+
+def split(path: Path, layout: Layout, lines: Iterator[Line]) -> tuple[Iterator[Unparsed], Parse]:
+    """Return the rows of a file as they are, and what makes dictionaries of some of them.
+
+    Where each line is a row, they are lines, not even decoded; else the fields that ``csv`` reads.
+
+    Args:
+        path: The file.
+        layout: How it is written.
+        lines: Its own, see :func:`finetune.data.lines.split`.
+
+    Raises:
+        UserError: at once or later, if it is malformed, with the line.
+    """
+    decode = of_lines.decoder(lines, layout)
+    rows = _fields(layout, False, path, map(decode, lines))
+    end, header = _header(path, rows)
+    if not layout.lines_are_rows:
+        return rows, partial(_of_fields, path, header)
+    numbered = enumerate(lines, start=end + 1)  # of which the header has taken those before
+    apart = ((n, n, line) for n, line in numbered if len(header) == 1 or line not in _BLANK)
+    return apart, partial(_of_lines, layout, decode, path, header)
+
+
+def records(layout: Layout, strict: bool, path: Path, lines: Iterable[str]) -> Iterator[Placed]:
     """Yield the rows of a file, with the column names of its first line; a missing value is None.
 
     Args:
@@ -104,6 +154,29 @@ def records(layout: Layout, strict: bool, path: Path, lines: IO[str]) -> Iterato
     Raises:
         UserError: at a malformed row, with its line.
     """
+    rows = _fields(layout, strict, path, lines)
+    yield from _of_fields(path, _header(path, rows)[1], rows)
+
+
+def _header(path: Path, rows: Iterator[Unparsed]) -> tuple[int, list[str]]:
+    """Take the first of the rows; return its last line and the names of the columns."""
+    _, end, fields = next(rows, (0, 0, []))
+    header = [name or f"Unnamed: {n}" for n, name in enumerate(fields)]
+    refuse_repeated(path, header)
+    return end, header
+
+
+def _reader(layout: Layout, lines: Iterable[str], strict: bool = False) -> Any:
+    return csv.reader(
+        lines,
+        delimiter=layout.separator,
+        quoting=csv.QUOTE_NONE if layout.quoting == "none" else csv.QUOTE_MINIMAL,
+        strict=strict,
+    )
+
+
+def _fields(layout: Layout, strict: bool, path: Path, lines: Iterable[str]) -> Iterator[Unparsed]:
+    """Yield the fields of each row, the names of the columns first; as of :func:`records`."""
     ended = False
 
     def to_the_end() -> Iterator[str]:
@@ -111,13 +184,8 @@ def records(layout: Layout, strict: bool, path: Path, lines: IO[str]) -> Iterato
         yield from lines
         ended = True
 
-    reader = csv.reader(
-        to_the_end(),
-        delimiter=layout.separator,
-        quoting=csv.QUOTE_NONE if layout.quoting == "none" else csv.QUOTE_MINIMAL,
-        strict=strict,
-    )
-    header: list[str] = []
+    reader = _reader(layout, to_the_end(), strict)
+    width = 0
     line = 1  # where the row begins
     try:
         for fields in reader:
@@ -128,24 +196,49 @@ def records(layout: Layout, strict: bool, path: Path, lines: IO[str]) -> Iterato
                     raise UserError(
                         f"{path}, line 1: {fields[0]!r}: {_SEPARATED}; convert the file"
                     )
-            elif fields and not header:
-                header = [name or f"Unnamed: {n}" for n, name in enumerate(fields)]
-                refuse_repeated(path, header)
-            elif fields or len(header) == 1:
-                fields = fields or [""]
-                if len(fields) != len(header):
-                    raise UserError(
-                        f"{path}, line {line}: expected {counted(len(header), 'field')} as in the "
-                        f"first line, found {len(fields)}{separator_hint(header)}"
-                    )
-                row = dict(zip(header, (field or None for field in fields), strict=True))
-                yield line, reader.line_num, row
+            elif fields or width == 1:
+                width = width or len(fields)
+                yield line, reader.line_num, fields
             line = reader.line_num + 1
     except csv.Error as error:
-        literally = "; is a quote never closed? --csv_quoting none reads quotation marks as text"
+        raise _malformed(layout, path, line, error) from error
+
+
+def _of_fields(path: Path, header: Sequence[str], rows: Iterable[Unparsed]) -> Iterator[Placed]:
+    for line, last, fields in rows:
+        yield line, last, _row(path, line, header, fields)
+
+
+def _of_lines(
+    layout: Layout,
+    decode: Callable[[Line], str],
+    path: Path,
+    header: Sequence[str],
+    rows: Iterable[Unparsed],
+) -> Iterator[Placed]:
+    several, line = [*rows], 0
+    fields = _reader(layout, (decode(each) for _, _, each in several))
+    for line, _, _ in several:
+        try:
+            row = next(fields)
+        except csv.Error as error:
+            raise _malformed(layout, path, line, error) from error
+        yield line, line, _row(path, line, header, row)
+
+
+def _row(path: Path, line: int, header: Sequence[str], fields: Sequence[str]) -> Row:
+    fields = fields or [""]  # a blank line, of a single column
+    if len(fields) != len(header):
         raise UserError(
-            f"{path}, line {line}: {error}{literally * (layout.quoting != 'none')}"
-        ) from error
+            f"{path}, line {line}: expected {counted(len(header), 'field')} as in the "
+            f"first line, found {len(fields)}{separator_hint(header)}"
+        )
+    return dict(zip(header, (field or None for field in fields), strict=True))
+
+
+def _malformed(layout: Layout, path: Path, line: int, error: csv.Error) -> UserError:
+    literally = "; is a quote never closed? --csv_quoting none reads quotation marks as text"
+    return UserError(f"{path}, line {line}: {error}{literally * (layout.quoting != 'none')}")
 
 
 def _is_separator_line(fields: Sequence[str]) -> bool:

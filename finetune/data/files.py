@@ -20,17 +20,19 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 
 from finetune.data import bounds, columnar, delimited, json_documents, spreadsheet
-from finetune.data.delimited import Placed, Row
+from finetune.data import lines as of_lines
+from finetune.data.delimited import Parse, Placed, Row, Unparsed
 from finetune.data.layout import USUAL, Layout, ReadOptions, detected, opened
+from finetune.data.lines import Line
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 from finetune.runtime.formats import SEPARATORS
@@ -39,10 +41,14 @@ from finetune.runtime.formats import SEPARATORS
 CHUNK_ROWS = 1024
 
 Rows = list[Row]
-#: Rows, and where in the input they end: bytes, or rows where they can be counted.
-Read = tuple[Rows | pa.Table, int]
+#: Returns whether the chunk of this number is for this process.
+Mine = Callable[[int], bool]
+#: Rows, or how many there are in a chunk of another process, and where in the input they end:
+#: bytes, or rows where they can be counted.
+Read = tuple[Rows | pa.Table | int, int]
 Reader = Callable[[Path], Iterator[Read]]
-Parser = Callable[[Path, IO[str]], Iterator[Placed]]
+#: Joins lines to rows as they are, and returns what parses some of them.
+Splitter = Callable[[Path, Layout, Iterator[Line]], tuple[Iterator[Unparsed], Parse]]
 #: Positions that a message names.
 SHOWN_PLACES = 5
 #: The formats that an option is for, and how to say that.
@@ -70,14 +76,17 @@ class Chunk:
         rows: As dictionaries, or as a table where the columns have types of their own.
         end: Where it ends in the input: bytes of a text, rows of anything else, also of a
             compressed text.
+        skipped: How many rows it has, if it is another process's: they were counted, not parsed,
+            and ``rows`` is empty.
     """
 
     number: int
     rows: Rows | pa.Table
     end: int = 0
+    skipped: int = 0
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.skipped or len(self.rows)
 
     @property
     def columns(self) -> list[str]:
@@ -117,14 +126,22 @@ def existing(name: str) -> Path:
 
 
 def chunks(
-    path: Path, reader: Reader | None = None, layout: Layout | None = None
+    path: Path,
+    reader: Reader | None = None,
+    layout: Layout | None = None,
+    mine: Mine = lambda number: True,
 ) -> Iterator[Chunk]:
     """Read the rows of a file in order.
+
+    Chunks of other processes are counted as cheaply as is exact: row groups are not read, lines
+    that are rows not decoded, quoted fields only told apart. A malformed row in them is told by the
+    process that parses it.
 
     Args:
         path: A file whose suffix is one of :data:`READERS`, in upper or lower case.
         reader: Reads an input that is not a file; it may have no rows.
         layout: Of a file of text, as :func:`inspected` returns it; None to detect it.
+        mine: Which chunks to parse.
 
     Raises:
         UserError: if the file is malformed, with the line; or if it holds no rows.
@@ -132,12 +149,19 @@ def chunks(
     number = -1
     if reader is None and layout is None:
         layout = inspected(path)[0]
-    rows_of = reader or partial(READERS[formats.suffix(path)], layout or USUAL)
+    rows_of = reader or partial(_read, layout or USUAL, mine)
     with _explained(path):
         for number, (rows, end) in enumerate(rows_of(path)):
-            yield Chunk(number, rows, end)
+            if mine(number):
+                yield Chunk(number, rows, end)
+            else:
+                yield Chunk(number, [], end, rows if isinstance(rows, int) else len(rows))
     if number < 0 and reader is None:
         raise UserError(f"{path} holds no rows")
+
+
+def _read(layout: Layout, mine: Mine, path: Path) -> Iterator[Read]:
+    return READERS[formats.suffix(path)](layout, path, mine)
 
 
 def how_to_convert(path: Path) -> str:
@@ -174,7 +198,9 @@ def inspected(path: Path, options: ReadOptions | None = None) -> tuple[Layout, s
     with _explained(path):
         quoting, of_quoting = delimited.quoting(path, layout, options.quoting)
     told = "; ".join(each for each in (sentence, of_quoting) if each)
-    return replace(layout, quoting=quoting), told
+    layout = replace(layout, quoting=quoting)
+    with _explained(path):
+        return replace(layout, lines_are_rows=delimited.lines_are_rows(path, layout)), told
 
 
 def whole(path: Path, options: ReadOptions) -> str:
@@ -213,9 +239,11 @@ def positions(
     """
     layout = layout or Layout(separator=SEPARATORS.get(formats.suffix(path), ","))
     wanted, end = {*rows}, max(rows) + 1
-    if parser := _parser(formats.suffix(path), layout):
-        with _parsed(path, layout, *parser) as (placed, _), delimited.long_fields():
-            some = enumerate(itertools.islice(placed, end))
+    if splitter := _SPLITTERS.get(formats.suffix(path)):
+        with opened(path) as binary, delimited.long_fields():
+            lines = of_lines.split(path, layout, binary)
+            unparsed, _ = splitter(path, layout, lines)
+            some = enumerate(itertools.islice(unparsed, end))
             found = {row: first for row, (first, _, _) in some if row in wanted}
         return "line", [found[row] for row in rows]
     if layout.sheet:
@@ -268,35 +296,32 @@ def _decodes(line: bytes, encoding: str) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _parsed(
-    path: Path, layout: Layout, parse: Parser, newline: str
-) -> Iterator[tuple[Iterator[Placed], IO[bytes]]]:
-    """Open a text file; yield its parsed rows, and the binary file to tell the position."""
-    with opened(path) as binary:
-        lines = io.TextIOWrapper(binary, encoding=layout.encoding, newline=newline)
-        yield parse(path, lines), binary
-
-
-def _of_text(parse: Parser, newline: str, layout: Layout, path: Path) -> Iterator[Read]:
-    """Yield the parsed rows of a text file, a chunk at a time."""
+def _of_text(splitter: Splitter, layout: Layout, path: Path, mine: Mine) -> Iterator[Read]:
+    """Yield the rows of a text file, a chunk at a time."""
     is_compressed, rows = bool(formats.compression(path)), 0
-    with _parsed(path, layout, parse, newline) as (placed, binary):
-        while some := _next(placed):
-            rows += len(some)
-            yield some, rows if is_compressed else binary.tell()
+    with opened(path) as binary:
+        lines = of_lines.split(path, layout, binary)
+        with delimited.long_fields():
+            unparsed, parse = splitter(path, layout, lines)
+        for number in itertools.count():
+            some = itertools.islice(unparsed, CHUNK_ROWS)
+            parsed = parse(some) if mine(number) else None
+            with delimited.long_fields():
+                read = sum(1 for _ in some) if parsed is None else [row for _, _, row in parsed]
+            if not read:
+                return
+            rows += len(read) if isinstance(read, list) else read
+            yield read, rows if is_compressed else binary.tell()
 
 
-def _next(placed: Iterator[Placed]) -> Rows:
-    """Return the rows of a chunk."""
-    with delimited.long_fields():
-        return [row for _, _, row in itertools.islice(placed, CHUNK_ROWS)]
-
-
-def _delimited(layout: Layout, path: Path) -> Iterator[Read]:
+def _delimited(layout: Layout, path: Path, mine: Mine) -> Iterator[Read]:
     """Yield tables whose columns are all text."""
     before = 0
-    for rows, end in _of_text(partial(delimited.records, layout, False), "", layout, path):
+    for rows, end in _of_text(delimited.split, layout, path, mine):
+        if not isinstance(rows, list):
+            before += rows
+            yield rows, end
+            continue
         schema = pa.schema([(name, pa.string()) for name in rows[0]])
         table = pa.Table.from_pylist(rows, schema=schema)
         if null := delimited.null_byte(table):
@@ -309,17 +334,16 @@ def _delimited(layout: Layout, path: Path) -> Iterator[Read]:
         yield table, end
 
 
-def _parser(suffix: str, layout: Layout) -> tuple[Parser, str] | None:
-    """Return the parser of a format with lines and its line ending; None for other formats."""
-    if suffix in SEPARATORS:
-        return partial(delimited.records, layout, False), ""
-    return _PARSERS.get(suffix)
+def _json_lines(
+    path: Path, layout: Layout, lines: Iterator[Line]
+) -> tuple[Iterator[Unparsed], Parse]:
+    decode = of_lines.decoder(lines, layout)
 
+    def parse(some: Iterable[Unparsed]) -> Iterator[Placed]:
+        for number, _, line in some:
+            yield number, number, json_object(decode(line), f"{path}, line {number}")
 
-def _json_lines(path: Path, lines: IO[str]) -> Iterator[Placed]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield number, number, json_object(line, f"{path}, line {number}")
+    return ((n, n, line) for n, line in of_lines.not_blank(lines, layout)), parse
 
 
 def json_object(line: str, place: str) -> Row:
@@ -352,48 +376,54 @@ def sliced(rows: Sequence[Any]) -> Iterator[Read]:
         yield some, start + len(some)
 
 
-def _lines(_: Path, lines: IO[str]) -> Iterator[Placed]:
-    for number, line in enumerate(lines, start=1):
-        yield number, number, {"text": line.removesuffix("\n").removesuffix("\r")}
+def _lines(_: Path, layout: Layout, lines: Iterator[Line]) -> tuple[Iterator[Unparsed], Parse]:
+    decode = of_lines.decoder(lines, layout)
+
+    def parse(some: Iterable[Unparsed]) -> Iterator[Placed]:
+        for number, _, line in some:
+            yield number, number, {"text": decode(line).removesuffix("\n").removesuffix("\r")}
+
+    return ((n, n, line) for n, line in enumerate(lines, start=1)), parse
 
 
-def _json(layout: Layout, path: Path) -> Iterator[Read]:
+def _json(layout: Layout, path: Path, mine: Mine) -> Iterator[Read]:
     """Yield the rows of a JSON document; JSON lines may have that suffix, too."""
     with opened(path) as binary:
         lines = io.TextIOWrapper(binary, encoding=layout.encoding)
         first, second = (next((line for line in lines if line.strip()), "") for _ in range(2))
         if json_documents.is_object(first) and json_documents.is_object(second):
-            parse, newline = _PARSERS[".jsonl"]
-            yield from _of_text(parse, newline, layout, path)
+            yield from _of_text(_json_lines, layout, path, mine)
             return
         text = first + second + lines.read()
     yield from sliced(json_documents.rows(text, path))
 
 
-def _of_sheet(layout: Layout, path: Path) -> Iterator[Read]:
+def _of_sheet(layout: Layout, path: Path, mine: Mine) -> Iterator[Read]:
     """Yield the rows of a spreadsheet as tables whose columns are all text."""
     found, end = (row for _, row in spreadsheet.rows(path, layout.sheet)), 0
-    while some := list(itertools.islice(found, CHUNK_ROWS)):
+    for number in itertools.count():
+        if not (some := list(itertools.islice(found, CHUNK_ROWS))):
+            return
         end += len(some)
         schema = pa.schema([(name, pa.string()) for name in some[0]])
-        yield pa.Table.from_pylist(some, schema=schema), end
+        yield pa.Table.from_pylist(some, schema=schema) if mine(number) else len(some), end
 
 
-_PARSERS: dict[str, tuple[Parser, str]] = {
-    ".jsonl": (_json_lines, "\n"),
-    ".ndjson": (_json_lines, "\n"),
-    ".txt": (_lines, "\n"),
+_SPLITTERS: dict[str, Splitter] = {
+    **dict.fromkeys(SEPARATORS, delimited.split),
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".txt": _lines,
 }
 #: By the suffix of a file.
-READERS: dict[str, Callable[[Layout, Path], Iterator[Read]]] = {
-    ".csv": _delimited,
-    ".tsv": _delimited,
-    **{suffix: partial(_of_text, *parser) for suffix, parser in _PARSERS.items()},
+READERS: dict[str, Callable[[Layout, Path, Mine], Iterator[Read]]] = {
+    **{suffix: partial(_of_text, splitter) for suffix, splitter in _SPLITTERS.items()},
+    **dict.fromkeys(SEPARATORS, _delimited),
     ".json": _json,
-    ".parquet": lambda layout, path: columnar.parquet(path, CHUNK_ROWS),
-    ".arrow": lambda layout, path: columnar.arrow(path, CHUNK_ROWS),
-    ".feather": lambda layout, path: columnar.arrow(path, CHUNK_ROWS),
+    ".parquet": lambda layout, path, mine: columnar.parquet(path, CHUNK_ROWS, mine),
+    ".arrow": lambda layout, path, mine: columnar.arrow(path, CHUNK_ROWS),
+    ".feather": lambda layout, path, mine: columnar.arrow(path, CHUNK_ROWS),
     formats.SPREADSHEET: _of_sheet,
 }
 #: Suffixes of formats that are read line by line.
-WITH_LINES = (*SEPARATORS, *_PARSERS)
+WITH_LINES = tuple(_SPLITTERS)

@@ -15,7 +15,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
@@ -87,12 +87,15 @@ class Layout:
         separator: Of fields; a comma where there are none.
         quoting: ``minimal`` or ``none``.
         sheet: The name of that which is read; empty of a text.
+        lines_are_rows: Whether each line of a ``.csv`` or ``.tsv`` is known to be a row; see
+            :func:`finetune.data.delimited.lines_are_rows`.
     """
 
     encoding: str = "utf-8-sig"
     separator: str = ","
     quoting: str = "minimal"
     sheet: str = ""
+    lines_are_rows: bool = field(default=False, repr=False)
 
 
 #: Of a format without any of these.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from finetune.training.manifest import MANIFEST
 if TYPE_CHECKING:
     import pandas as pd
 
-    from finetune.data.files import Chunk
+    from finetune.data.files import Chunk, Mine
     from finetune.predicting.request import Added, Request
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
@@ -114,7 +113,7 @@ def predict_file(
 ) -> FilePrediction:
     """Predict a file or images; in a job of several processes every rank calls it.
 
-    Each process takes every n-th chunk, and rank 0 joins what they wrote.
+    Each process parses and predicts its share of the chunks, and rank 0 joins what they wrote.
 
     Args:
         run: A run with a model, or its directory.
@@ -151,14 +150,12 @@ def predict_file(
             parts.begin(request.facts(), resume)
         return request
 
-    def mine(number: int) -> bool:
-        return number % me.world_size == me.rank
-
     request = distributed.rank_zero_first(prepared)
     distributed.join(None, _LONGEST_WAIT, use_cpu=not torch.accelerator.is_available())
     started = time.perf_counter()
     count = done = 0
-    with parts.after_a_mistake() if me.rank == 0 else contextlib.nullcontext():
+    mine = request.input.share(me.rank, me.world_size)
+    with parts.after_a_mistake(removes=me.rank == 0):
         with behind(parts.write) as write:
             found = stream(request, on_rank_zero(progress), mine, parts.has)
             for chunk, added in found:
@@ -186,7 +183,7 @@ def predict_file(
 def stream(
     request: Request,
     progress: Progress = ignore,
-    mine: Callable[[int], bool] = lambda number: True,
+    mine: Mine = lambda number: True,
     done: Callable[[int], bool] = lambda number: False,
 ) -> Iterator[tuple[Chunk, Added]]:
     """Predict an input chunk by chunk, in this process.

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 
 from finetune.data import files, image_files, images
 from finetune.data.delimited import Row
-from finetune.data.files import Chunk, Read, Reader, Rows
+from finetune.data.files import Chunk, Mine, Read, Reader, Rows
 from finetune.data.layout import USUAL, Layout, ReadOptions, not_utf8
 from finetune.errors import UserError
+from finetune.predicting import shares
 from finetune.runtime import formats
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Input:
         reader: Reads an input that is not a file.
         layout: How a file of text is written.
         note: A sentence for the user; may be empty.
+        row_groups: The rows of each row group of a Parquet file.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Input:
     reader: Reader | None = None
     layout: Layout = USUAL
     note: str = ""
+    row_groups: Sequence[int] = ()
 
     @property
     def counted(self) -> bool:
@@ -89,14 +92,17 @@ class Input:
         first = next(files.chunks(path, reader, layout), None)
         if first is None:
             raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
+        row_groups: list[int] = []
         if kind == "folder":
             total: int | None = len(_files_of(path))
         elif kind == ".parquet":
-            total = int(pq.ParquetFile(path).metadata.num_rows)
+            about = pq.read_metadata(path)
+            row_groups = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
+            total = about.num_rows
         else:  # of a compressed file, or of one that is read as a whole, it is not known
             is_streamed = kind in files.WITH_LINES and not formats.compression(path)
             total = path.stat().st_size if is_streamed else None
-        return cls(str(path), kind, first.columns, total, reader, layout, note)
+        return cls(str(path), kind, first.columns, total, reader, layout, note, row_groups)
 
     @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Input:
@@ -111,13 +117,17 @@ class Input:
         columns = tuple(frame.columns)
         return cls("the data", "frame", columns, len(frame), lambda _: files.sliced(rows))
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Read the rows in their order.
+    def chunks(self, mine: Mine = lambda number: True) -> Iterator[Chunk]:
+        """Read the rows in their order; the chunks that are not ``mine`` are counted, not parsed.
 
         Raises:
             UserError: if the input is malformed, with the position.
         """
-        return files.chunks(Path(self.name), self.reader, self.layout)
+        return files.chunks(Path(self.name), self.reader, self.layout, mine)
+
+    def share(self, rank: int, world_size: int) -> Mine:
+        """Return which chunks are for a process, see :func:`~finetune.predicting.shares.dealt`."""
+        return shares.dealt(rank, world_size, self.row_groups)
 
     def place(self, row: int) -> str:
         """Return the position of a row, from 0: ``line 5`` in text formats, else ``row 4``."""

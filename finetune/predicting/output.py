@@ -83,8 +83,11 @@ class PartialOutput:
             raise UserError(*changed)
 
     @contextlib.contextmanager
-    def after_a_mistake(self) -> Iterator[None]:
+    def after_a_mistake(self, removes: bool = True) -> Iterator[None]:
         """On a mistake midway, say where the finished parts are; remove the directory if none are.
+
+        Args:
+            removes: Whether this process may do so: one does, of several that write.
 
         Raises:
             UserError: the mistake.
@@ -92,7 +95,7 @@ class PartialOutput:
         try:
             yield
         except UserError as error:
-            if not any(self._done()):
+            if removes and not any(self._done()):
                 shutil.rmtree(self.directory)
                 raise
             raise UserError(

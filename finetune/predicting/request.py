@@ -12,15 +12,16 @@ import numpy as np
 
 from finetune.data import bounds, files
 from finetune.data.delimited import separator_hint
-from finetune.data.files import Chunk
+from finetune.data.files import Chunk, Mine
 from finetune.data.findings import names_in
 from finetune.data.images import decoded
 from finetune.data.layout import ReadOptions
 from finetune.errors import Mistakes, UserError, counted, suggestion
-from finetune.predicting import engine
+from finetune.predicting import engine, shares
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
 from finetune.predicting.overlap import ahead
+from finetune.predicting.shares import Tell
 from finetune.recipe import ImageClassification, TextClassification
 from finetune.runs.run import Run
 from finetune.runtime import formats
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 #: The values of the added columns, by name.
 Added = Mapping[str, list[Any]]
-#: Takes the position in the input and the rows that are done.
-Tell = Callable[[float, int], object]
 _MOST_NAMED = 5
 
 
@@ -152,7 +151,7 @@ class Request:
     def predict(
         self,
         tell: Tell,
-        mine: Callable[[int], bool] = lambda number: True,
+        mine: Mine = lambda number: True,
         done: Callable[[int], bool] = lambda number: False,
     ) -> Iterator[tuple[Chunk, Added]]:
         """Predict the input chunk by chunk; the model is loaded for the first one.
@@ -160,7 +159,7 @@ class Request:
         Args:
             tell: Is called after each batch and each chunk.
             mine: Returns whether the chunk of this number is for this process; the rows of others
-                are counted, and not looked at.
+                are counted, and not parsed.
             done: Returns whether it was predicted before.
 
         Yields:
@@ -170,10 +169,12 @@ class Request:
             UserError: if a row holds what the model cannot read.
         """
         predictor, start = None, 0
-        for chunk in self._chunks():
-            values = self._values(chunk) if mine(chunk.number) else []
+        if self.input.counted:
+            tell = shares.paced(tell, self.input.total or 0, mine)
+        for chunk in self._chunks(mine):
+            values = [] if chunk.skipped else self._values(chunk)
             added: dict[str, list[Any]] = {}
-            if mine(chunk.number) and not done(chunk.number):
+            if not chunk.skipped and not done(chunk.number):
                 predictor = predictor or engine.Predictor(
                     self.run, self.precision, self.options.batch_tokens, self.cpu_kernels
                 )
@@ -190,9 +191,9 @@ class Request:
             self.missing += sum(value is None for value in values)
             tell(start, self.rows)
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self, mine: Mine) -> Iterator[Chunk]:
         """Read the next chunk while one is predicted; a user who types is waited for here."""
-        chunks = self.input.chunks()
+        chunks = self.input.chunks(mine)
         return chunks if self.input.kind == STANDARD_INPUT else ahead(chunks)
 
     def _values(self, chunk: Chunk) -> list[Any]:
