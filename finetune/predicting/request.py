@@ -145,7 +145,7 @@ class Request:
             "--precision": self.precision,
             "--cpu_kernels": self.cpu_kernels,
             "--csv_safe": self.options.csv_safe,
-            "the rows of a part": files.CHUNK_ROWS,
+            "the rows of a part": f"{files.CHUNK_ROWS} of the file",
         }
 
     def predict(
