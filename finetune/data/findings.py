@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import arrow, targets
+from finetune.data import arrow, class_labels, targets
 from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
-from finetune.data.labels import Places, listed, number, refusal_of_lists
+from finetune.data.labels import Places, listed, number, place, refusal_of_lists, row_numbers
 from finetune.data.several import as_text, values_in
 from finetune.errors import UserError, suggestion
 
@@ -245,7 +246,9 @@ def only_valid(
 
 
 def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
-    """Refuse raw data without the input ``column``, or with labels of an unsupported type."""
+    """Refuse raw data without the input ``column``, with labels of an unsupported type, or with
+    numbers of classes that have no name.
+    """
     for split, rows in dataset.items():
         there = ", ".join(name for name in rows.column_names if name != "id")
         for wanted in (column, "label"):
@@ -258,6 +261,8 @@ def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
                 f"point number, nor a list of these, but {feature}: this recipe only reads data in "
                 "its own format"
             )
+        where = functools.partial(place, rows, split, row_numbers)
+        class_labels.refuse_nameless(rows, "label", "label", where)
 
 
 def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
@@ -346,7 +351,7 @@ def _first(split: str, rows: Dataset, unknown: Sequence[int], places: Places) ->
     cells = arrow.column(rows, "label").to_pylist()
     lists = (each if isinstance(each, list) else [each] for each in cells)
     row = next(row for row, cell in enumerate(lists) if not set(unknown).isdisjoint(cell))
-    return f", first in {place}" if (place := places(split, [rows[row]["id"]])) else ""
+    return f", first in {shown}" if (shown := places(split, [rows[row]["id"]])) else ""
 
 
 def _because(notes: Sequence[str]) -> str:
@@ -379,6 +384,9 @@ def _are_labels(rows: Dataset, column: str) -> np.ndarray:
         elif pa.types.is_floating(values.type):
             valid = pc.and_(valid, pc.invert(pc.is_nan(values).fill_null(True)))
         return np.asarray(valid.to_numpy())
+    if targets.are_sets(feature):
+        cells = arrow.column(rows, column).to_pylist()
+        return np.array([_is_label(each) and min(each, default=0) >= 0 for each in cells], bool)
     return np.fromiter(map(_is_label, rows[column][:]), dtype=bool, count=len(rows))
 
 

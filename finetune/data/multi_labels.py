@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, List
 
-from finetune.data import arrow, labels
+from finetune.data import arrow, class_labels, labels
 from finetune.data.cells import list_in, printed, separated
 from finetune.errors import UserError
 
@@ -110,8 +110,9 @@ def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str])
     Raises:
         UserError: if there are labels that the model does not know.
     """
-    theirs = _names(rows)
-    cells = [[theirs[each] for each in cell] for cell in rows["label"][:]]
+    cells = class_labels.named(rows, ["label"], ["label"], lambda row: place(int(rows[row]["id"])))[
+        "label"
+    ][:]
     labels.refuse_unknown(rows, cells, names, place)
     number = {name: index for index, name in enumerate(names)}
     numbers = [sorted(number[each] for each in cell) for cell in cells]

@@ -37,7 +37,11 @@ def class_names(rows: Dataset) -> list[str]:
 
 def is_set(rows: Dataset) -> bool:
     """Return whether a row has any number of classes."""
-    feature = rows.features["label"]
+    return are_sets(rows.features["label"])
+
+
+def are_sets(feature: Any) -> bool:
+    """Return whether a feature is that of rows with any number of classes."""
     return isinstance(feature, List) and isinstance(feature.feature, ClassLabel)
 
 

@@ -5,22 +5,23 @@ What decides are the training rows; what is doubtful is asked, never guessed.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from datasets import ClassLabel, List
+from datasets import ClassLabel, DatasetDict, List
 
-from finetune.data import arrow, labels, multi_labels, numbers
+from finetune.data import arrow, class_labels, labels, multi_labels, numbers
 from finetune.data.cells import about_comma, has_unit, list_in, printed, separated
 from finetune.data.several import joined
-from finetune.data.targets import class_names
+from finetune.data.targets import class_names, is_set
 from finetune.errors import UserError, counted
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
 Name = Literal["single_label", "multi_label", "regression", "ordinal"]
 #: What ``--task`` takes beside these.
@@ -105,13 +106,14 @@ def decided(
     if how.ordered:
         return "ordinal", "--label_order says the order of the classes"
     if len(how.columns) > 1:
-        return _of_columns(rows, how)
+        return _of_columns(_by_name(rows, "train", how), how)
     if how.separator:
         return "multi_label", f"the labels are separated by {how.separator!r}"
     feature = rows.features[how.columns[0]]
     if isinstance(feature, ClassLabel):
         return "single_label", "the labels are classes"
     if isinstance(feature, List):
+        rows = _by_name(rows, "train", how)
         return _of_lists(rows, how, dict(enumerate(rows[how.columns[0]][:])))
     values, _ = arrow.distinct(rows, how.columns[0])
     distinct: dict[str, int] = {}  # the first row of each
@@ -126,6 +128,12 @@ def decided(
     if any(isinstance(values[row], (bool, dict)) for row in distinct.values()):
         return "single_label", "the labels are classes"
     return _of_values(rows, how, {each: (row, values[row]) for each, row in distinct.items()}, note)
+
+
+def _by_name(rows: Dataset, split: str, how: Reading) -> Dataset:
+    """Return rows of a split with names instead of the numbers of a ``ClassLabel``."""
+    where = functools.partial(labels.place, rows, split, how.places)
+    return class_labels.named(rows, how.columns, how.shown or how.columns, where)
 
 
 def _of_values(
@@ -274,6 +282,10 @@ def _of_numbers(values: list[float], called: str) -> tuple[Name, str]:
     )
 
 
+def _all_by_name(dataset: DatasetDict, how: Reading) -> DatasetDict:
+    return DatasetDict({split: _by_name(rows, split, how) for split, rows in dataset.items()})
+
+
 def _classes(
     dataset: DatasetDict, how: Reading, note: Callable[[str], None]
 ) -> tuple[DatasetDict, list[str]]:
@@ -288,6 +300,8 @@ def _classes(
 def _label_sets(
     dataset: DatasetDict, how: Reading, note: Callable[[str], None]
 ) -> tuple[DatasetDict, list[str]]:
+    if len(how.columns) > 1 or not is_set(dataset["train"]):  # whose names have an order
+        dataset = _all_by_name(dataset, how)
     return multi_labels.encode(
         dataset,
         how.columns,
@@ -358,7 +372,12 @@ def _numbers(
         raise UserError("--label_map: the labels are numbers, which have no other names")
     called = dict(zip(how.columns, how.shown, strict=True)) if how.shown else {}
     encoded = numbers.encoded(
-        dataset, how.columns, called, drop=how.drop, note=note, places=how.places
+        _all_by_name(dataset, how),
+        how.columns,
+        called,
+        drop=how.drop,
+        note=note,
+        places=how.places,
     )
     return encoded, []
 
