@@ -387,3 +387,34 @@ def test_a_fraction_among_classes_of_the_test_set_has_its_place(tmp_path: Path) 
         "--label_column: 'queue' holds numbers with a fraction (3.5), first in test data, line 2: "
         "expected classes; is --label_column the right column?"
     )
+
+
+# ---- what is no number among whole numbers -------------------------------------------------------
+
+
+@pytest.mark.parametrize("stray", ["nan", "-inf", "1e400"])
+def test_a_number_that_is_not_finite_is_no_class(stray: str, tmp_path: Path) -> None:
+    values = ["1", "2", "3", "4", "5", "1", "2"]
+    path = tmp_path / "a.csv"
+    told = refusal(recipe_of(path, {"queue": [*values, stray, *values * 8]}))
+    assert told == (
+        f"--task: 'queue' holds '{stray}' (train data, line 9), while all others are whole "
+        "numbers: if the label is missing, leave it empty; if it is the name of a class, add "
+        "--task single_label"
+    )
+    insisted = recipe_of(path, {"queue": [*values, stray] * 10}, task="single_label")
+    assert insisted.labels == ["1", "2", "3", "4", "5", stray]
+    fractions = recipe_of(path, {"queue": ["0.5", "1", stray, "2"]}, drop_invalid=True)
+    assert fractions.kind.name == "regression"
+    words = recipe_of(path, {"queue": ["nan", "inf"]})
+    assert (words.labels, words.task_reason) == (["inf", "nan"], "the labels are words")
+
+
+@pytest.mark.parametrize("stray", ["nan", "N/A"])
+def test_a_word_among_numbers_in_an_order_is_told(stray: str, tmp_path: Path) -> None:
+    values = [*"1234512", stray, *"12345" * 10]
+    assert refusal(recipe_of(tmp_path / "a.csv", {"queue": values}, task="ordinal")) == (
+        f"--task ordinal: 'queue' holds '{stray}' (train data, line 9), while 5 of 6 classes are "
+        "numbers: correct it, leave it empty if it is missing, or add --label_order "
+        "1,2,3,4,5,..., from the lowest to the highest"
+    )

@@ -142,5 +142,11 @@ class Labelled(Sourced):
         if self.task == "ordinal":
             from finetune.tasks import reading
 
-            reading.refuse_unordered(dataset, self._ordered_names, self.label_names)
+            reading.refuse_unordered(
+                dataset,
+                self._ordered_names,
+                self.label_names,
+                self.reading().called,
+                self.places,
+            )
         return super().split(dataset)

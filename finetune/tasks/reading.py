@@ -18,6 +18,7 @@ from finetune.data import arrow, class_labels, labels, multi_labels, numbers
 from finetune.data.cells import about_comma, has_unit, list_in, printed, separated
 from finetune.data.several import joined
 from finetune.data.targets import class_names, is_set
+from finetune.data.targets import values as label_values
 from finetune.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -145,7 +146,11 @@ def _of_values(
     """Return the task of different words and numbers, with the first row of each."""
     parsed = {shown: labels.number(value) for shown, (_, value) in distinct.items()}
     words = {shown: distinct[shown][0] for shown, each in parsed.items() if each is None}
-    found = [each for each in parsed.values() if each is not None]
+    read = {shown: each for shown, each in parsed.items() if each is not None}
+    found = [each for each in read.values() if math.isfinite(each)]
+    strays = [shown for shown, each in read.items() if not math.isfinite(each)]
+    if strays and not found:  # words that happen to be read as numbers
+        words |= {shown: distinct[shown][0] for shown in strays}
     if words and any(not each.is_integer() for each in found) and len(words) < len(found):
         where = _holds(rows, how, next(iter(words.values())))
         raise UserError(
@@ -157,6 +162,12 @@ def _of_values(
         task, why = _of_numbers(found, how.called)
         if task == "regression":
             return task, why
+        if strays := [each for each in strays if each not in how.renamed]:
+            raise UserError(
+                f"--task: {_holds(rows, how, distinct[strays[0]][0])}, while all others are whole "
+                "numbers: if the label is missing, leave it empty; if it is the name of a class, "
+                "add --task single_label"
+            )
     else:
         task, why = "single_label", "the labels are words"
         _refuse_unlike_words(rows, how, words)
@@ -263,7 +274,7 @@ def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
 
 def _of_numbers(values: list[float], called: str) -> tuple[Name, str]:
     """Return the task of labels that are these different numbers, in a column."""
-    if fractions := [each for each in values if not each.is_integer() and math.isfinite(each)]:
+    if fractions := [each for each in values if not each.is_integer()]:
         why = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
         if FEWEST_ORDERED <= len(values) <= _SURELY_CLASSES:
             why += "; --task ordinal if they are grades"
@@ -330,16 +341,25 @@ def _ordered_classes(
     return found, lacking
 
 
-def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence[str]) -> None:
+def refuse_unordered(
+    dataset: DatasetDict,
+    given: Sequence[str],
+    known: Sequence[str],
+    called: str = "label",
+    places: labels.Places = labels.row_numbers,
+) -> None:
     """Refuse classes whose order is not known.
 
     Args:
         dataset: Its ``label`` is a ``ClassLabel``.
         given: Classes of ``--label_order``; may be none.
         known: Of the recipe, in their order; may be none.
+        called: What the user calls the column.
+        places: Returns the positions of rows of a split, by their ``id``.
 
     Raises:
-        UserError: if there are others or fewer, or only two.
+        UserError: if there are others or fewer, or only two; of words among numbers with the first
+            such row.
     """
     names = class_names(dataset["train"])
     if len(names) < FEWEST_ORDERED:
@@ -358,11 +378,29 @@ def refuse_unordered(dataset: DatasetDict, given: Sequence[str], known: Sequence
                 f"(the classes: {labels.listed(names)})"
             )
     elif not labels.in_order(names, known):
+        order = f"--label_order {joined(names[:5])}{',...' * (len(names) > 5)}"
+        words = [each for each in names if not labels.are_numbers([each])]
+        if 2 * len(words) < len(names) and (first := _first_of(dataset, words, places)):
+            raise UserError(
+                f"--task ordinal: {called!r} holds {first}, while {len(names) - len(words):,} of "
+                f"{len(names):,} classes are numbers: correct it, leave it empty if it is missing, "
+                f"or add {order}, from the lowest to the highest"
+            )
         raise UserError(
             f"--task ordinal: the order of the classes {labels.listed(names)} is not known; add "
-            f"--label_order {joined(names[:5])}{',...' * (len(names) > 5)}, from the lowest to "
-            "the highest"
+            f"{order}, from the lowest to the highest"
         )
+
+
+def _first_of(dataset: DatasetDict, names: Sequence[str], places: labels.Places) -> str:
+    """Return the class of the first row that has one of these, and where it is; empty if none."""
+    for split, rows in dataset.items():
+        theirs, column = class_names(rows), label_values(rows)
+        wanted = {number for number, name in enumerate(theirs) if name in names}
+        row = next((row for row, each in enumerate(column) if each in wanted), None)
+        if row is not None:
+            return f"{theirs[column[row]]!r} ({labels.place(rows, split, places, row)})"
+    return ""
 
 
 def _numbers(
