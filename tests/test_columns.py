@@ -3,8 +3,11 @@
 import csv
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from finetune import UserError, cli
@@ -132,3 +135,71 @@ def test_a_map_that_cannot_be_is_refused(tmp_path: Path, label_map: str, told: s
     with pytest.raises(UserError) as refused:
         _ = Text(dataset=path, label_column="queue", label_map=label_map).splits
     assert told in str(refused.value)
+
+
+# ---- labels of other kinds -----------------------------------------------------------------------
+
+KINDS: dict[str, tuple[str, list[Any]]] = {
+    "lists": ("multi_label", [["bad", "long"], [], ["bad"], ["good"]]),
+    "lists of many": ("multi_label", [["bad", f"room {n // 8}"] for n in range(120)]),
+    "fractions": ("regression", [n / 7 for n in range(120)]),
+    "grades": ("regression", [n % 10 / 2 for n in range(120)]),
+    "classes": ("single_label", [f"queue-{n % 40}" for n in range(120)]),
+}
+
+
+def comments(path: Path, **columns: Sequence[Any]) -> str:
+    texts = [f"{WORDS[n % 3]} of room {n} is broken" for n in range(120)]
+    rows: dict[str, Any] = {
+        name: [values[n % len(values)] for n in range(120)] for name, values in columns.items()
+    }
+    frame = pd.DataFrame({"comment": texts, **rows})
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_only_other_column_is_the_label(kind: str, suffix: str, tmp_path: Path) -> None:
+    task, values = KINDS[kind]
+    recipe = Text(dataset=comments(tmp_path / f"a.{suffix}", number=range(120), rated=values))
+    recipe.load()
+    assert (recipe.task, recipe.label_column) == (task, "rated")
+    assert "columns: 'comment' is the text, 'rated' the label" in recipe.notes
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        range(120),
+        [f"a{n * 7919:x}" for n in range(120)],
+        [f"2024-01-{n % 28 + 1}" for n in range(120)],
+        [datetime(2024, 1, n % 28 + 1) for n in range(120)],
+        [f"another text {n}" for n in range(120)],
+        [[f"word {n}", f"token {n}"] for n in range(120)],
+        [[]],
+        [None],
+    ],
+)
+def test_a_column_that_is_no_label_is_not_taken(
+    values: Sequence[Any], suffix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="--label_column: no column is clearly a label"):
+        Text(dataset=comments(tmp_path / f"a.{suffix}", other=values)).load()
+
+
+def test_two_columns_that_could_be_the_label_are_asked(tmp_path: Path) -> None:
+    scores, other = ([n / by for n in range(120)] for by in (7, 9))
+    with pytest.raises(UserError, match=r"several columns could be the label \(score, weight\)"):
+        Text(dataset=comments(tmp_path / "a.csv", score=scores, weight=other)).load()
+    lists: Sequence[Any] = KINDS["lists"][1]
+    with pytest.raises(UserError, match=r"several columns could be the label \(queue, tags\)"):
+        Text(dataset=comments(tmp_path / "a.csv", queue=QUEUES, tags=lists)).load()
+    for named in ({"tags": lists}, {"queue": QUEUES}, {"score": other}):
+        recipe = Text(dataset=comments(tmp_path / "a.csv", label=scores, **named))
+        recipe.load()
+        assert recipe.label_column == "label"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
+from datetime import date, time
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Value
+from datasets import ClassLabel, Dataset, List, Value
 
+from finetune.data.cells import list_in
 from finetune.data.delimited import separator_hint
+from finetune.data.labels import number
 from finetune.errors import UserError
 
 #: Rows that are looked at, spread over the data.
@@ -20,25 +25,30 @@ _USUAL = {
 }
 _FEWEST_WORDS, _MOST_CLASSES = 3, 100
 _LONGEST_EXAMPLE = 60
+_DATE = re.compile(r"\d+([-/.]\d+){2}([ T]\d+:.*)?|\d+:\d\d(:\d.*)?")
 
 
-def chosen(rows: Dataset, text_column: str, label_column: str) -> tuple[str, str]:
+def chosen(
+    rows: Dataset, text_column: str, label_column: str, *, one_class: bool = False
+) -> tuple[str, str]:
     """Return the columns of the text and of the label; an empty name is chosen here.
 
     A text has three words or more on average and is mostly unlike the others; a label is one of at
-    most 100 values that occur again and again.
+    most 100 values that occur again and again, or a list of such. If there is no such column, it is
+    the only one that holds other lists, numbers, or short words of which some occur again.
 
     Args:
         rows: Of training.
         text_column: Its name, or empty.
         label_column: Likewise.
+        one_class: Whether a row can have neither several labels nor a number.
 
     Raises:
         UserError: if not exactly one column can be it; it lists all with an example value each.
     """
     if text_column and label_column:
         return text_column, label_column
-    return _chosen(rows, [text_column] if text_column else [], label_column)
+    return _chosen(rows, [text_column] if text_column else [], label_column, one_class=one_class)
 
 
 def chosen_label(rows: Dataset, text_columns: Sequence[str]) -> str:
@@ -50,13 +60,16 @@ def chosen_label(rows: Dataset, text_columns: Sequence[str]) -> str:
     return _chosen(rows, text_columns, "")[1]
 
 
-def _chosen(rows: Dataset, texts: Sequence[str], label_column: str) -> tuple[str, str]:
+def _chosen(
+    rows: Dataset, texts: Sequence[str], label_column: str, *, one_class: bool = False
+) -> tuple[str, str]:
     """Return the columns of the text, empty if there are several, and of the label.
 
     Args:
         rows: Of training.
         texts: The columns of texts; that of the only one is chosen here if there are none.
         label_column: Its name; chosen here if empty.
+        one_class: See :func:`chosen`.
     """
     some = rows.select(np.unique(np.linspace(0, len(rows) - 1, _LOOKED_AT, dtype=int)))
     features = rows.features  # copied at each access
@@ -72,11 +85,19 @@ def _chosen(rows: Dataset, texts: Sequence[str], label_column: str) -> tuple[str
         mistakes += mistake
     if not label_column:
         others = {name: each for name, each in columns.items() if name not in (text_column, *texts)}
+        if one_class:
+            others = {name: [] if _lists(each) else each for name, each in others.items()}
+        usual = {name for name in others if name.lower() in _USUAL["label"]}
+        plausible = [name for name in others if not one_class and _may_be_labels(others[name])]
         labels = [
             name
             for name, values in others.items()
-            if isinstance(features[name], ClassLabel) or _are_labels(values)
+            if isinstance(features[name], ClassLabel)
+            or _are_labels(values)
+            or (name in usual and name in plausible)
         ]
+        if not (labels or usual or mistakes):
+            labels = plausible
         label_column, mistake = _one(labels, "label", others)
         mistakes += mistake
     if mistakes:
@@ -101,10 +122,21 @@ def _one(candidates: list[str], kind: str, columns: Mapping[str, object]) -> tup
 
 
 def _values(rows: Dataset, name: str, feature: Any) -> list[Any]:
-    """Return the values that are there; none of a column of lists, objects or images."""
-    if not isinstance(feature, Value | ClassLabel):
+    """Return the values that are there, lists also of a text that holds one; none of a column of
+    objects or images.
+    """
+    inner = feature.feature if isinstance(feature, List) else feature
+    if not isinstance(inner, Value | ClassLabel):
         return []
-    return [value for value in rows[name][:] if value is not None and value != ""]
+    values = (value for value in rows[name][:] if value is not None and value != "")
+    return [value if (found := list_in(value)) is None else found for value in values]
+
+
+def _lists(values: list[Any]) -> list[list[Any]]:
+    """Return those values that are lists of labels or numbers."""
+    lists = [value for value in values if isinstance(value, list)]
+    inner = {type(each) for each in itertools.chain(*lists)}
+    return lists if inner <= {str, int, float, bool} else []
 
 
 def _are_texts(values: list[Any]) -> bool:
@@ -115,9 +147,38 @@ def _are_texts(values: list[Any]) -> bool:
 
 
 def _are_labels(values: list[Any]) -> bool:
+    """Return whether a few values, or values in lists, occur again and again."""
+    if any(isinstance(value, list) for value in values):
+        if len(_lists(values)) < len(values):
+            return False
+        values = [*itertools.chain(*values)]
+    if 2 * sum(map(_is_date, values)) > len(values):
+        return False
     distinct = len(set(values))
     fractions = any(isinstance(value, float) and not value.is_integer() for value in values)
     return not fractions and 2 <= distinct <= min(_MOST_CLASSES, len(values) // 4)
+
+
+def _may_be_labels(values: list[Any]) -> bool:
+    """Return whether values are lists, numbers or short words, and none of a date or of a row."""
+    if any(isinstance(value, list) for value in values):
+        inner = [*itertools.chain(*_lists(values))]
+        recur = any(isinstance(each, float) for each in inner) or len(set(inner)) <= len(inner) / 2
+        return bool(inner) and 2 * len(_lists(values)) > len(values) and recur
+    numbers = [each for each in map(number, values) if each is not None]
+    if 2 * len(numbers) > len(values):
+        is_fraction = any(not each.is_integer() for each in numbers)
+        return is_fraction or len(set(numbers)) < len(numbers)
+    words = [value for value in values if isinstance(value, str) and not _is_date(value)]
+    short = [value for value in words if len(value.split()) < _FEWEST_WORDS]
+    return 2 * len(short) > len(values) and len(set(values)) <= len(values) / 2
+
+
+def _is_date(value: Any) -> bool:
+    """Return whether a value is a date, a time, or the text of one."""
+    if isinstance(value, str):
+        return _DATE.fullmatch(value) is not None
+    return isinstance(value, date | time)
 
 
 def _example(rows: Dataset, name: str) -> str:

@@ -58,7 +58,7 @@ def columns_of(dataset: DatasetDict, image_column: str, label_column: str) -> tu
         raise UserError(f"--image_column and --label_column are both '{image_column}'")
     if not label_column and "label" in names:
         return image_column, "label"
-    return columns.chosen(rows, image_column, label_column)
+    return columns.chosen(rows, image_column, label_column, one_class=True)
 
 
 def _holds_images(rows: Dataset, name: str, is_path: Callable[[str], bool]) -> bool:
