@@ -140,9 +140,9 @@ class Labelled(Sourced):
 
         labels.refuse_unmapped(self._unmapped, dataset)
         if self.task == "ordinal":
-            from finetune.tasks import reading
+            from finetune.tasks import orders
 
-            reading.refuse_unordered(
+            orders.refuse_unordered(
                 dataset,
                 self._ordered_names,
                 self.label_names,

@@ -9,8 +9,8 @@ from finetune.data import labels
 from finetune.data.targets import class_names, is_set
 from finetune.tasks.base import Task
 from finetune.tasks.multi_label import MultiLabel
+from finetune.tasks.orders import FEWEST_ORDERED
 from finetune.tasks.ordinal import Ordinal
-from finetune.tasks.reading import FEWEST_ORDERED
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
 

@@ -16,10 +16,9 @@ from datasets import ClassLabel, DatasetDict, List
 
 from finetune.data import arrow, class_labels, labels, multi_labels, numbers
 from finetune.data.cells import about_comma, has_unit, list_in, printed, separated
-from finetune.data.several import joined
 from finetune.data.targets import class_names, is_set
-from finetune.data.targets import values as label_values
 from finetune.errors import UserError, counted
+from finetune.tasks.orders import FEWEST_ORDERED
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,8 +31,6 @@ AUTO = "auto"
 _SURELY_CLASSES = 20
 _OR_NUMBERS = "; if they are quantities, --task regression"
 _OR_CLASS = "if it is the name of a class, add --task single_label"
-#: An order of fewer classes tells nothing.
-FEWEST_ORDERED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,68 +336,6 @@ def _ordered_classes(
     if labels.are_numbers(names) and not labels.in_order(names, how.names):
         found = labels.encode(found, sorted(names, key=float))
     return found, lacking
-
-
-def refuse_unordered(
-    dataset: DatasetDict,
-    given: Sequence[str],
-    known: Sequence[str],
-    called: str = "label",
-    places: labels.Places = labels.row_numbers,
-) -> None:
-    """Refuse classes whose order is not known.
-
-    Args:
-        dataset: Its ``label`` is a ``ClassLabel``.
-        given: Classes of ``--label_order``; may be none.
-        known: Of the recipe, in their order; may be none.
-        called: What the user calls the column.
-        places: Returns the positions of rows of a split, by their ``id``.
-
-    Raises:
-        UserError: if there are others or fewer, or only two; of words among numbers with the first
-            such row.
-    """
-    names = class_names(dataset["train"])
-    if len(names) < FEWEST_ORDERED:
-        raise UserError(
-            f"--task ordinal: the labels are {counted(len(names), 'class')}, and an order says "
-            f"something of {FEWEST_ORDERED} or more; use --task single_label"
-        )
-    if given:
-        if unknown := [each for each in names if each not in given]:
-            raise UserError(
-                f"--label_order {joined(given)}: the labels are also {labels.listed(unknown)}"
-            )
-        if idle := [each for each in given if each not in names]:
-            raise UserError(
-                f"--label_order {joined(given)}: no row has the class {labels.listed(idle)} "
-                f"(the classes: {labels.listed(names)})"
-            )
-    elif not labels.in_order(names, known):
-        order = f"--label_order {joined(names[:5])}{',...' * (len(names) > 5)}"
-        words = [each for each in names if not labels.are_numbers([each])]
-        if 2 * len(words) < len(names) and (first := _first_of(dataset, words, places)):
-            raise UserError(
-                f"--task ordinal: {called!r} holds {first}, while {len(names) - len(words):,} of "
-                f"{len(names):,} classes are numbers: correct it, leave it empty if it is missing, "
-                f"or add {order}, from the lowest to the highest"
-            )
-        raise UserError(
-            f"--task ordinal: the order of the classes {labels.listed(names)} is not known; add "
-            f"{order}, from the lowest to the highest"
-        )
-
-
-def _first_of(dataset: DatasetDict, names: Sequence[str], places: labels.Places) -> str:
-    """Return the class of the first row that has one of these, and where it is; empty if none."""
-    for split, rows in dataset.items():
-        theirs, column = class_names(rows), label_values(rows)
-        wanted = {number for number, name in enumerate(theirs) if name in names}
-        row = next((row for row, each in enumerate(column) if each in wanted), None)
-        if row is not None:
-            return f"{theirs[column[row]]!r} ({labels.place(rows, split, places, row)})"
-    return ""
 
 
 def _numbers(

@@ -32,7 +32,7 @@ from finetune.statistics.scored import (
 )
 from finetune.tasks import losses, weights
 from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task, Tell
-from finetune.tasks.reading import FEWEST_ORDERED
+from finetune.tasks.orders import FEWEST_ORDERED
 
 if TYPE_CHECKING:
     import pandas as pd

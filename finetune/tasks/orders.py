@@ -1,0 +1,79 @@
+"""Which classes have an order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from finetune.data import labels, targets
+from finetune.data.several import joined
+from finetune.data.targets import class_names
+from finetune.errors import UserError, counted
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+#: An order of fewer classes tells nothing.
+FEWEST_ORDERED = 3
+
+
+def refuse_unordered(
+    dataset: DatasetDict,
+    given: Sequence[str],
+    known: Sequence[str],
+    called: str = "label",
+    places: labels.Places = labels.row_numbers,
+) -> None:
+    """Refuse classes whose order is not known.
+
+    Args:
+        dataset: Its ``label`` is a ``ClassLabel``.
+        given: Classes of ``--label_order``; may be none.
+        known: Of the recipe, in their order; may be none.
+        called: What the user calls the column.
+        places: Returns the positions of rows of a split, by their ``id``.
+
+    Raises:
+        UserError: if there are others or fewer, or only two; of words among numbers with the first
+            such row.
+    """
+    names = class_names(dataset["train"])
+    if len(names) < FEWEST_ORDERED:
+        raise UserError(
+            f"--task ordinal: the labels are {counted(len(names), 'class')}, and an order says "
+            f"something of {FEWEST_ORDERED} or more; use --task single_label"
+        )
+    if given:
+        if unknown := [each for each in names if each not in given]:
+            raise UserError(
+                f"--label_order {joined(given)}: the labels are also {labels.listed(unknown)}"
+            )
+        if idle := [each for each in given if each not in names]:
+            raise UserError(
+                f"--label_order {joined(given)}: no row has the class {labels.listed(idle)} "
+                f"(the classes: {labels.listed(names)})"
+            )
+    elif not labels.in_order(names, known):
+        order = f"--label_order {joined(names[:5])}{',...' * (len(names) > 5)}"
+        words = [each for each in names if not labels.are_numbers([each])]
+        if 2 * len(words) < len(names) and (first := _first_of(dataset, words, places)):
+            raise UserError(
+                f"--task ordinal: {called!r} holds {first}, while {len(names) - len(words):,} of "
+                f"{len(names):,} classes are numbers: correct it, leave it empty if it is missing, "
+                f"or add {order}, from the lowest to the highest"
+            )
+        raise UserError(
+            f"--task ordinal: the order of the classes {labels.listed(names)} is not known; add "
+            f"{order}, from the lowest to the highest"
+        )
+
+
+def _first_of(dataset: DatasetDict, names: Sequence[str], places: labels.Places) -> str:
+    """Return the class of the first row that has one of these, and where it is; empty if none."""
+    for split, rows in dataset.items():
+        theirs, column = class_names(rows), targets.values(rows)
+        wanted = {number for number, name in enumerate(theirs) if name in names}
+        row = next((row for row, each in enumerate(column) if each in wanted), None)
+        if row is not None:
+            return f"{theirs[column[row]]!r} ({labels.place(rows, split, places, row)})"
+    return ""
