@@ -126,8 +126,26 @@ def test_whole_numbers_are_labels(tmp_path: Path) -> None:
         (
             [["a"], ["a", "b"], "b"],
             {"task": "multi_label"},
-            "--label_column: 'label' holds 'b' (train data, line 3): expected a list of labels; "
-            "labels separated by commas are --label_separator ','",
+            "--label_column: 'label' holds 'b' (train data, line 3): expected a list like the "
+            'others; write ["b"]',
+        ),
+        (
+            [["a"], ["a", "b"], 5],
+            {},
+            "--label_column: 'label' holds 5 (train data, line 3): expected a list like the "
+            'others; write ["5"]',
+        ),
+        ([[1], [1, 2], 5], {}, "(train data, line 3): expected a list like the others; write [5]"),
+        (
+            [["a"], "a; b"],
+            {},
+            """(train data, line 2): expected a list like the others; write ["a", "b"]""",
+        ),
+        ([3, 4], {"task": "multi_label"}, "; one label a row is --task single_label"),
+        (
+            ["a", "b"],
+            {"task": "multi_label"},
+            "expected a list of labels; labels separated by commas are --label_separator ','",
         ),
         ([["a"], ["a", None]], {}, "1 of 2 train rows without a label"),
         ([["1"], [], [1]], {}, "holds both '1' and 1 (train data, line 3): expected one type"),
@@ -135,7 +153,13 @@ def test_whole_numbers_are_labels(tmp_path: Path) -> None:
         (
             ['["a"]', '["a", "b"]', "b"],
             {},
-            "--label_column: 'label' holds 'b' (train data, line 3): expected a list of labels",
+            "'label' holds 'b' (train data, line 3): expected a list like the others; write",
+        ),
+        (
+            [[["a"]], [["b"]]],
+            {},
+            "--label_column: 'label' holds [['a']] (train data, line 1): expected a list of "
+            "labels, not of lists or objects",
         ),
         (
             [["a"], [1.5]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, List
 
 from finetune.data import arrow, class_labels, labels
-from finetune.data.cells import list_in, printed, separated
+from finetune.data.cells import SEPARATORS, list_in, printed, separated
 from finetune.errors import UserError
 
 #: What a cell of a column of 0 and 1 may be, in lower case if it is text.
@@ -171,7 +172,7 @@ def _of_cells(
         if found is None or any(isinstance(each, (list, dict)) or each is None for each in found):
             raise UserError(
                 f"--label_column: '{called}' holds {cell!r} ({where(row)}): "
-                f"{_expected(cell, separator, found or [])}"
+                f"{_expected(cell, separator, found or [], column)}"
             )
         if theirs:
             if beyond := [each for each in found if not 0 <= each < len(theirs)]:
@@ -202,12 +203,32 @@ def _of_cells(
         )
 
 
-def _expected(cell: Any, separator: str | None, found: Sequence[Any]) -> str:
-    """Return what was expected instead of a cell that holds no list of labels."""
+def _expected(cell: Any, separator: str | None, found: Sequence[Any], column: Sequence[Any]) -> str:
+    """Return what was expected instead of a cell that holds no list of labels.
+
+    Args:
+        cell: What it holds.
+        separator: Between labels, or None.
+        found: The labels in it; none if it holds no list.
+        column: All cells.
+    """
     if None in found:
         return "a null is no label; leave it out of the list"
+    if found:
+        return "expected a list of labels, not of lists or objects"
     if form := printed(cell):
         return f"that is {form}; {AS_JSON}"
+    lists = [each for each in map(list_in, column) if each is not None]
+    if lists:
+        others = [*itertools.chain(*lists)]
+        are_words = any(isinstance(each, str) for each in others)
+        signs = SEPARATORS if isinstance(cell, str) else ()
+        sign = next((each for each in signs if each in cell), None)
+        labels = [each.strip() for each in cell.split(sign)] if sign else [cell]
+        written = json.dumps(list(map(str, labels)) if are_words else labels, ensure_ascii=False)
+        return f"expected a list like the others; write {written}"
+    if not isinstance(cell, str):
+        return "expected a list of labels; one label a row is --task single_label"
     instead = "" if separator else "; labels separated by commas are --label_separator ','"
     return f"expected a list of labels{instead}"
 
