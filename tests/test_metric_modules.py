@@ -18,6 +18,7 @@ import finetune
 from finetune import Run, TextClassification, UserError, cli
 from finetune.recipe import metric_files
 from finetune.recipe.scoring import Scoring
+from finetune.runtime import namesakes
 from finetune.statistics import intervals
 from finetune.tasks.base import Task
 from finetune.tasks.multi_label import MultiLabel
@@ -625,3 +626,16 @@ def test_two_processes_compute_the_same(
     two = Run.load("two")
     assert two.manifest.launch.world_size == 2
     assert two.metrics.test == pytest.approx(one.metrics.test, abs=1e-5)
+
+
+def test_metrics_take_several_labels_a_row_or_are_refused() -> None:
+    modules = {path.stem: path.read_text() for path in namesakes.files("metrics")}
+    assert len(modules) >= 15
+    for name, source in modules.items():
+        if '"multilabel"' in source:
+            TASKS["labels"].refuse_metrics({name: {}})
+        else:
+            with pytest.raises(UserError, match=f"--metrics {name}: (a metric|it needs)"):
+                TASKS["labels"].refuse_metrics({name: {}})
+    with pytest.raises(UserError, match="matthews_correlation: a metric of one class a row, and"):
+        TASKS["labels"].refuse_metrics({"matthews_correlation": {}})

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from finetune.data import multi_labels, targets
+from finetune.runtime import namesakes
 from finetune.statistics import average_precision, label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring, module_of
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Labels that the start block names.
 _MOST_NAMED = 12
+#: The metrics of the toolkit that take any number of labels a row.
+_OF_LABELS = ("f1", "precision", "recall", "accuracy", "average_precision", "roc_auc")
 #: Validation rows that have a label, below which it has the threshold of all labels together.
 _FEWEST_POSITIVES = 10
 
@@ -207,6 +210,18 @@ class MultiLabel(Task[ScoredLabels]):
         return [[self.labels[index] for index in np.flatnonzero(row)] for row in has]
 
     # ---- what predictions are worth --------------------------------------------------------------
+
+    def unsuited(self, name: str, module: str) -> str:
+        """Return it of metrics of one class a row, too."""
+        if why := super().unsuited(name, module):
+            return why
+        known = (path.stem for path in namesakes.files("metrics"))
+        if module in _OF_LABELS or module not in known:
+            return ""
+        return (
+            "a metric of one class a row, and these rows have any number of labels (expected "
+            f"{', '.join(_OF_LABELS)})"
+        )
 
     def counted(self, scoring: Scoring) -> Metrics:
         """Return those of which the intervals are known, by module and arguments, and what they are
