@@ -113,7 +113,7 @@ class ImageClassification(Sourced):
         from datasets import DatasetDict
 
         from finetune.data import digests, findings, image_columns, labels
-        from finetune.tasks import reading
+        from finetune.tasks import doubtful, reading
 
         image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
@@ -143,6 +143,7 @@ class ImageClassification(Sourced):
             shown=[label],
             places=self.places,
         )
+        doubtful.refuse_several(dataset["train"], how, "images have one label")
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         for name, rows in dataset.items():
             digests.remember(rows, "image", hashes[name][rows["id"][:]])

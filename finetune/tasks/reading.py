@@ -15,9 +15,10 @@ import numpy as np
 from datasets import ClassLabel, DatasetDict, List
 
 from finetune.data import arrow, class_labels, labels, multi_labels, numbers
-from finetune.data.cells import about_comma, has_unit, list_in, printed, separated
+from finetune.data.cells import has_unit, list_in
 from finetune.data.targets import class_names, is_set
 from finetune.errors import UserError, counted
+from finetune.tasks import doubtful
 from finetune.tasks.orders import FEWEST_ORDERED
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ AUTO = "auto"
 #: without a gap, from 0 or 1.
 _SURELY_CLASSES = 20
 _OR_NUMBERS = "; if they are quantities, --task regression"
-_OR_CLASS = "if it is the name of a class, add --task single_label"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,12 @@ class Reading:
     def called(self) -> str:
         """What the user calls the only column, or the first of several."""
         return (self.shown or self.columns)[0]
+
+    def holds(self, rows: Dataset, row: int, column: str | None = None) -> str:
+        """Return what a row holds, and where: ``'queue' holds 'a;b' (train data, line 2)``."""
+        value, where = rows[row][column or self.columns[0]], self.places
+        place = labels.place(rows, "train", where, row)
+        return f"'{column or self.called}' holds {value!r} ({place})"
 
 
 def encoded(
@@ -149,7 +155,7 @@ def _of_values(
     if strays and not found:  # words that happen to be read as numbers
         words |= {shown: distinct[shown][0] for shown in strays}
     if words and any(not each.is_integer() for each in found) and len(words) < len(found):
-        where = _holds(rows, how, next(iter(words.values())))
+        where = how.holds(rows, next(iter(words.values())))
         raise UserError(
             f"--task: {where}, while {len(found):,} of {len(parsed):,} different labels are "
             f"numbers, such as {found[0]:g}: if they are quantities, --task regression says where "
@@ -161,17 +167,17 @@ def _of_values(
             return task, why
         if strays := [each for each in strays if each not in how.renamed]:
             raise UserError(
-                f"--task: {_holds(rows, how, distinct[strays[0]][0])}, while all others are whole "
+                f"--task: {how.holds(rows, distinct[strays[0]][0])}, while all others are whole "
                 "numbers: if the label is missing, leave it empty; if it is the name of a class, "
                 "add --task single_label"
             )
     else:
         task, why = "single_label", "the labels are words"
-        _refuse_unlike_words(rows, how, words)
+        doubtful.refuse_words(rows, how, words)
     merged = {how.renamed.get(each, each) for each in distinct}
     if len(merged) > _SURELY_CLASSES and 2 * len(merged) > len(rows):
         raise UserError(
-            f"--task: {_holds(rows, how, 0)}, one of {len(merged):,} different labels in "
+            f"--task: {how.holds(rows, 0)}, one of {len(merged):,} different labels in "
             f"{counted(len(rows), 'row')}: is --label_column the right column? If they are "
             f"classes, add --task single_label{_OR_NUMBERS * (not words)}"
         )
@@ -183,14 +189,6 @@ def _of_values(
     return task, why
 
 
-def _holds(rows: Dataset, how: Reading, row: int, column: str | None = None) -> str:
-    """Return what a row holds, and where it is: ``'queue' holds 'a;b' (train data, line 2)``."""
-    value = rows[row][column or how.columns[0]]
-    return (
-        f"'{column or how.called}' holds {value!r} ({labels.place(rows, 'train', how.places, row)})"
-    )
-
-
 def _of_lists(rows: Dataset, how: Reading, lists: Mapping[int, list[Any]]) -> tuple[Name, str]:
     """Return the task of labels that are lists, by their rows."""
     inner = [(row, each) for row, cell in lists.items() for each in cell]
@@ -198,42 +196,18 @@ def _of_lists(rows: Dataset, how: Reading, lists: Mapping[int, list[Any]]) -> tu
     if floats and not any(isinstance(each, str) for _, each in inner):
         are_whole = all(each.is_integer() for _, each in floats)
         raise UserError(
-            f"--task: {_holds(rows, how, floats[0][0])}, a list of numbers with a decimal point: "
+            f"--task: {how.holds(rows, floats[0][0])}, a list of numbers with a decimal point: "
             "if they are quantities, add --task regression; if each is for a label, write "
             f"{multi_labels.AS_COLUMNS}{'; if they name labels, --task multi_label' * are_whole}"
         )
     if inner and all(isinstance(each, int) and each in (0, 1) for _, each in inner):
         raise UserError(
-            f"--task: {_holds(rows, how, inner[0][0])}, a list of 0 and 1: if each is for a label, "
+            f"--task: {how.holds(rows, inner[0][0])}, a list of 0 and 1: if each is for a label, "
             f"write {multi_labels.AS_COLUMNS}; if they name labels, add --task multi_label; if "
             "they are quantities, --task regression"
         )
     shown = repr(rows[inner[0][0]][how.columns[0]]) if inner else "none"
     return "multi_label", f"the labels are lists, such as {shown}"
-
-
-def _refuse_unlike_words(rows: Dataset, how: Reading, words: Mapping[str, int]) -> None:
-    """Refuse labels that may be several in a cell, or numbers with a comma; by their first rows."""
-    words = {each: row for each, row in words.items() if each not in how.renamed}
-    for each, row in words.items():
-        if form := printed(each):
-            raise UserError(
-                f"--task: {_holds(rows, how, row)}, {form}: for several labels, "
-                f"{multi_labels.AS_JSON}; {_OR_CLASS}"
-            )
-    commas = [(each, why) for each in words if (why := about_comma(each))]
-    if 2 * len(commas) > len(words):
-        each, why = commas[0]
-        raise UserError(
-            f"--task: {_holds(rows, how, words[each])}, which --task regression does not read "
-            f"({why}); for several labels, add --label_separator ','; {_OR_CLASS}"
-        )
-    if several := separated(list(words)):
-        sign, each = several
-        raise UserError(
-            f"--task: {_holds(rows, how, words[each])}: if these are several labels, add "
-            f"--label_separator '{sign}'; {_OR_CLASS}"
-        )
 
 
 def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
@@ -252,7 +226,7 @@ def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
     if words:  # a truth value among them is wrong only beside numbers
         name, row = min(words, key=lambda each: words[each])
         raise UserError(
-            f"--label_columns: {_holds(rows, how, row, name)}: expected 0 and 1, or true and "
+            f"--label_columns: {how.holds(rows, row, name)}: expected 0 and 1, or true and "
             "false, or numbers in all of these columns; one column of classes is --label_column"
         )
     strays = {
@@ -262,7 +236,7 @@ def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
     if 2 * min(map(len, strays.values())) < len(rows):
         name = min((each for each in strays if strays[each]), key=lambda each: len(strays[each]))
         raise UserError(
-            f"--label_columns: {_holds(rows, how, strays[name][0], name)}, while others hold 0 or "
+            f"--label_columns: {how.holds(rows, strays[name][0], name)}, while others hold 0 or "
             "1: if these are labels, correct it and add --task multi_label; if they are "
             "quantities, add --task regression"
         )
