@@ -157,7 +157,7 @@ CASES = {
     "words as numbers": (
         write("data.csv", GOOD),
         ["text", "--dataset", "data.csv", "--task", "regression", *MODEL],
-        ["--task regression: 60 of 60 train rows with a value that is no number in 'label'"],
+        ["60 of 60 train rows with a value that is no number in 'label'"],
     ),
     "semicolons": (
         write("data.csv", "text;label\nawful, really;bad\nso;so;good\n"),

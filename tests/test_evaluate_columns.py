@@ -119,7 +119,6 @@ def test_a_temperature_is_not_for_several_labels(run: Run) -> None:
 @pytest.mark.parametrize(
     ("sentence", "expected"),
     [
-        ("--task regression: 2 rows; --drop_invalid leaves them out", "2 rows; --drop_invalid"),
         ("x, or --dataset TABLE with paths", "x, or --data TABLE with paths"),
         ("words are labels of --task single_label", "words are for runs trained with --task s"),
         (

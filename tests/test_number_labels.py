@@ -57,12 +57,12 @@ def test_what_is_no_finite_number_is_refused_with_its_place() -> None:
     rows = rows_of(score=["1", "", "nan", "n/a", "3,5", "-inf", None, "1e39", "7"])
     with pytest.raises(UserError) as caught:
         encoded(rows, "score")
-    lead, advice = "--task regression: ", "; --drop_invalid leaves them out"
+    advice = "; --drop_invalid leaves them out"
     assert caught.value.mistakes == (
-        f"{lead}2 of 9 train rows with no number in 'score': lines 3, 8{advice}",
-        f"{lead}3 of 9 train rows with a number that is not finite in float32 in 'score' ('nan', "
+        f"2 of 9 train rows with no number in 'score': lines 3, 8{advice}",
+        f"3 of 9 train rows with a number that is not finite in float32 in 'score' ('nan', "
         f"'-inf', '1e39'): lines 4, 7, 9{advice}",
-        f"{lead}2 of 9 train rows with a value that is no number in 'score' ('n/a', '3,5'; "
+        f"2 of 9 train rows with a value that is no number in 'score' ('n/a', '3,5'; "
         f"expected a decimal point and no other sign): lines 5, 6{advice}",
     )
     found, notes = encoded(rows, "score", drop=True)
@@ -117,7 +117,7 @@ def test_where_nothing_is_a_number_nothing_is_dropped() -> None:
     with pytest.raises(UserError) as caught:
         encoded(rows_of(score=["good", "bad"]), "score")
     assert str(caught.value) == (
-        "--task regression: 2 of 2 train rows with a value that is no number in 'score' ('good', "
+        "2 of 2 train rows with a value that is no number in 'score' ('good', "
         "'bad'): lines 2, 3; is it the right column? words are labels of --task single_label"
     )
 
@@ -128,7 +128,7 @@ def test_numbers_that_float32_rounds_to_one_are_refused(values: list[Any]) -> No
         encoded(rows_of(score=[1.0, 2.0], far=values), "score", "far")
     low, high = map(float, values)
     assert str(caught.value) == (
-        f"--task regression: 'far' holds numbers from {low!r} to {high!r}, all the same in "
+        f"'far' holds numbers from {low!r} to {high!r}, all the same in "
         "float32: subtract a constant from them, or scale them"
     )
     same = encoded(rows_of(far=[values[1], values[1]]), "far")[0]  # of one number remarks tell
@@ -168,8 +168,8 @@ def test_a_column_of_lists_is_several_targets() -> None:
     with pytest.raises(UserError) as caught:
         encoded(rows_of(score=[[1.0, 2.0], [3.5], [1.0, float("inf")]]), "score")
     assert [each.partition(" in 'score'")[0] for each in caught.value.mistakes] == [
-        "--task regression: 1 of 3 train rows with a value that is no number",
-        "--task regression: 1 of 3 train rows with a number that is not finite in float32",
+        "1 of 3 train rows with a value that is no number",
+        "1 of 3 train rows with a number that is not finite in float32",
     ]
     as_text, _ = encoded(rows_of(score=["[1.0, 2]", " [3.5, -1]"]), "score")
     assert as_text["label"][:] == [[1.0, 2.0], [3.5, -1.0]]

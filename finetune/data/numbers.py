@@ -75,7 +75,7 @@ def encoded(
         advice = "--drop_invalid leaves them out"
         if not all(map(len, kept.values())):
             advice = "is it the right column? words are labels of --task single_label"
-        raise UserError(*(f"--task regression: {each}; {advice}" for each in mistakes))
+        raise UserError(*(f"{each}; {advice}" for each in mistakes))
     if merged:
         raise UserError(*merged)
     for each in mistakes:
@@ -90,7 +90,7 @@ def _merged(exact: np.ndarray, columns: Sequence[str]) -> list[str]:
         low, high = float(column.min()), float(column.max())
         if low < high and np.float32(low) == np.float32(high):
             found.append(
-                f"--task regression: '{columns[place % len(columns)]}' holds numbers from {low!r} "
+                f"'{columns[place % len(columns)]}' holds numbers from {low!r} "
                 f"to {high!r}, all the same in float32: subtract a constant from them, or scale "
                 "them"
             )

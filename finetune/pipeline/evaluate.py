@@ -299,7 +299,7 @@ def _without_split(sentence: str, data: str) -> str:
 
 def _in_own_flags(sentence: str) -> str:
     """Return a sentence about the data of a training with the flags that an evaluation has."""
-    sentence = sentence.replace("--dataset ", "--data ").removeprefix("--task regression: ")
+    sentence = sentence.replace("--dataset ", "--data ")
     # the task is that of the run
     return re.sub(r"\bare (labels )?(of )?--task ", "are for runs trained with --task ", sentence)
 
