@@ -6,9 +6,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from datasets import Dataset, DatasetDict
 
+from finetune.data import findings
+from finetune.data.prediction_columns import is_own
 from finetune.errors import UserError
 from finetune.recipe import TextClassification, catalog
+from finetune.tasks.base import Task
+from finetune.tasks.multi_label import MultiLabel
+from finetune.tasks.regression import Regression
+from finetune.tasks.single_label import SingleLabel
 
 
 class Reviews(TextClassification):
@@ -485,3 +492,37 @@ def test_leaving_out_every_row_is_no_advice(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="2 of 2 train rows without a text") as refusal:
         catalog.find("text")(dataset=str(path), text_column="text", label_column="label").load()
     assert "--drop_invalid" not in str(refusal.value)
+
+
+# ---- columns that the toolkit writes -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        SingleLabel(labels=["a", "b"]),
+        SingleLabel(labels=[f"class {n}" for n in range(60)]),
+        MultiLabel(labels=["a", "b"]),
+        Regression(),
+        Regression(labels=["stars", "words"]),
+    ],
+)
+def test_columns_of_predictions_are_own(task: Task[Any]) -> None:
+    outputs, targets = task.made_up()
+    written = {*task.columns(targets, outputs), *task.predicted_names(every=True)}
+    assert len(written) >= 2
+    assert not [name for name in written if not is_own(name)]
+    assert not any(map(is_own, ["stars", "labelled", "prediction_99", "probability_of"]))
+
+
+def test_columns_of_the_names_of_predictions_are_dropped() -> None:
+    names = ["probability", "label_probability", "prediction_2", "source"]
+    columns = {name: [1, 2] for name in names}
+    rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1], **columns})
+    notes: list[str] = []
+    found = findings.without_clashes(DatasetDict(train=rows), ["text", "label"], note=notes.append)
+    assert found["train"].column_names == ["text", "label", "source"]
+    assert notes == [
+        "dropped from the data: 'probability', 'label_probability', 'prediction_2' (the toolkit "
+        "writes columns of that name; rename to keep)"
+    ]

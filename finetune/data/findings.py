@@ -17,6 +17,7 @@ from finetune.data import arrow, class_labels, targets
 from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, number, place, refusal_of_lists, row_numbers
+from finetune.data.prediction_columns import is_own
 from finetune.data.several import as_text, values_in
 from finetune.errors import UserError, suggestion
 
@@ -135,7 +136,7 @@ def without_clashes(
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
     chosen = {"id", *named}
     others = [name for name in dataset["train"].column_names if name not in chosen]
-    taken = [name for name in others if is_own_column(name)]
+    taken = [name for name in others if is_own(name)]
     alone = {*shared, *taken, *split_by.values()}
     single = [name for name in others if name not in alone]
     if taken:
@@ -160,7 +161,7 @@ def _refuse_split_by(split_by: Mapping[str, str], named: Sequence[str], rows: Da
     for flag, column in split_by.items():
         if column in named:
             mistakes.append(f"{flag} {column}: the column holds the texts or the labels")
-        elif is_own_column(column):
+        elif is_own(column):
             mistakes.append(f"{flag} {column}: the toolkit writes a column of that name; rename it")
         elif column not in there:
             mistakes.append(
@@ -169,23 +170,6 @@ def _refuse_split_by(split_by: Mapping[str, str], named: Sequence[str], rows: Da
             )
     if mistakes:
         raise UserError(*mistakes)
-
-
-def is_own_column(name: str) -> bool:
-    """Return whether the toolkit writes a column of this name itself."""
-    own = (
-        "id",
-        "text",
-        "texts",
-        "tokens",
-        "label",
-        "labels",
-        "length",
-        "prediction",
-        "thumbnail",
-        "digest",
-    )
-    return name in own or name.startswith(("probability of ", "prediction of ", "label of "))
 
 
 def only_valid(

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from finetune.data.prediction_columns import DIGEST, LABEL
 from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import curves, html, wording
-from finetune.runs.predictions import DIGEST
 from finetune.runs.run import Run
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.scored import LABEL, Scored
+from finetune.statistics.scored import Scored
 from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from finetune.data.prediction_columns import LABEL
 from finetune.errors import UserError, counted
 from finetune.pipeline.compare import judging
 from finetune.reporting import wording
 from finetune.runs.run import Run
-from finetune.statistics.scored import LABEL
 
 
 def measured(run: Run) -> dict[str, Any] | None:

@@ -11,9 +11,9 @@ import numpy as np
 from finetune.checking.finding import MOST_SUSPECTS, Finding
 from finetune.data import arrow, corrections
 from finetune.data.corrections import FILE
+from finetune.data.prediction_columns import DIGEST
 from finetune.pipeline import corrected
 from finetune.reporting import sections
-from finetune.runs.predictions import DIGEST
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
 from finetune.statistics.scored import ScoredRows

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from finetune.data.prediction_columns import THUMBNAIL
 from finetune.reporting import course, curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs import classes as of_classes
-from finetune.runs.predictions import THUMBNAIL
 from finetune.runs.run import Run
 from finetune.statistics import (
     average_precision,

@@ -11,15 +11,14 @@ import pandas as pd
 from datasets import Dataset, Image, Value
 
 from finetune.data import digests, images
+from finetune.data.prediction_columns import DIGEST, THUMBNAIL
 from finetune.runs.run import LOGITS, PREDICTIONS
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
 from finetune.tasks.base import Task
 
-#: The column of the small images, and how many there are: as many as a report shows.
-THUMBNAIL, _MOST_THUMBNAILS = "thumbnail", 40
-#: That of hashes of what the model sees, where this is no text.
-DIGEST = "digest"
+#: As many small images as a report shows.
+_MOST_THUMBNAILS = 40
 
 
 def write(

@@ -236,7 +236,8 @@ class Run:
         """
         import numpy as np
 
-        from finetune.statistics.scored import LABEL, PREDICTION, numbers_in
+        from finetune.data.prediction_columns import LABEL, PREDICTION
+        from finetune.statistics.scored import numbers_in
 
         own = self.kind
         task = task or own

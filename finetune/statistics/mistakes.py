@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from finetune.data.findings import is_own_column
+from finetune.data.prediction_columns import is_own
 from finetune.statistics import intervals
 from finetune.statistics.intervals import Interval
-from finetune.statistics.scored import OF_MANY, ScoredRows
+from finetune.statistics.scored import ScoredRows
 
 _FEWEST_ROWS = 20
 _MOST_VALUES = 30
@@ -89,7 +89,7 @@ def worst_slices(predicted: ScoredRows, table: pd.DataFrame, most: int) -> list[
     if "tokens" in table:
         groups |= _by_length(table["tokens"].to_numpy())
     for column in table.columns:
-        if is_own_column(column) or column in OF_MANY:
+        if is_own(column):
             continue
         values = table[column]
         kinds = values.dropna().unique()

@@ -11,34 +11,12 @@ import numpy as np
 import pandas as pd
 from scipy.special import logit
 
+from finetune.data.prediction_columns import LABEL, MOST_PROBABLE, probability_of
 from finetune.statistics import blocks
 from finetune.statistics.blocks import Probabilities, Summary
 
-#: The names of columns of ``predictions.parquet``, and those that ``predict`` adds.
-LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
-#: That of the probability of the true class, where there is no column for every class.
-LABEL_PROBABILITY = "label_probability"
-#: Of more classes ``predictions.parquet`` has the most probable ones only, so many, and the logits
-#: of all are in a file beside it.
-MOST_COLUMNS, MOST_PROBABLE = 50, 5
-#: The names of their columns, the first without a number, and of the true class.
-OF_MANY = (
-    PROBABILITY,
-    LABEL_PROBABILITY,
-    *(f"{name}_{n}" for n in range(2, MOST_PROBABLE + 1) for name in (PREDICTION, PROBABILITY)),
-)
 _LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
 _Remembered = TypeVar("_Remembered")
-
-
-def probability_of(name: str) -> str:
-    """Return the name of the column with the probability of a label."""
-    return f"{PROBABILITY} of {name}"
-
-
-def of_target(column: str, name: str) -> str:
-    """Return the name of the column with the label or prediction of one of several targets."""
-    return f"{column} of {name}"
 
 
 class Scored(Protocol):

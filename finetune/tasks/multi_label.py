@@ -10,11 +10,12 @@ import numpy as np
 from scipy.special import expit, logit
 
 from finetune.data import multi_labels, targets
+from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
 from finetune.runtime import namesakes
 from finetune.statistics import average_precision, label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring, module_of
-from finetune.statistics.scored import LABEL, PREDICTION, ScoredLabels, probability_of
+from finetune.statistics.scored import ScoredLabels
 from finetune.tasks import losses, weights
 from finetune.tasks.base import Affine, RowLoss, Task, Tell
 

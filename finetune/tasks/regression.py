@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.data.targets import values as label_values
 from finetune.errors import UserError
 from finetune.runtime import namesakes
 from finetune.statistics import groups, number_baseline, numbers, resampling
 from finetune.statistics.resampling import Metrics, Scoring
-from finetune.statistics.scored import LABEL, PREDICTION, ScoredNumbers, of_target
+from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks import number_losses
 from finetune.tasks.base import Task, Tell
 

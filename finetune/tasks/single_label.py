@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from finetune.data import labels as names_of_classes
+from finetune.data.prediction_columns import (
+    LABEL,
+    LABEL_PROBABILITY,
+    MOST_COLUMNS,
+    MOST_PROBABLE,
+    PREDICTION,
+    PROBABILITY,
+    of_rank,
+    probability_of,
+)
 from finetune.statistics import (
     baseline,
     calibration,
@@ -23,13 +33,7 @@ from finetune.statistics import (
 from finetune.statistics.blocks import Softmax
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring
-from finetune.statistics.scored import (
-    LABEL,
-    PREDICTION,
-    PROBABILITY,
-    ScoredRows,
-    probability_of,
-)
+from finetune.statistics.scored import ScoredRows
 from finetune.tasks import losses, weights
 from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task, Tell
 from finetune.tasks.orders import FEWEST_ORDERED
@@ -116,15 +120,15 @@ class SingleLabel(Task[ScoredRows]):
         return ScoredRows.of_table(table, self.labels)
 
     def kept(self, outputs: np.ndarray) -> np.ndarray | None:
-        return scored.kept(outputs) if len(self.labels) > scored.MOST_COLUMNS else None
+        return scored.kept(outputs) if len(self.labels) > MOST_COLUMNS else None
 
     def needs_kept(self, table: pd.DataFrame) -> bool:
-        many = len(self.labels) > scored.MOST_COLUMNS
+        many = len(self.labels) > MOST_COLUMNS
         return many and probability_of(self.labels[0]) not in table  # which older runs have
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
-        if len(names) <= scored.MOST_COLUMNS:
+        if len(names) <= MOST_COLUMNS:
             of_classes = {
                 probability_of(name): rows.column(index) for index, name in enumerate(names)
             }
@@ -134,11 +138,11 @@ class SingleLabel(Task[ScoredRows]):
             LABEL: names[rows.labels],
             PREDICTION: names[rows.classes],
             PROBABILITY: found[:, 0],
-            scored.LABEL_PROBABILITY: rows.summary.of_label,
+            LABEL_PROBABILITY: rows.summary.of_label,
         }
-        for place in range(1, scored.MOST_PROBABLE):
-            columns[f"{PREDICTION}_{place + 1}"] = names[classes[:, place]]
-            columns[f"{PROBABILITY}_{place + 1}"] = found[:, place]
+        for place in range(2, MOST_PROBABLE + 1):
+            columns[of_rank(PREDICTION, place)] = names[classes[:, place - 1]]
+            columns[of_rank(PROBABILITY, place)] = found[:, place - 1]
         return columns
 
     def predicted_names(self, *, every: bool) -> list[str]:

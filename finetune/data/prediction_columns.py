@@ -1,0 +1,45 @@
+"""The names of the columns that the toolkit writes: of rows, of ``predictions.parquet``, and what
+``predict`` adds.
+"""
+
+from __future__ import annotations
+
+LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
+#: That of the probability of the true class, where there is no column for every class.
+LABEL_PROBABILITY = "label_probability"
+#: Of more classes ``predictions.parquet`` has the most probable ones only, so many, and the logits
+#: of all are in a file beside it.
+MOST_COLUMNS, MOST_PROBABLE = 50, 5
+#: The hash of a row without a text, and the small copy of an image.
+DIGEST, THUMBNAIL = "digest", "thumbnail"
+
+
+def probability_of(name: str) -> str:
+    """Return the name of the column with the probability of a label."""
+    return f"{PROBABILITY} of {name}"
+
+
+def of_target(column: str, name: str) -> str:
+    """Return the name of the column with the label or prediction of one of several targets."""
+    return f"{column} of {name}"
+
+
+def of_rank(column: str, place: int) -> str:
+    """Return the name of the column with the class of a place by probability, from 1, or with its
+    probability; the first has no number.
+    """
+    return column if place == 1 else f"{column}_{place}"
+
+
+_OWN = {
+    *("id", "text", "texts", "tokens", "length", DIGEST, THUMBNAIL),
+    *(LABEL, "labels", LABEL_PROBABILITY),
+    *(of_rank(PREDICTION, place) for place in range(1, MOST_PROBABLE + 1)),
+    *(of_rank(PROBABILITY, place) for place in range(1, MOST_PROBABLE + 1)),
+}
+_BEGINNINGS = tuple(of_target(name, "") for name in (LABEL, PREDICTION, PROBABILITY))
+
+
+def is_own(name: str) -> bool:
+    """Return whether the toolkit writes a column of this name itself."""
+    return name in _OWN or name.startswith(_BEGINNINGS)
