@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from datasets import ClassLabel, Dataset, Features
 
 import finetune
 from finetune import Run, UserError
@@ -130,3 +131,19 @@ def test_a_temperature_is_not_for_several_labels(run: Run) -> None:
 def test_messages_of_the_data_name_flags_of_the_verb(sentence: str, expected: str) -> None:
     assert expected in _in_own_flags(sentence)
     assert not _in_own_flags(sentence).startswith("--task")
+
+
+def test_classes_of_other_data_are_read_by_their_names(run: Run, tmp_path: Path) -> None:
+    frame = table()
+    usual = scores(run, frame, tmp_path / "rows.csv")
+    rows = Dataset.from_pandas(frame)
+    for name in WORDS:
+        named = rows.features | {name: ClassLabel(names=["yes", "no"])}
+        flags = [int(not each) for each in rows[name]]
+        features = Features(named)
+        rows = rows.remove_columns(name).add_column(name, flags).select_columns([*features])
+        rows = rows.cast(features)
+    rows.save_to_disk(str(tmp_path / "rows"))
+    found = evaluate(run, tmp_path / "rows").statistics
+    assert found is not None
+    assert {**found.metrics, **(found.classes or {})} == usual
