@@ -10,7 +10,7 @@ from transformers import EvalPrediction
 
 import finetune
 from finetune import TextClassification, UserError, cli
-from finetune.recipe.scoring import Scoring
+from finetune.recipe.scoring import Scoring, with_computed
 from finetune.reporting import wording
 
 
@@ -131,5 +131,5 @@ def test_the_metric_of_the_best_model_may_have_either_of_its_names(
 ) -> None:
     recipe = TextClassification(metrics=metrics)
 
-    given = recipe.with_computed_metric({"metric_for_best_model": asked})
+    given = with_computed({"metric_for_best_model": asked}, recipe.known_scoring)
     assert given["metric_for_best_model"] == computed

@@ -71,9 +71,10 @@ class Settings:
         Raises:
             UserError: if they contradict each other.
         """
+        from finetune.recipe import scoring
         from finetune.training.defaults import argument_values
 
-        given = self.recipe.with_computed_metric(self.training)
+        given = scoring.with_computed(self.training, self.recipe.known_scoring)
         return argument_values(self.recipe.training_defaults(given), given)
 
     @property

@@ -84,9 +84,7 @@ class Recipe(Splitting):
         self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
         self.label_name = "label"  # what the user calls the column
         if self.loss_function and type(self).loss is not Recipe.loss:
-            raise UserError(
-                f"--loss_function {self.loss_function}: the recipe has a loss of its own"
-            )
+            raise UserError(f"--loss_function {self.loss_function}: the recipe has its own loss")
 
     # ---- the steps -------------------------------------------------------------------------------
 
@@ -180,14 +178,6 @@ class Recipe(Splitting):
         names = self.metric_names if is_loaded else self.known_scoring
         return scoring.with_best(usual, [*names], given or {}, are_known=is_loaded)
 
-    def with_computed_metric(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return training arguments with ``metric_for_best_model`` as the recipe calls it."""
-        if self.own_metrics or not given.get("metric_for_best_model"):
-            return dict(given)
-        from finetune.recipe import scoring
-
-        return scoring.with_computed(given, self.known_scoring)
-
     # ---- put together ----------------------------------------------------------------------------
 
     @functools.cached_property
@@ -241,8 +231,7 @@ class Recipe(Splitting):
 
         # nothing is trained on them, and they may lack classes that have a weight
         copy = dataclasses.replace(self, class_weights="none")
-        names = ("train", "validation", "test")
-        copy.splits = DatasetDict(dict.fromkeys(names, rows))
+        copy.splits = DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
         copy.check_prepared(DatasetDict(test=prepared))
         copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
@@ -299,18 +288,11 @@ class Recipe(Splitting):
         Raises:
             UserError: what is wrong with ``class_weights``.
         """
-        if (
-            self.kind.weighs_in_loss
-            and self.class_weights != "none"
-            and type(self).loss is not Recipe.loss
-        ):
-            raise UserError(
-                f"--class_weights {self.class_weights}: the recipe has a loss of its own, and the "
-                f"weights of a task of {self.kind.name} are part of its loss: weigh the labels in "
-                "loss()"
-            )
-        targets = self.training_targets()
-        return self.kind.told_weights(self.class_weights, targets, self.note)
+        from finetune.tasks import weights
+
+        if self.kind.weighs_in_loss and type(self).loss is not Recipe.loss:
+            weights.refuse_own_loss(self.class_weights)
+        return self.kind.told_weights(self.class_weights, self.training_targets(), self.note)
 
     @property
     def presumed_kind(self) -> Task[Any]:
@@ -328,9 +310,7 @@ class Recipe(Splitting):
 
     @property
     def _scoring(self) -> Scoring:
-        from finetune.recipe.scoring import Scoring
-
-        return Scoring.of_names(self.metrics) if self.metrics else self.scoring
+        return self.scoring.of_names(self.metrics) if self.metrics else self.scoring
 
     @property
     def known_scoring(self) -> dict[str, Mapping[str, Any]]:
@@ -405,6 +385,7 @@ class Recipe(Splitting):
         Raises:
             UserError: if an argument is unknown, or if the data cannot be trained on.
         """
+        from finetune.recipe import scoring
         from finetune.training.defaults import argument_values
         from finetune.training.trainer import build_trainer
 
@@ -412,7 +393,7 @@ class Recipe(Splitting):
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # which may decide the task, and so what the best model is chosen by
-        given = self.with_computed_metric(training_arguments)
+        given = scoring.with_computed(training_arguments, self.known_scoring)
         arguments = argument_values(self.training_defaults(given), given).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True

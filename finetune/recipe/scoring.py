@@ -237,13 +237,13 @@ def with_computed(
 
     Args:
         given: The arguments.
-        known: The arguments of each metric, by its name.
+        known: The arguments of each metric, by its name; none of metrics of a recipe's own.
     """
     found = dict(given)
     prefix, name = "", str(given.get("metric_for_best_model"))
     if name.startswith("eval_"):
         prefix, name = "eval_", name.removeprefix("eval_")
-    if name in known or is_path(name) or not (wanted := _entry(name)[1]):
+    if not known or name in known or is_path(name) or not (wanted := _entry(name)[1]):
         return found
     for other, each in known.items():
         if module_of(other, each) == module_of(name, wanted):

@@ -126,3 +126,19 @@ def _number(written: str) -> float | None:
     except ValueError:
         return None
     return weight if 0 < weight < math.inf else None
+
+
+def refuse_own_loss(text: str) -> None:
+    """Refuse weights that are arguments of a loss beside a loss of the recipe's own.
+
+    Args:
+        text: ``--class_weights``.
+
+    Raises:
+        UserError: if there are any.
+    """
+    if text != "none":
+        raise UserError(
+            f"--class_weights {text}: the recipe has a loss of its own, and of several labels a "
+            "row the weights are part of the loss: weigh the labels in loss()"
+        )
