@@ -40,8 +40,7 @@ class Recipe(Splitting):
         training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name.
         embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
         own_metrics: The names of what a :meth:`compute_metrics` of the recipe's own returns.
-        label_names: The names of the classes in the order of their numbers; a source whose labels
-            have these names is brought into this order, any other keeps its own.
+        label_names: The names of the classes; a source that has these is brought into this order.
         ordered_labels: Whether that order means something: three of them or more are ordinal then.
         exclusive: Options of which one is given or the other.
     """
@@ -231,7 +230,8 @@ class Recipe(Splitting):
 
         # nothing is trained on them, and they may lack classes that have a weight
         copy = dataclasses.replace(self, class_weights="none")
-        copy.splits = DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
+        names = ("train", "validation", "test")
+        copy.splits = DatasetDict(dict.fromkeys(names, rows))
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
         copy.check_prepared(DatasetDict(test=prepared))
         copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
