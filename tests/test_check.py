@@ -51,7 +51,9 @@ def changed(change: Callable[[int, str, str], Row]) -> list[Row]:
 
 def checked(path: Path, model: str, **options: Any) -> finetune.Check:
     few: dict[str, Any] = {"max_length": 128, "max_steps": 60, **options}
-    return finetune.check("text", dataset=str(path), model=str(model), **few)
+    found = finetune.check("text", dataset=str(path), model=str(model), **few)
+    assert all("--" in each.mend for each in found.findings if each.suspects)
+    return found
 
 
 def named(found: finetune.Check, severity: str = "warning") -> dict[str, Finding]:
@@ -296,6 +298,47 @@ def test_advice_on_length_fits_the_model() -> None:
 def test_the_worst_decides_the_status() -> None:
     kinds = [Finding(name="it", severity=each, message="") for each in ("info", "warning", "error")]
     assert [status(kinds[:count]) for count in range(4)] == [0, 0, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "message"),
+    [
+        ("text", ["--group_column", "grp", "--time_column", "grp"], "--group_column grp and --tim"),
+        ("nosuch", [], "unknown recipe 'nosuch'"),
+        ("text", ["--suspects", "rows.txt"], "--suspects rows.txt: expected the name of a .csv"),
+    ],
+)
+def test_mistakes_in_the_options_are_a_document_too(
+    recipe: str,
+    flags: list[str],
+    message: str,
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = [(*row, n % 20) for n, row in enumerate(drawn(200))]
+        csv.writer(file).writerows([("text", "label", "grp"), *rows])
+    words = ["check", recipe, "--dataset", str(path), "--model", str(model), *flags]
+    assert cli.main([*words, "--max_length", "128", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert (document["status"], document["verdict"]) == (2, "error")
+    (refused,) = (each for each in document["findings"] if each["severity"] == "error")
+    assert refused["name"] == "refused"
+    assert message in refused["message"]
+    # options that contradict each other do not hide what is wrong with the rows
+    assert bool(document["splits"]) == ("--group_column" in flags)
+
+
+def test_rows_of_the_test_set_are_left_out_by_a_file(model: str, tmp_path: Path) -> None:
+    rows = drawn()
+    written(tmp_path / "train.csv", rows[:700])
+    turned = [(text, "good" if label == "bad" else "bad") for text, label in rows[700:705]]
+    written(tmp_path / "test.csv", [*rows[700:], *rows[710:715], *turned])
+    found = {each.name: each for each in checked(tmp_path, model).findings}
+    assert "check --suspects FILE.csv, then --exclude FILE.csv" in found["duplicates"].mend
+    assert "check --suspects FILE.csv, then --relabel FILE.csv" in found["contradictions"].mend
 
 
 @pytest.mark.parametrize("words", [["check", "--json", "text"], ["check", "nosuch"]])

@@ -51,6 +51,7 @@ def model(tiny_model: str) -> str:
 def checked(path: Path, model: str, **options: Any) -> list[Finding]:
     given: dict[str, Any] = {"max_length": 256, "max_steps": 60, **options}
     found = finetune.check("text", dataset=str(path), model=str(model), deep=True, **given)
+    assert all("--" in each.mend for each in found.findings if each.suspects)
     return [each for each in found.findings if each.name not in ("lengths", "note", "cost")]
 
 
@@ -91,7 +92,7 @@ def test_near_duplicates_are_found_with_the_row_they_resemble(model: str, tmp_pa
     assert all(0.8 <= (each.score or 0) < 1 for each in found.suspects)
     (still,) = checked(path, model, drop_duplicates="near")
     assert (still.name, still.severity) == ("near_duplicates", "info")  # it is of the file
-    assert still.mend == "training leaves them out"
+    assert still.mend == "left out by --drop_duplicates near"
 
 
 def test_rows_like_test_rows_are_found_and_what_a_score_owes_to_them(

@@ -251,7 +251,7 @@ def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
         "2 classes with fewer than 10 training rows: 'a' (9), 'b' (9); add rows, or merge them: "
         "--label_map OLD=NEW",
         "1 class of the training rows without a test row: 'b'; nothing is known of how well it is "
-        "recognised; add test rows of it, or leave the class out",
+        "recognised; add test rows of it, or merge the class: --label_map OLD=NEW",
     ]
 
 
@@ -341,7 +341,7 @@ def test_one_word_among_numbers_is_told(tmp_path: Path) -> None:
         "1 class with fewer than 10 training rows: 'x' (2); add rows, or merge them: --label_map "
         "OLD=NEW",
         "1 class of the training rows without a test row: 'x'; nothing is known of how well it is "
-        "recognised; add test rows of it, or leave the class out",
+        "recognised; add test rows of it, or merge the class: --label_map OLD=NEW",
     ]
 
 

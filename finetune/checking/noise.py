@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from finetune.checking.bag import Bag
-from finetune.checking.finding import MOST_SUSPECTS, Finding, Suspect
+from finetune.checking.finding import MOST_SUSPECTS, RELABEL, Finding, Suspect
 from finetune.data import targets
 from finetune.data.labels import Places
 from finetune.errors import counted
@@ -65,7 +65,7 @@ def findings(bag: Bag, places: Places) -> list[Finding]:
             f"one of the {found.confident:,} most confident predictions of a bag of words that "
             f"did not see the row; of all labels, at most about {found.wrong.value:.1%} are wrong "
             f"(95% CI {found.wrong.low:.1%} to {found.wrong.high:.1%}){where and f': {where}'}",
-            mend="read them; some are right and only unusual",
+            mend=f"read them, some are right and only unusual; {RELABEL}",
             count=len(found.rows),
             rows=len(bag.labels),
             suspects=[
