@@ -27,7 +27,7 @@ from datasets import (
 
 from finetune.data import arrow, bounds, conversion, embedded, listing, memory, seals
 from finetune.data.layout import ReadOptions
-from finetune.data.listing import OTHER_NAMES, SPLITS, Listing
+from finetune.data.listing import NONE, OTHER_NAMES, SPLITS, Listing
 from finetune.errors import UserError, suggestion
 from finetune.runtime import hub
 
@@ -55,7 +55,8 @@ def read(
             :func:`finetune.data.listing.listed`), or the name of a data set on the Hub.
         revision: Commit, tag or branch on the Hub; the newest if None.
         config: Of a data set on the Hub that has several.
-        names: What the source calls ``train``, ``validation`` and ``test``, where it is not that.
+        names: What the source calls ``train``, ``validation`` and ``test``, where it is not that;
+            ``none`` for one that is not read.
         options: What the user says of files; what is not said is detected.
         note: Called with sentences about how files were read, and about columns left out.
 
@@ -71,12 +72,14 @@ def read(
         _refuse_options(options, "rows in memory")
         splits: dict[str, Any] = _of_names(memory.read(dataset, note), names, dataset, note)
     elif is_local(dataset):
-        listed = listing.listed(dataset, names)
+        listed, called = listing.listed(dataset, names), listing.called_splits(names)
         if listed.unread:
             names_of = ", ".join(listed.unread[:_SHOWN_FILES])
             others = ", ..." * (len(listed.unread) > _SHOWN_FILES)
             are_texts = listed.kind == "texts"
             expected = ".txt in folders" if are_texts else "train, validation and test"
+            if left := [f"{split}={NONE}" for split in SPLITS if split not in called]:
+                expected = f"{' and '.join(called)}: --dataset_splits {','.join(left)}"
             note(f"not read: {names_of}{others} (expected {expected})")
         splits = _local(listed, names, options or ReadOptions(), note)
     elif dataset.startswith(embedded.PREFIX):
@@ -272,9 +275,9 @@ def _of_names(
         UserError: if it has no rows for training, or not those that are named.
     """
     there = ", ".join(found)
-    called = {split: split for split in SPLITS} | dict(names or {})
-    for split, name in (names or {}).items():
-        if name not in found:
+    called = listing.called_splits(names)
+    for split, name in called.items():
+        if split in (names or {}) and name not in found:
             raise UserError(
                 f"--dataset_splits {split}={name}: {dataset} has no such split"
                 f"{suggestion(name, list(found))} (it has: {there})"
@@ -286,7 +289,7 @@ def _of_names(
         )
     for other in sorted(set(found) - set(called.values())):
         split = OTHER_NAMES.get(other, "test")
-        free = called[split] not in found
+        free = split in called and called[split] not in found
         hint = f"; --dataset_splits {split}={other} takes it for {split}" if free else ""
         note(f"not read: the split '{other}'{hint}")
     return {split: found[name] for split, name in called.items() if name in found}
