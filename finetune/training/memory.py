@@ -199,7 +199,8 @@ def shown(count: int) -> str:
 
 
 def fits(trainer: Memory) -> bool:
-    """Return whether both passes over the largest micro-batch fit in memory, beside the optimizer.
+    """Return whether a forward and backward pass over the largest micro-batch fits in memory,
+    beside the optimizer.
 
     Nothing is trained, but gradients are left and random numbers are drawn: the trainer is not to
     be used afterwards. No process waits for another.
