@@ -112,6 +112,48 @@ def test_rows_that_moved_are_found_by_their_text(tmp_path: Path) -> None:
     assert dict(zip(found["train"]["id"], found["train"]["label"], strict=True))[3] == 0
 
 
+@pytest.mark.parametrize("kind", ["int64", "string", "float64"])
+def test_rows_are_found_whatever_the_order_of_the_source_and_its_ids(
+    kind: str, tmp_path: Path
+) -> None:
+    _, source = splits()
+    rows = source["train"].cast_column("id", Value(kind)).select(list(range(9, -1, -1)))
+    parts = DatasetDict(
+        {
+            name: rows.select([*range(first, 10, 3)])
+            for first, name in enumerate(("train", "validation", "test"))
+        }
+    )
+    own, other = str(rows[2]["id"]), str(rows[5]["id"])
+    path = tmp_path / "a.csv"
+    there = {**row_of(7, new_label="drop"), "id": own}
+    moved = {**row_of(4, new_label="drop"), "id": "none"}
+    corrections.write(path, [there, moved])
+    given: dict[str, Any] = {"relabel": [str(path)], "exclude": [], "note": lambda sentence: None}
+    found, _ = corrections.apply(parts, DatasetDict(train=rows), "text", **given)
+    kept = {str(number) for each in found.values() for number in each["id"]}
+    assert kept == {str(number) for number in rows["id"]} - {own, other}
+
+
+def test_rows_that_were_left_out_are_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Duplicates, say: they are where they were in the source, of which no other row is hashed."""
+    hashed: list[str] = []
+    digest_of = corrections.digest_of
+    rows = [row_of(9, new_label="drop"), row_of(3, new_label="drop")]
+
+    def counting(text: str) -> str:
+        hashed.append(text)
+        return digest_of(text)
+
+    monkeypatch.setattr(corrections, "digest_of", counting)
+    found, notes = applied(tmp_path / "a.csv", rows)
+    assert found["train"]["id"][:] == [7, 1, 5, 0]
+    assert notes[0].endswith("left out 1 train row; 1 row of the file in no split")
+    assert sorted(hashed) == ["row 3", "row 9"]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

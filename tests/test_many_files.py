@@ -8,6 +8,7 @@ from typing import Any
 
 import openpyxl
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
@@ -115,6 +116,32 @@ def test_hidden_labels_of_a_test_set_say_how_to_do_without(tmp_path: Path, tiny_
         }
     (message,) = refusals(dataset=str(tmp_path), dataset_splits="train=none")
     assert "expected train=NAME" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array([0, 1, 2]), True),
+        (pa.array([5, 3, 4]), True),
+        (pa.array([0, 1, 1]), False),
+        (pa.array([-1, 0, 1]), False),
+        (pa.array([0, 1, None]), False),
+        (pa.array([0.0, 1.0, 2.0]), True),
+        (pa.array([0.0, 1.5, 2.0]), False),
+        (pa.array([0.0, float("nan"), 2.0]), False),
+        (pa.array([0.0, 1.0, float("inf")]), False),
+        (pa.array(["0", "1", "10"]), True),
+        (pa.array(["0.0", "2.0", "1"]), True),
+        (pa.array(["1.0", "1"]), False),
+        (pa.array(["a", "1"]), False),
+        (pa.array(["", "1"]), False),
+        (pa.array([True, False]), False),
+    ],
+)
+def test_a_column_that_numbers_rows_is_told_from_others(values: pa.Array, expected: bool) -> None:
+    table = pa.table({"Unnamed: 0": values, "text": pa.array(["t"] * len(values))})
+    rows = sources._without_index("a.csv", Dataset(table), (notes := list[str]()).append)
+    assert (rows.column_names == ["text"]) is bool(notes) is expected
 
 
 def test_part_ten_comes_after_part_two(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import csv
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,14 +97,22 @@ def digests_of(rows: Dataset, column: str, numbers: np.ndarray | None = None) ->
         numbers: Of the rows that are needed; the others have None. All if None.
     """
     found = np.full(len(rows), None, dtype=object)
-    if column != "text":
-        wanted = np.arange(len(rows)) if numbers is None else np.unique(numbers)
-        exact = digests.digests(rows, column, wanted).exact
-        found[wanted] = [f"x{exact[each].tobytes().hex()}" for each in wanted]
-        return found
-    for some, texts in arrow.pieces(rows, "text", None if numbers is None else np.unique(numbers)):
-        found[some] = [digest_of(text) for text in texts.to_pylist()]
+    for some, prints in _digests(rows, column, None if numbers is None else np.unique(numbers)):
+        found[some] = prints
     return found
+
+
+def _digests(
+    rows: Dataset, column: str, wanted: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, list[str]]]:
+    """Yield the numbers of some rows and their digests."""
+    if column != "text":
+        numbers = np.arange(len(rows)) if wanted is None else wanted
+        exact = digests.digests(rows, column, numbers).exact
+        yield numbers, [f"x{exact[each].tobytes().hex()}" for each in numbers]
+        return
+    for some, texts in arrow.pieces(rows, "text", wanted):
+        yield some, [digest_of(text) for text in texts.to_pylist()]
 
 
 def digest_of(text: str) -> str:
@@ -278,11 +286,7 @@ def _placed(
     Raises:
         UserError: if some are not in the data, or have another label there.
     """
-    at = {
-        (split if split in source else "train", str(row)): (split, number)
-        for split, rows in splits.items()
-        for number, row in enumerate(arrow.column(rows, "id").to_pylist())
-    }
+    at = _places(splits, source, ((each.split, each.id) for each in wanted))
     found = {n: at[each.split, each.id] for n, each in enumerate(wanted)
              if (each.split, each.id) in at}  # fmt: skip
     for split, rows in splits.items():
@@ -292,11 +296,11 @@ def _placed(
             if there[found[n][1]] != wanted[n].digest:
                 del found[n]
     if lost := [n for n in range(len(wanted)) if n not in found]:
-        found |= _elsewhere(file, wanted, lost, at, source, column)
+        found |= _elsewhere(file, wanted, lost, splits, source, column)
     if file.flag == "--relabel":
-        labels = {split: arrow.column(rows, "label").to_pylist() for split, rows in splits.items()}
+        labels = {split: arrow.column(rows, "label") for split, rows in splits.items()}
         for n, (split, number) in found.items():
-            each, now = wanted[n], shown(splits[split], labels[split][number])
+            each, now = wanted[n], shown(splits[split], labels[split][number].as_py())
             if each.label and now not in (each.label, each.label.removeprefix("'"), each.new):
                 raise UserError(
                     f"{file.called}, {file.place(each.number)}: the label was '{each.label}' when "
@@ -305,11 +309,42 @@ def _placed(
     return found
 
 
+def _places(
+    splits: DatasetDict, source: DatasetDict, wanted: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """Return the split of rows and their numbers there, by the split of the source and the ``id``;
+    without those that are in no split.
+    """
+    ids: dict[str, list[str]] = {}
+    for name, row in wanted:
+        ids.setdefault(name, []).append(row)
+    found = {}
+    for split, rows in splits.items():
+        name = split if split in source else "train"
+        for row, number in arrow.numbers_of(rows, "id", ids.get(name, [])).items():
+            found[name, row] = split, number
+    return found
+
+
+def _unmoved(
+    wanted: Sequence[_Wanted], lost: Sequence[int], source: DatasetDict, column: str
+) -> set[int]:
+    """Return those that are where they were in the source, and were left out of the splits."""
+    at = _places(source, source, ((wanted[n].split, wanted[n].id) for n in lost))
+    found: set[int] = set()
+    for split, rows in source.items():
+        own = [(n, at.get((split, wanted[n].id))) for n in lost if wanted[n].split == split]
+        numbers = {n: place[1] for n, place in own if place is not None}
+        there = digests_of(rows, column, np.array([*numbers.values()], dtype=np.int64))
+        found |= {n for n, number in numbers.items() if there[number] == wanted[n].digest}
+    return found
+
+
 def _elsewhere(
     file: _File,
     wanted: Sequence[_Wanted],
     lost: Sequence[int],
-    at: Mapping[tuple[str, str], tuple[str, int]],
+    splits: DatasetDict,
     source: DatasetDict,
     column: str,
 ) -> dict[int, tuple[str, int]]:
@@ -319,17 +354,24 @@ def _elsewhere(
     Raises:
         UserError: if some are not in the source.
     """
+    stayed = _unmoved(wanted, lost, source, column)
+    if not (lost := [n for n in lost if n not in stayed]):
+        return {}  # so that no row has to be looked for
     there: dict[tuple[str, str], list[str]] = {}
     for split in {wanted[n].split for n in lost} & source.keys():
-        ids = arrow.column(source[split], "id").to_pylist()
-        for row, digest in zip(ids, digests_of(source[split], column), strict=True):
-            there.setdefault((split, digest), []).append(str(row))
+        sought, rows = {wanted[n].digest for n in lost if wanted[n].split == split}, source[split]
+        for some, digests_here in _digests(rows, column, None):
+            hits = [place for place, each in enumerate(digests_here) if each in sought]
+            ids = rows.select(some[hits])["id"] if hits else ()
+            for row, place in zip(ids, hits, strict=True):
+                there.setdefault((split, digests_here[place]), []).append(str(row))
     if unknown := [n for n in lost if (wanted[n].split, wanted[n].digest) not in there]:
         lines = file.place(*(wanted[n].number for n in unknown))
         raise UserError(
             f"{file.called}: {counted(len(unknown), 'row')} of {len(wanted):,} are not in the "
             f"data: {lines}; is it the file of another data set? Else remove them from the file"
         )
+    at = _places(splits, source, ((split, row) for (split, _), ids in there.items() for row in ids))
     found = {}
     for n in lost:
         each = wanted[n]
@@ -381,16 +423,19 @@ def _corrected(rows: Dataset, wanted: Mapping[int, str | None]) -> Dataset:
     if not wanted:
         return rows
     names, feature = targets.class_names(rows), rows.features["label"]
-    labels = arrow.column(rows, "label").to_pylist()
+    labels, news = arrow.column(rows, "label"), list[Any]()
+    places = np.arange(len(rows))  # in the labels there were, followed by the new ones
     for number, new in wanted.items():
         if new is None:
             continue
+        places[number] = len(rows) + len(news)
         if targets.is_set(rows):
-            labels[number] = sorted(names.index(each) for each in _several(new))
+            news.append(sorted(names.index(each) for each in _several(new)))
         else:
-            labels[number] = names.index(new) if names else float(new)
-    kept = np.array([n for n in range(len(rows)) if n not in wanted or wanted[n] is not None])
-    kind = arrow.column(rows, "label").type
+            news.append(names.index(new) if names else float(new))
+    both = pa.chunked_array([*labels.chunks, pa.array(news, labels.type)], labels.type)
     others = rows.remove_columns("label")
-    changed = arrow.with_column(others, "label", pa.array(labels, kind), feature)
-    return digests.select(changed, kept)
+    values = both.take(pa.array(places)).combine_chunks()
+    changed = arrow.with_column(others, "label", values, feature)
+    left_out = [number for number, new in wanted.items() if new is None]
+    return digests.select(changed, np.delete(np.arange(len(rows)), left_out))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import (
     ClassLabel,
     Dataset,
@@ -36,6 +37,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: What pandas calls an index that it writes into Parquet; and a first column without a name, as
 #: pandas and R write it into a ``.csv``, in the formats that have such.
 _PANDAS, _INDEX = "__index_level_0__", ("", "Unnamed: 0", "__index_level_0__")
+#: A whole number that a float64 holds exactly.
+_WHOLE = r"^[0-9]{1,15}(\.0)?$"
 _SHOWN_FILES = 10
 
 
@@ -254,13 +257,32 @@ def _without_index(name: str, rows: Dataset, note: Callable[[str], None]) -> Dat
     index = _PANDAS if _PANDAS in rows.column_names else first
     if index not in _INDEX or len(rows.column_names) == 1:
         return rows
-    values = [str(value).removesuffix(".0") for value in arrow.column(rows, index).to_pylist()]
-    if not all(value.isdecimal() for value in values) or len(set(values)) < len(values):
+    if not _counts_rows(arrow.column(rows, index)):
         return rows
     where = "the column" if index == _PANDAS else "the first column"
     called = f"{where} '{index}'" if index else f"{where}, without a name"
     note(f"{name}: left out {called}, which only numbers the rows")
     return rows.remove_columns([index])
+
+
+def _counts_rows(values: pa.ChunkedArray) -> bool:
+    """Return whether values are whole numbers from 0, none missing and none of them twice; also
+    such as texts, and as fractions of .0.
+    """
+    if values.null_count:
+        return False
+    if arrow.is_text(values.type):
+        for chunk in values.chunks:  # the first of a text decides
+            if not pc.all(pc.match_substring_regex(chunk, _WHOLE), min_count=0).as_py():
+                return False
+        values = values.cast(pa.float64())
+    elif not arrow.is_number(values.type):
+        return False
+    found = values.to_numpy()
+    with np.errstate(invalid="ignore"):
+        are_whole = bool((found >= 0).all() and (np.isfinite(found) & (found % 1 == 0)).all())
+    # most are in order, and then none of them is there twice
+    return are_whole and bool((found[1:] > found[:-1]).all() or len(np.unique(found)) == len(found))
 
 
 def _of_names(
