@@ -7,9 +7,9 @@
 Prints Markdown tables: the processor, one forward pass in inference on one thread (as `predict`
 computes its batches), and one training step (forward and backward pass, all threads). Ways
 take turns, each in a process of its own, see `turns.py`; ratios are medians over the rounds, above
-1 is faster. A kernel that is slower than plain bf16 for a shape is not to be taken there: MOST_TOKENS of the padding-free
-layers and `precision.prefers_bf16` say so. Here every kernel that is alone takes every shape, and
-the way "as set" goes by these.
+1 is faster. A kernel that is slower than plain bf16 for a shape is not to be taken there:
+MOST_TOKENS of the padding-free layers and `precision.prefers_bf16` say so. Here every kernel
+that is alone takes every shape, and the way "as set" goes by these.
 """
 
 import argparse

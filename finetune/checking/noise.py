@@ -13,7 +13,6 @@ from finetune.checking.bag import Bag
 from finetune.checking.finding import MOST_SUSPECTS, RELABEL, Finding, Suspect
 from finetune.data import targets
 from finetune.data.labels import Places
-from finetune.errors import counted
 from finetune.statistics import intervals
 from finetune.statistics.mistakes import suspicion
 from finetune.statistics.scored import ScoredRows
@@ -60,11 +59,10 @@ def findings(bag: Bag, places: Places) -> list[Finding]:
         Finding(
             name="suspected_labels",
             severity="warning" if found.wrong.low > _MUCH else "info",
-            message=f"{counted(len(found.rows), 'training row')} whose label may be wrong"
-            f"{where and f': {where}'}. A bag of words trained on other rows contradicts "
-            f"{'it' if len(found.rows) == 1 else 'them'}, in {len(found.rows):,} of its "
-            f"{found.confident:,} most confident predictions; about {found.wrong.value:.1%} of all "
-            f"labels or fewer are wrong (95% CI {found.wrong.low:.1%} to {found.wrong.high:.1%})",
+            message=f"{len(found.rows):,} of the {found.confident:,} most confident predictions of "
+            "a bag of words, each for a training row that it was not trained on, contradict the "
+            f"label{where and f' ({where})'}. About {found.wrong.value:.1%} of all labels or fewer "
+            f"are wrong (95% CI {found.wrong.low:.1%} to {found.wrong.high:.1%})",
             mend=f"read them, some are right and only unusual; {RELABEL}",
             count=len(found.rows),
             rows=len(bag.labels),
