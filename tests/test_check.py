@@ -284,6 +284,19 @@ def test_texts_of_all_lengths_were_not_cut() -> None:
     assert [*texts.findings(rows, "train", ["text"], lambda split, ids: "")] == []
 
 
+def test_long_texts_are_told_from_a_file(model: str, tmp_path: Path) -> None:
+    long = changed(lambda n, text, label: (text + " soup" * 200 if n % 3 == 0 else text, label))
+    path = written(tmp_path / "rows.csv", long)
+    found = named(checked(path, model))
+    assert [*found] == ["lengths"]
+    assert "% are cut at --max_length 128" in found["lengths"].message
+    assert 0.25 * 720 < found["lengths"].count < 0.42 * 720
+    few = changed(lambda n, text, label: (text + " soup" * 200 if n % 5 == 0 else text, label))
+    found = named(checked(written(path, few), model), "info")  # a fifth is cut
+    assert 0.1 * 720 < found["lengths"].count < 0.25 * 720
+    assert found["lengths"].mend
+
+
 def test_advice_on_length_fits_the_model() -> None:
     tokens = np.arange(1, 1001)
     (found,) = lengths.findings(tokens, 5000, max_length=500, positions=512)
@@ -355,6 +368,14 @@ def test_a_recipe_of_ones_own_is_checked() -> None:
     assert found.status == 0
     assert len(found.splits["train"].classes) == 10
     assert check.as_json(found)["verdict"] == "ok"
+
+
+def test_nothing_is_suspicious_in_the_embedded_sentences() -> None:
+    """Of the faults that are looked for none is in these 8,530 sentences."""
+    found = finetune.check("text", dataset="embedded:rotten-tomatoes", model="embedded:minilm")
+    assert found.status == 0
+    assert {each.name for each in found.findings} == {"lengths", "note"}
+    assert found.splits["train"].classes == {"negative": 3071, "positive": 3071}
 
 
 def test_texts_shortened_between_words_are_found() -> None:

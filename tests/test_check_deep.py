@@ -250,6 +250,21 @@ def test_languages_are_told(model: str, tmp_path: Path) -> None:
     )
 
 
+def test_little_is_found_in_the_embedded_sentences(model: str) -> None:
+    """What docs/data.md says is found where nothing is wrong."""
+    found = finetune.check(
+        "text", dataset="embedded:rotten-tomatoes", model=model, deep=True, max_length=128
+    )
+    assert found.status == 0
+    counts = {each.name: each.count for each in found.findings if each.suspects}
+    assert counts == {"near_duplicates": 2, "languages": 9, "suspected_labels": 15}
+    assert sum(counts.values()) < 0.01 * 8530
+    assert {each.name for each in found.findings} == {*counts, "lengths", "note", "cost"}
+    for each in found.findings:
+        if each.name == "languages":
+            assert {suspect.why for suspect in each.suspects} == {"language 'es'", "language 'pt'"}
+
+
 def test_numbers_few_rows_and_images_are_told(model: str, tmp_path: Path) -> None:
     rows = [(text, f"{number / 7:.3f}") for number, (text, _) in enumerate(drawn(300))]
     (found,) = checked(written(tmp_path / "numbers.csv", rows), model, task="regression")
