@@ -222,9 +222,10 @@ def input_mistakes(source: str | Path, run: str = "RUN") -> list[str]:
 
     path = Path(source).expanduser()
     if listing.is_pattern(str(source)):
-        what, pattern, there = "a pattern", str(source), map(Path, sorted(glob.glob(str(path))))
+        what, pattern = "a pattern", str(source)
+        there = [Path(each) for each in sorted(glob.glob(str(path)))]
     elif path.is_dir() and not image_files.below(path):
-        what, pattern, there = "a directory without images", "", iter(sorted(path.iterdir()))
+        what, pattern, there = "a directory without images", "", sorted(path.iterdir())
     else:
         return []
     known = [
