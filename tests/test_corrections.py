@@ -12,6 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 import finetune
 from finetune import cli
 from finetune.data import corrections, files
+from finetune.data.correction_files import FILE
 from finetune.errors import UserError
 from finetune.pipeline import corrected
 from finetune.pipeline.report import report
@@ -287,7 +288,7 @@ def test_the_loop_of_mending(
     words += ["--num_train_epochs", "6", "--learning_rate", "3e-3", "--precision", "fp32"]
     words += ["--global_batch_size", "16"]
     assert cli.main(words) == 0
-    suspects = output / corrections.FILE
+    suspects = output / FILE
     with suspects.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert {row["split"] for row in rows} == {"train"}  # of which the test rows were split off

@@ -449,7 +449,8 @@ def test_what_emptied_a_split_is_told(tmp_path: Path) -> None:
 
     write(tmp_path / "test.csv", "x,")
     assert mistakes(tmp_path, drop_invalid=True)[0].endswith(
-        "dropped 1 of 1 test rows without a label: line 2)"
+        "dropped 1 of 1 test rows without a label: line 2; if its labels are hidden, "
+        "--dataset_splits test=none does not read the split, and splits off another one)"
     )
 
 

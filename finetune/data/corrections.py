@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,16 +17,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, List
+from datasets import Dataset, DatasetDict
 
 from finetune.data import arrow, delimited, digests, files, targets
-from finetune.errors import UserError, counted, suggestion
+from finetune.data.correction_files import File, Wanted, several
+from finetune.errors import UserError, counted
 from finetune.runtime.files import replacing
 
-FILE = "suspects.csv"
-#: What a person writes into the last column for a row that is to be left out.
-DROP = "drop"
-_KEYS = ("split", "id", "digest")
 COLUMNS = (
     *("split", "id", "place", "text", "label", "suggested", "probability", "why", "new_label"),
     *("digest", "run"),
@@ -51,21 +47,6 @@ class Applied:
     relabelled: dict[str, int] = field(default_factory=dict)
     excluded: dict[str, int] = field(default_factory=dict)
     run: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """A row of a file: which row it is about, and what is to become of it.
-
-    ``number`` is its own in the file, from 0.
-    """
-
-    number: int
-    split: str
-    id: str
-    digest: str
-    label: str | None
-    new: str | None  # None: left out
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -146,7 +127,7 @@ def apply(
     done = []
     files_of = {"--relabel": relabel, "--exclude": exclude}
     for flag, name in ((flag, name) for flag, names in files_of.items() for name in names):
-        file = _File(flag, name)
+        file = File(flag, name)
         wanted, run = file.wanted(splits["train"])
         places = _placed(file, wanted, splits, source, column)
         found = _Counts()
@@ -170,112 +151,9 @@ def apply(
     return splits, done
 
 
-class _File:
-    """A file of corrections.
-
-    Args:
-        flag: The option that names it.
-        name: As typed.
-    """
-
-    def __init__(self, flag: str, name: str) -> None:
-        self.flag, self._path, self.called = flag, files.existing(name), f"{flag} {name}"
-        self._layout = files.inspected(self._path)[0]
-
-    def place(self, *numbers: int) -> str:
-        """Return the position of rows, for messages."""
-        return files.places(self._path, numbers, self._layout)
-
-    def wanted(self, rows: Dataset) -> tuple[list[_Wanted], str]:
-        """Return what it wants, and the run whose suspects these are; empty if it names none.
-
-        Args:
-            rows: With the labels that there are.
-
-        Raises:
-            UserError: if it is not such a file, or wants nothing.
-        """
-        found, run, names = list[_Wanted](), "", targets.class_names(rows)
-        seen: dict[tuple[str, str], _Wanted] = {}
-        needed = [*_KEYS, *(["new_label"] if self.flag == "--relabel" else [])]
-        chunks = files.chunks(self._path, layout=self._layout)
-        for number, row in enumerate(row for each in chunks for row in each.dictionaries()):
-            if lacking := [each for each in needed if each not in row]:
-                raise UserError(
-                    f"{self.called}: no column '{lacking[0]}' (columns: {', '.join(row)}); "
-                    f"expected a {FILE} of report or check, of which only 'new_label' is edited"
-                )
-            run = run or str(row.get("run") or "")
-            new = (row.get("new_label") or "").strip()
-            if self.flag == "--relabel" and not new:
-                continue
-            if not row["digest"]:
-                raise UserError(
-                    f"{self.called}, {self.place(number)}: 'digest' must be as it was written: "
-                    "rows are found by it"
-                )
-            leaves_out = self.flag == "--exclude" or (new == DROP and DROP not in names)
-            each = _Wanted(
-                number=number,
-                split=str(row["split"]),
-                id=str(row["id"]),
-                digest=str(row["digest"]).strip(),
-                label=row.get("label"),
-                new=None if leaves_out else self._label(number, new, rows, names),
-            )
-            other = seen.setdefault((each.split, each.id), each)
-            if other.new != each.new:
-                raise UserError(
-                    f"{self.called}, {self.place(number)} and {self.place(other.number)} want "
-                    "different things of one row"
-                )
-            if other is each:
-                found.append(each)
-        if not found:
-            raise UserError(
-                f"{self.called}: no row has a 'new_label': write the right label there, or {DROP} "
-                "to leave the row out; no other column is read for it"
-            )
-        return found, run
-
-    def _label(self, number: int, new: str, rows: Dataset, names: Sequence[str]) -> str:
-        """Return the name of a label, or a number as it is written.
-
-        Raises:
-            UserError: if there is no such label.
-        """
-        where = f"{self.called}, {self.place(number)}"
-        if names:
-            for each in _several(new) if targets.is_set(rows) else [new]:
-                if each not in names:
-                    raise UserError(
-                        f"{where}: there is no label '{each}'{suggestion(each, list(names))} "
-                        f"(labels: {', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} "
-                        "leaves the row out"
-                    )
-            return new
-        if isinstance(rows.features["label"], List):
-            raise UserError(f"{where}: a row has several numbers, which only {DROP} corrects")
-        try:
-            if math.isfinite(float(new)):
-                return new
-        except ValueError:
-            pass
-        raise UserError(f"{where}: expected a number in 'new_label', found {new!r}")
-
-
-def _several(cell: str) -> list[str]:
-    """Return the labels of a row that has several: a JSON list."""
-    try:
-        found = json.loads(cell)
-    except ValueError:
-        return [cell]
-    return [str(each) for each in found] if isinstance(found, list) else [cell]
-
-
 def _placed(
-    file: _File,
-    wanted: Sequence[_Wanted],
+    file: File,
+    wanted: Sequence[Wanted],
     splits: DatasetDict,
     source: DatasetDict,
     column: str,
@@ -327,7 +205,7 @@ def _places(
 
 
 def _unmoved(
-    wanted: Sequence[_Wanted], lost: Sequence[int], source: DatasetDict, column: str
+    wanted: Sequence[Wanted], lost: Sequence[int], source: DatasetDict, column: str
 ) -> set[int]:
     """Return those that are where they were in the source, and were left out of the splits."""
     at = _places(source, source, ((wanted[n].split, wanted[n].id) for n in lost))
@@ -341,8 +219,8 @@ def _unmoved(
 
 
 def _elsewhere(
-    file: _File,
-    wanted: Sequence[_Wanted],
+    file: File,
+    wanted: Sequence[Wanted],
     lost: Sequence[int],
     splits: DatasetDict,
     source: DatasetDict,
@@ -398,7 +276,7 @@ class _Counts:
         self.excluded: dict[str, int] = {}
         self._nowhere = 0
 
-    def add(self, wanted: _Wanted, place: tuple[str, int] | None) -> None:
+    def add(self, wanted: Wanted, place: tuple[str, int] | None) -> None:
         if place is None:
             self._nowhere += 1
         else:
@@ -430,7 +308,7 @@ def _corrected(rows: Dataset, wanted: Mapping[int, str | None]) -> Dataset:
             continue
         places[number] = len(rows) + len(news)
         if targets.is_set(rows):
-            news.append(sorted(names.index(each) for each in _several(new)))
+            news.append(sorted(names.index(each) for each in several(new)))
         else:
             news.append(names.index(new) if names else float(new))
     both = pa.chunked_array([*labels.chunks, pa.array(news, labels.type)], labels.type)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import arrow, targets
+from finetune.data import arrow, listing, targets
 from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, number, refusal_of_lists
@@ -230,7 +230,7 @@ def only_valid(
                 is_hidden = column in labels and len(bad) == len(rows) and split != "train"
                 mistakes.append(
                     f"{len(bad):,} of {len(rows):,} {split} rows {without}{such}: {where}"
-                    f"{hint * (column in labels)}{unread(split) * is_hidden}"
+                    f"{hint * (column in labels)}{listing.unread(split) * is_hidden}"
                 )
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))
@@ -240,14 +240,6 @@ def only_valid(
     for each in mistakes:
         note(f"dropped {each}")
     return DatasetDict(kept)
-
-
-def unread(split: str) -> str:
-    """Return what to type if the labels of a held-out split are hidden, to follow a sentence."""
-    return (
-        f"; if its labels are hidden, --dataset_splits {split}=none does not read the split, and "
-        "splits off another one"
-    )
 
 
 def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
@@ -271,11 +263,7 @@ def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
 
 
 def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
-    """Refuse raw data with an empty split or a single class.
-
-    Args:
-        dataset: The splits of a source.
-        notes: May say why a split is empty.
+    """Refuse raw data with an empty split or a single class; ``notes`` may say why it is empty.
 
     Raises:
         UserError: one line for each mistake.
@@ -335,7 +323,7 @@ def refuse_untrainable(
                 f"{listed([names[label] for label in unknown])}"
                 f"{_first(split, dataset[split], unknown, places)} "
                 f"({by and f'the rows are split by {by}; '}{other}add training rows for them, or "
-                f"leave them out){unread(split) * is_hidden}"
+                f"leave them out){listing.unread(split) * is_hidden}"
             )
     if mistakes:
         raise UserError(*mistakes)

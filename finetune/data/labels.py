@@ -40,14 +40,7 @@ def row_numbers(split: str, rows: Sequence[int]) -> str:
 
 
 def place(rows: Dataset, split: str, places: Places, row: int) -> str:
-    """Return where a row is: ``test data, line 7``.
-
-    Args:
-        rows: Of the split, with or without ``id``.
-        split: Its name.
-        places: Returns the positions of rows of a split, by their ``id``.
-        row: The number of the row among these.
-    """
+    """Return where a row is, by its number among ``rows``: ``test data, line 7``."""
     number = int(rows[row]["id"]) if "id" in rows.column_names else row
     return ", ".join(filter(None, (f"{split} data", places(split, [number]))))
 

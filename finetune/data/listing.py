@@ -75,6 +75,14 @@ def called_splits(names: Mapping[str, str] | None) -> dict[str, str]:
     return {split: name for split, name in called.items() if name != NONE}
 
 
+def unread(split: str) -> str:
+    """Return what to type if the labels of a held-out split are hidden, to follow a sentence."""
+    return (
+        f"; if its labels are hidden, --dataset_splits {split}={NONE} does not read the split, and "
+        "splits off another one"
+    )
+
+
 def is_pattern(dataset: str) -> bool:
     """Return whether a data set is a pattern of names of files."""
     return any(each in dataset for each in "*?[") and not Path(dataset).expanduser().exists()

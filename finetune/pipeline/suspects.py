@@ -10,7 +10,7 @@ import numpy as np
 
 from finetune.checking.finding import MOST_SUSPECTS, Finding
 from finetune.data import arrow, corrections
-from finetune.data.corrections import FILE
+from finetune.data.correction_files import FILE
 from finetune.pipeline import corrected
 from finetune.reporting import sections
 from finetune.runs.predictions import DIGEST
