@@ -5,11 +5,11 @@
     python benchmarks/kernels.py --quick          # small shapes, one round: does it run?
 
 Prints Markdown tables: the processor, one forward pass in inference on one thread (as `predict`
-computes its batches), and one training step (both passes, all threads). Ways take turns, each in a
-process of its own, see `turns.py`; ratios are medians over the rounds, above 1 is faster. A kernel
-that is slower than plain bf16 for a shape is not to be taken there: MOST_TOKENS of the padding-free
-layers and `precision.prefers_bf16` say so. Here every kernel that is alone takes every shape, and
-the way "as set" goes by these.
+computes its batches), and one training step (forward and backward pass, all threads). Ways
+take turns, each in a process of its own, see `turns.py`; ratios are medians over the rounds, above
+1 is faster. A kernel that is slower than plain bf16 for a shape is not to be taken there:
+MOST_TOKENS of the padding-free layers and `precision.prefers_bf16` say so. Here every kernel
+that is alone takes every shape, and the way "as set" goes by these.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def of_inference(
 def of_training(
     precision: str, on: tuple[str, ...], shapes: list[Shape], tokens: int
 ) -> Callable[[], list[float]]:
-    """Return what times both passes over padded rows of each shape, in seconds."""
+    """Return what times a forward and backward pass over padded rows of each shape, in s."""
     import torch
 
     from finetune.models.cpu import allocator, attention, dropout, kernels, unpadded

@@ -151,7 +151,7 @@ MEMBERS = (
             ("get_batch_samples", "fetching is timed, rows are counted",
              "epoch_iterator num_batches device"),
             ("_get_num_items_in_batch", "counting rows is timed", "batch_samples device"),
-            ("training_step", "both passes are timed", "model inputs num_items_in_batch"),
+            ("training_step", "forward and backward are timed", "model inputs num_items_in_batch"),
             ("get_train_dataloader", "steps are global batches", ""),
             ("get_total_train_batch_size", "a step may be a number of tokens", "args"),
             ("_wrap_model", "our DataParallel replaces torch's", "model training dataloader"),

@@ -51,7 +51,9 @@ def changed(change: Callable[[int, str, str], Row]) -> list[Row]:
 
 def checked(path: Path, model: str, **options: Any) -> finetune.Check:
     few: dict[str, Any] = {"max_length": 128, "max_steps": 60, **options}
-    return finetune.check("text", dataset=str(path), model=str(model), **few)
+    found = finetune.check("text", dataset=str(path), model=str(model), **few)
+    assert all("--" in each.mend for each in found.findings if each.suspects)
+    return found
 
 
 def named(found: finetune.Check, severity: str = "warning") -> dict[str, Finding]:
@@ -282,6 +284,19 @@ def test_texts_of_all_lengths_were_not_cut() -> None:
     assert [*texts.findings(rows, "train", ["text"], lambda split, ids: "")] == []
 
 
+def test_long_texts_are_told_from_a_file(model: str, tmp_path: Path) -> None:
+    long = changed(lambda n, text, label: (text + " soup" * 200 if n % 3 == 0 else text, label))
+    path = written(tmp_path / "rows.csv", long)
+    found = named(checked(path, model))
+    assert [*found] == ["lengths"]
+    assert "% are cut at --max_length 128" in found["lengths"].message
+    assert 0.25 * 720 < found["lengths"].count < 0.42 * 720
+    few = changed(lambda n, text, label: (text + " soup" * 200 if n % 5 == 0 else text, label))
+    found = named(checked(written(path, few), model), "info")  # a fifth is cut
+    assert 0.1 * 720 < found["lengths"].count < 0.25 * 720
+    assert found["lengths"].mend
+
+
 def test_advice_on_length_fits_the_model() -> None:
     tokens = np.arange(1, 1001)
     (found,) = lengths.findings(tokens, 5000, max_length=500, positions=512)
@@ -298,6 +313,47 @@ def test_the_worst_decides_the_status() -> None:
     assert [status(kinds[:count]) for count in range(4)] == [0, 0, 3, 2]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "flags", "message"),
+    [
+        ("text", ["--group_column", "grp", "--time_column", "grp"], "--group_column grp and --tim"),
+        ("nosuch", [], "unknown recipe 'nosuch'"),
+        ("text", ["--suspects", "rows.txt"], "--suspects rows.txt: expected the name of a .csv"),
+    ],
+)
+def test_mistakes_in_the_options_are_a_document_too(
+    recipe: str,
+    flags: list[str],
+    message: str,
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = [(*row, n % 20) for n, row in enumerate(drawn(200))]
+        csv.writer(file).writerows([("text", "label", "grp"), *rows])
+    words = ["check", recipe, "--dataset", str(path), "--model", str(model), *flags]
+    assert cli.main([*words, "--max_length", "128", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert (document["status"], document["verdict"]) == (2, "error")
+    (refused,) = (each for each in document["findings"] if each["severity"] == "error")
+    assert refused["name"] == "refused"
+    assert message in refused["message"]
+    # options that contradict each other do not hide what is wrong with the rows
+    assert bool(document["splits"]) == ("--group_column" in flags)
+
+
+def test_rows_of_the_test_set_are_left_out_by_a_file(model: str, tmp_path: Path) -> None:
+    rows = drawn()
+    written(tmp_path / "train.csv", rows[:700])
+    turned = [(text, "good" if label == "bad" else "bad") for text, label in rows[700:705]]
+    written(tmp_path / "test.csv", [*rows[700:], *rows[710:715], *turned])
+    found = {each.name: each for each in checked(tmp_path, model).findings}
+    assert "check --suspects FILE.csv, then --exclude FILE.csv" in found["duplicates"].mend
+    assert "check --suspects FILE.csv, then --relabel FILE.csv" in found["contradictions"].mend
+
+
 @pytest.mark.parametrize("words", [["check", "--json", "text"], ["check", "nosuch"]])
 def test_mistakes_are_one_message(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 2
@@ -312,6 +368,14 @@ def test_a_recipe_of_ones_own_is_checked() -> None:
     assert found.status == 0
     assert len(found.splits["train"].classes) == 10
     assert check.as_json(found)["verdict"] == "ok"
+
+
+def test_nothing_is_suspicious_in_the_embedded_sentences() -> None:
+    """Of the faults that are looked for none is in these 8,530 sentences."""
+    found = finetune.check("text", dataset="embedded:rotten-tomatoes", model="embedded:minilm")
+    assert found.status == 0
+    assert {each.name for each in found.findings} == {"lengths", "note"}
+    assert found.splits["train"].classes == {"negative": 3071, "positive": 3071}
 
 
 def test_texts_shortened_between_words_are_found() -> None:

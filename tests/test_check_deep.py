@@ -51,6 +51,7 @@ def model(tiny_model: str) -> str:
 def checked(path: Path, model: str, **options: Any) -> list[Finding]:
     given: dict[str, Any] = {"max_length": 256, "max_steps": 60, **options}
     found = finetune.check("text", dataset=str(path), model=str(model), deep=True, **given)
+    assert all("--" in each.mend for each in found.findings if each.suspects)
     return [each for each in found.findings if each.name not in ("lengths", "note", "cost")]
 
 
@@ -91,7 +92,7 @@ def test_near_duplicates_are_found_with_the_row_they_resemble(model: str, tmp_pa
     assert all(0.8 <= (each.score or 0) < 1 for each in found.suspects)
     (still,) = checked(path, model, drop_duplicates="near")
     assert (still.name, still.severity) == ("near_duplicates", "info")  # it is of the file
-    assert still.mend == "training leaves them out"
+    assert still.mend == "left out by --drop_duplicates near"
 
 
 def test_rows_like_test_rows_are_found_and_what_a_score_owes_to_them(
@@ -247,6 +248,21 @@ def test_languages_are_told(model: str, tmp_path: Path) -> None:
         f"50.0% of the test texts looked at, and {one.count / 540:.1%} of the training texts, are "
         "in the language 'fr'"
     )
+
+
+def test_little_is_found_in_the_embedded_sentences(model: str) -> None:
+    """What docs/data.md says is found where nothing is wrong."""
+    found = finetune.check(
+        "text", dataset="embedded:rotten-tomatoes", model=model, deep=True, max_length=128
+    )
+    assert found.status == 0
+    counts = {each.name: each.count for each in found.findings if each.suspects}
+    assert counts == {"near_duplicates": 2, "languages": 9, "suspected_labels": 15}
+    assert sum(counts.values()) < 0.01 * 8530
+    assert {each.name for each in found.findings} == {*counts, "lengths", "note", "cost"}
+    for each in found.findings:
+        if each.name == "languages":
+            assert {suspect.why for suspect in each.suspects} == {"language 'es'", "language 'pt'"}
 
 
 def test_numbers_few_rows_and_images_are_told(model: str, tmp_path: Path) -> None:

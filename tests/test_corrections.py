@@ -12,6 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 import finetune
 from finetune import cli
 from finetune.data import corrections, files
+from finetune.data.correction_files import FILE
 from finetune.errors import UserError
 from finetune.pipeline import corrected
 from finetune.pipeline.report import report
@@ -110,6 +111,48 @@ def test_rows_that_moved_are_found_by_their_text(tmp_path: Path) -> None:
     moved = {**row_of(3, new_label="bad"), "id": "8"}
     found, _ = applied(tmp_path / "a.csv", [moved, {**row_of(1), "id": "one"}])
     assert dict(zip(found["train"]["id"], found["train"]["label"], strict=True))[3] == 0
+
+
+@pytest.mark.parametrize("kind", ["int64", "string", "float64"])
+def test_rows_are_found_whatever_the_order_of_the_source_and_its_ids(
+    kind: str, tmp_path: Path
+) -> None:
+    _, source = splits()
+    rows = source["train"].cast_column("id", Value(kind)).select(list(range(9, -1, -1)))
+    parts = DatasetDict(
+        {
+            name: rows.select([*range(first, 10, 3)])
+            for first, name in enumerate(("train", "validation", "test"))
+        }
+    )
+    own, other = str(rows[2]["id"]), str(rows[5]["id"])
+    path = tmp_path / "a.csv"
+    there = {**row_of(7, new_label="drop"), "id": own}
+    moved = {**row_of(4, new_label="drop"), "id": "none"}
+    corrections.write(path, [there, moved])
+    given: dict[str, Any] = {"relabel": [str(path)], "exclude": [], "note": lambda sentence: None}
+    found, _ = corrections.apply(parts, DatasetDict(train=rows), "text", **given)
+    kept = {str(number) for each in found.values() for number in each["id"]}
+    assert kept == {str(number) for number in rows["id"]} - {own, other}
+
+
+def test_rows_that_were_left_out_are_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Duplicates, say: they are where they were in the source, of which no other row is hashed."""
+    hashed: list[str] = []
+    digest_of = corrections.digest_of
+    rows = [row_of(9, new_label="drop"), row_of(3, new_label="drop")]
+
+    def counting(text: str) -> str:
+        hashed.append(text)
+        return digest_of(text)
+
+    monkeypatch.setattr(corrections, "digest_of", counting)
+    found, notes = applied(tmp_path / "a.csv", rows)
+    assert found["train"]["id"][:] == [7, 1, 5, 0]
+    assert notes[0].endswith("left out 1 train row; 1 row of the file in no split")
+    assert sorted(hashed) == ["row 3", "row 9"]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +288,7 @@ def test_the_loop_of_mending(
     words += ["--num_train_epochs", "6", "--learning_rate", "3e-3", "--precision", "fp32"]
     words += ["--global_batch_size", "16"]
     assert cli.main(words) == 0
-    suspects = output / corrections.FILE
+    suspects = output / FILE
     with suspects.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     assert {row["split"] for row in rows} == {"train"}  # of which the test rows were split off

@@ -258,7 +258,7 @@ def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
         "2 classes with fewer than 10 training rows: 'a' (9), 'b' (9); add rows, or merge them: "
         "--label_map OLD=NEW",
         "1 class of the training rows without a test row: 'b'; nothing is known of how well it is "
-        "recognised; add test rows of it, or leave the class out",
+        "recognised; add test rows of it, or merge the class: --label_map OLD=NEW",
     ]
 
 
@@ -348,7 +348,7 @@ def test_one_word_among_numbers_is_told(tmp_path: Path) -> None:
         "1 class with fewer than 10 training rows: 'x' (2); add rows, or merge them: --label_map "
         "OLD=NEW",
         "1 class of the training rows without a test row: 'x'; nothing is known of how well it is "
-        "recognised; add test rows of it, or leave the class out",
+        "recognised; add test rows of it, or merge the class: --label_map OLD=NEW",
     ]
 
 
@@ -456,7 +456,8 @@ def test_what_emptied_a_split_is_told(tmp_path: Path) -> None:
 
     write(tmp_path / "test.csv", "x,")
     assert mistakes(tmp_path, drop_invalid=True)[0].endswith(
-        "dropped 1 of 1 test rows without a label: line 2)"
+        "dropped 1 of 1 test rows without a label: line 2; if its labels are hidden, "
+        "--dataset_splits test=none does not read the split, and splits off another one)"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import openpyxl
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
@@ -54,6 +55,93 @@ def test_shards_are_read_in_their_order(suffix: str, tmp_path: Path) -> None:
         f"train-00001-of-00003.{suffix} {noun}s {first}, {first + 1}; "
         f"train-00002-of-00003.{suffix} {noun} {first + 1}"
     )
+
+
+@pytest.mark.parametrize("layout", ["files", "pattern", "folders", "texts", "saved"])
+def test_a_split_that_is_not_wanted_is_not_read(layout: str, tmp_path: Path) -> None:
+    dataset, hidden = str(tmp_path), FRAME.assign(label="-1")
+    if layout in ("files", "pattern"):
+        FRAME.to_csv(tmp_path / "train.csv", index=False)
+        hidden.to_csv(tmp_path / "test.csv", index=False)
+        dataset += "/*.csv" * (layout == "pattern")
+    elif layout == "folders":
+        shards(tmp_path / "train")
+        shards(tmp_path / "test")
+    elif layout == "texts":
+        for split, label in (("train", "good"), ("train", "bad"), ("testing", "unknown")):
+            (tmp_path / split / label).mkdir(parents=True)
+            (tmp_path / split / label / "a.txt").write_text(f"{split} {label}")
+    else:
+        both = {name: Dataset.from_pandas(FRAME) for name in ("train", "test")}
+        DatasetDict(both).save_to_disk(dataset)
+    told: list[str] = []
+    found = texts(dataset, names={"test": "none"}, note=told.append)
+    expected = TEXTS if layout != "texts" else ["train bad", "train good"]
+    assert found == {"train": expected}
+    if layout in ("files", "pattern"):
+        assert told == [
+            "not read: test.csv (expected train and validation: --dataset_splits test=none)"
+        ]
+    assert positions.each_place(dataset, "train", [0], names={"test": "none"})
+
+
+def test_hidden_labels_of_a_test_set_say_how_to_do_without(tmp_path: Path, tiny_model: str) -> None:
+    rows = pd.DataFrame({"text": [f"{TEXTS[n % 6]} {n}" for n in range(60)], "label": [0, 1] * 30})
+    rows.to_csv(tmp_path / "train.csv", index=False)
+    rows[:5].assign(label=-1).to_csv(tmp_path / "test.csv", index=False)
+    way = "; if its labels are hidden, --dataset_splits test=none does not read the split, and spl"
+    options: dict[str, Any] = {"model": tiny_model, "max_length": 128}
+
+    def refusals(**others: Any) -> list[str]:
+        found = finetune.check("text", **options, **others).findings
+        return [each.message for each in found if each.severity == "error"]
+
+    (message,) = refusals(dataset=str(tmp_path))
+    assert "'-1', first in line 2" in message
+    assert way in message
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
+    columns = {"train": rows, "test": rows[:5].assign(label=-1)}
+    splits = {
+        name: Dataset.from_dict(each.to_dict("list"), features) for name, each in columns.items()
+    }
+    (message,) = refusals(dataset=splits)
+    assert message.startswith("5 of 5 test rows without a label: positions 0, 1")
+    assert way in message
+    for dataset in (str(tmp_path), splits):
+        found = finetune.check("text", dataset=dataset, dataset_splits="test=none", **options)
+        assert {name: each.rows for name, each in found.splits.items()} == {
+            "train": 43,
+            "validation": 5,
+            "test": 12,
+        }
+    (message,) = refusals(dataset=str(tmp_path), dataset_splits="train=none")
+    assert "expected train=NAME" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array([0, 1, 2]), True),
+        (pa.array([5, 3, 4]), True),
+        (pa.array([0, 1, 1]), False),
+        (pa.array([-1, 0, 1]), False),
+        (pa.array([0, 1, None]), False),
+        (pa.array([0.0, 1.0, 2.0]), True),
+        (pa.array([0.0, 1.5, 2.0]), False),
+        (pa.array([0.0, float("nan"), 2.0]), False),
+        (pa.array([0.0, 1.0, float("inf")]), False),
+        (pa.array(["0", "1", "10"]), True),
+        (pa.array(["0.0", "2.0", "1"]), True),
+        (pa.array(["1.0", "1"]), False),
+        (pa.array(["a", "1"]), False),
+        (pa.array(["", "1"]), False),
+        (pa.array([True, False]), False),
+    ],
+)
+def test_a_column_that_numbers_rows_is_told_from_others(values: pa.Array, expected: bool) -> None:
+    table = pa.table({"Unnamed: 0": values, "text": pa.array(["t"] * len(values))})
+    rows = sources._without_index("a.csv", Dataset(table), (notes := list[str]()).append)
+    assert (rows.column_names == ["text"]) is bool(notes) is expected
 
 
 def test_part_ten_comes_after_part_two(tmp_path: Path) -> None:

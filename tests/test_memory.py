@@ -92,6 +92,7 @@ def test_splits_of_a_data_set_keep_their_features() -> None:
         "not read: the split 'val'; --dataset_splits validation=val takes it for validation",
     ]
     assert set(read(whole, names={"validation": "val"})[0]) == {"train", "validation"}
+    assert set(read({**whole, "test": rows}, names={"test": "none"})[0]) == {"train"}
     with pytest.raises(UserError, match=r"has no train split \(it has: val\); --dataset_splits"):
         read({"val": ROWS})
 

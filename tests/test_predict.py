@@ -553,7 +553,10 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["-", "--encoding", "utf-8"], "--encoding utf-8: - is no file"),
         (["semicolons.csv"], "by semicolons: --csv_separator ';'"),
         (["more.jsonl", "--output", "a.csv"], "a row has a column 'more' that the first rows"),
-        (["."], ". holds no images (.png, .jpg, "),
+        (["empty"], "empty holds no images (.png, .jpg, "),
+        (["."], ". is a directory without images, and predict reads one file; for each of 4 files"),
+        (["i*.csv"], "i*.csv is a pattern, and predict reads one file; for each of 1 file: for f"),
+        (["rows*.csv"], "rows*.csv: no file has such a name"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told(
@@ -566,6 +569,7 @@ def test_mistakes_are_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(Path("in.csv"), numbered(3))
+    Path("empty").mkdir()
     Path("ragged.csv").write_text("n,text\n1,a\n2\n")
     Path("latin.csv").write_bytes("text\ncafé\n".encode("latin1"))
     Path("twice.csv").write_text("text,text\na,b\n")
@@ -579,6 +583,33 @@ def test_mistakes_are_told(
     Path("more.jsonl").write_text('{"text": "a"}\n' * 16 + '{"text": "a", "more": 1}\n')
 
     assert message in refusal(run, *words)
+
+
+def test_the_loop_over_several_files_can_be_typed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "two parts").mkdir()
+    for name in "ab":
+        write(tmp_path / "two parts" / f"{name}.csv", numbered(2))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    _, loop = refusal(run, "two parts").split(" files: ")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    typed = subprocess.run(["bash", "-c", loop], env=environment, capture_output=True, check=True)
+    words = typed.stdout.decode().splitlines()
+    for name in "ab":
+        assert f"two parts/{name}.csv" in words
+        assert f"{name}.predicted.csv" in words
+    with pytest.raises(UserError, match=r"for f in 'two parts'/\*\.csv"):
+        finetune.predict_file(run, "two parts", "out.csv")
+
+
+def test_the_help_names_all_that_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        predict.main(["--help"])
+    told = capsys.readouterr().out
+    assert [suffix for suffix in files.READERS if suffix not in told] == []
 
 
 def test_a_mistake_leaves_nothing_behind_that_is_in_the_way(run: Run, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_nearly_all_memory_is_suspicious(
     monkeypatch.setattr(memory, "available", lambda device: 2**20)
     told = cost(path, model)
     assert told.severity == "warning"
-    assert "of memory of 1.0 MiB" in told.message
+    assert " of 1.0 MiB of memory (forward and backward pass over" in told.message
     assert told.mend.startswith("--gradient_accumulation_steps 2")
 
 

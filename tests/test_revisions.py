@@ -76,6 +76,10 @@ def test_a_configuration_and_splits_of_other_names_can_be_chosen(
     found = command(*german, *names, env=offline)
     assert "train         54" in found.stdout, found.stdout + found.stderr
     assert "test          20" in found.stdout
+    unread = ["--dataset_splits", "train=fit,test=none"]
+    found = command(*german, *unread, env=offline)
+    assert "not read: the split 'held_out'" in found.stdout, found.stdout + found.stderr
+    assert "test          12" in found.stdout
     other = command(*check, "--dataset_config", "en", *names, env=offline)
     assert f"the data set '{TICKETS}' cannot be loaded: HF_HUB_OFFLINE is set" in (
         other.stdout + other.stderr

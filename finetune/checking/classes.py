@@ -82,8 +82,8 @@ def findings(dataset: DatasetDict) -> list[Finding]:
                 message=f"{counted(len(absent), noun)} of the training rows without a test row: "
                 f"{listed([names[number] for number in absent])}; nothing is known of how well "
                 f"{'it is' if len(absent) == 1 else 'they are'} recognised",
-                mend=f"add test rows of {'it' if len(absent) == 1 else 'them'}, or leave "
-                f"{'the class' if len(absent) == 1 else 'the classes'} out",
+                mend=f"add test rows of {'it' if len(absent) == 1 else 'them'}, or merge "
+                f"{'the class' if len(absent) == 1 else 'the classes'}: --label_map OLD=NEW",
                 count=int(many[absent].sum()),
                 rows=len(rows),
             )
@@ -118,8 +118,8 @@ def shifts(source: DatasetDict) -> list[Finding]:
                 severity="warning",
                 message=f"the classes of the {split} data have other shares than in training: "
                 f"'{names[most]}' has {shares[most]:.1%} and {usual[most]:.1%} there",
-                mend="is the file what it should be? Without it, rows are split off with the same "
-                "shares",
+                mend=f"is the file what it should be? --dataset_splits {split}=none leaves it "
+                "out and splits off rows with the same shares",
                 count=int(there.sum()),
                 rows=int(there.sum()),
             )

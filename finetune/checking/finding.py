@@ -24,6 +24,9 @@ STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
 MUCH = 0.01
 #: Rows that a finding hands on as suspects.
 MOST_SUSPECTS = 1000
+#: What mends findings about rows: ``check`` writes the rows, a training takes the file back.
+EXCLUDE = "check --suspects FILE.csv, then --exclude FILE.csv, leaves them out"
+RELABEL = "check --suspects FILE.csv, then --relabel FILE.csv, corrects their labels"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from finetune.checking.finding import MOST_SUSPECTS, Finding, Suspect
+from finetune.checking.finding import EXCLUDE, MOST_SUSPECTS, Finding, Suspect
 from finetune.data.labels import Places
 from finetune.statistics import intervals
 
@@ -99,7 +99,7 @@ def _of_training(sample: _Sample, places: Places) -> list[Finding]:
             severity="warning" if others > _MUCH * known else "info",
             message=f"{others:,} of {known:,} training texts looked at are in another language "
             f"than '{usual}': {shown}{', ...' * (len(rare) > 5)}{where and f': {where}'}",
-            mend="leave them out, unless the model knows these languages",
+            mend=f"unless the model knows these languages, {EXCLUDE}",
             count=others,
             rows=known,
             suspects=[

@@ -10,10 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from finetune.checking.bag import Bag
-from finetune.checking.finding import MOST_SUSPECTS, Finding, Suspect
+from finetune.checking.finding import MOST_SUSPECTS, RELABEL, Finding, Suspect
 from finetune.data import targets
 from finetune.data.labels import Places
-from finetune.errors import counted
 from finetune.statistics import intervals
 from finetune.statistics.mistakes import suspicion
 from finetune.statistics.scored import ScoredRows
@@ -45,10 +44,9 @@ def findings(bag: Bag, places: Places) -> list[Finding]:
             Finding(
                 name="suspected_labels",
                 severity="info",
-                message="the labels could not be checked: a bag of words that did not see the row "
-                f"contradicts {1 - right.value:.0%} of them, too many for its most confident "
-                "predictions to say much",
-                mend="train, and read suspects.csv of the run; a model knows more",
+                message="the labels could not be checked: a bag of words trained on other rows is "
+                f"wrong about {1 - right.value:.0%} of them, so that its predictions say little",
+                mend="train, and read suspects.csv of the run: the model knows more",
                 rows=len(bag.labels),
             )
         ]
@@ -61,11 +59,11 @@ def findings(bag: Bag, places: Places) -> list[Finding]:
         Finding(
             name="suspected_labels",
             severity="warning" if found.wrong.low > _MUCH else "info",
-            message=f"{counted(len(found.rows), 'training row')} whose label is contradicted by "
-            f"one of the {found.confident:,} most confident predictions of a bag of words that "
-            f"did not see the row; of all labels, at most about {found.wrong.value:.1%} are wrong "
-            f"(95% CI {found.wrong.low:.1%} to {found.wrong.high:.1%}){where and f': {where}'}",
-            mend="read them; some are right and only unusual",
+            message=f"{len(found.rows):,} of the {found.confident:,} most confident predictions of "
+            "a bag of words, each for a training row that it was not trained on, contradict the "
+            f"label{where and f' ({where})'}. About {found.wrong.value:.1%} of all labels or fewer "
+            f"are wrong (95% CI {found.wrong.low:.1%} to {found.wrong.high:.1%})",
+            mend=f"read them, some are right and only unusual; {RELABEL}",
             count=len(found.rows),
             rows=len(bag.labels),
             suspects=[

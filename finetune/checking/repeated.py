@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from datasets import DatasetDict
 
-from finetune.checking.finding import Finding, of_rows
+from finetune.checking.finding import EXCLUDE, RELABEL, Finding, of_rows
 from finetune.data import digests, targets
 from finetune.data.labels import Places
 from finetune.data.repeats import Held, Values
@@ -22,6 +22,10 @@ def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]
         places: Returns the positions of rows of a split, by their ``id``.
     """
     found: list[Finding] = []
+    nearly = also = ""
+    if column == "text":
+        nearly = "; --drop_duplicates near leaves out near-duplicates too"
+        also = "; --drop_overlap near leaves out near-duplicates too"
     for split, rows in dataset.items():
         tell = partial(of_rows, rows=rows, split=split, places=places)
         hashes = digests.packed(digests.digests(rows, column).plain)
@@ -31,13 +35,13 @@ def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]
             f"with the same {column} and different labels",
             "--keep_contradictions first keeps one of each; else all are left out of training"
             if split == "train"
-            else "no model can be right on all of them: correct the labels",
+            else f"no model can be right on all of them; {RELABEL}",
             np.flatnonzero(values.contradictory),
         )
         found += tell(
             "duplicates",
             "that repeat another one exactly",
-            "training leaves them out" if split == "train" else "remove them from the file",
+            f"training keeps one of each{nearly}" if split == "train" else EXCLUDE,
             np.flatnonzero(values.repeated() & ~values.contradictory),
         )
     for earlier, later in (("test", "validation"), ("test", "train"), ("validation", "train")):
@@ -46,8 +50,7 @@ def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]
             found += of_rows(
                 "overlap",
                 f"that are also in the {earlier} data",
-                f"{where} leaves them out; a score on {earlier} rows that a model was trained on "
-                "elsewhere would be too good",
+                f"{where} leaves them out{also}",
                 np.flatnonzero(digests.seen_in(dataset[later], dataset[earlier], column)),
                 rows=dataset[later],
                 split=later,

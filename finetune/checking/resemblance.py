@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from finetune.checking.finding import Finding, Suspect, of_rows
+from finetune.checking.finding import EXCLUDE, Finding, Suspect, of_rows
 from finetune.data import digests, near, targets
 from finetune.data.labels import Places
 from finetune.data.near import Part, Resembling
@@ -73,20 +73,17 @@ def _of_split(
         labels = f" ({differ:,} of them with another label)" if differ else ""
         if name == split:
             kind, what = "near_duplicates", "another one"
+            flag, does = "--drop_duplicates near", "keeps one of each"
             is_left_out = plan.drop_duplicates == "near" and split == "train"
-            mend = (
-                "--drop_duplicates near keeps one of each"
-                if split == "train"
-                else "remove them from the file"
-            )
         else:
             kind, what = "near_overlap", f"a row of the {name} data"
+            flag, does = "--drop_overlap near", "leaves them out"
             is_left_out = plan.drop_overlap == "near"
-            mend = "--drop_overlap near leaves them out"
+        mend = f"left out by {flag}" if is_left_out else f"{flag} {does}"
         told = tell(
             kind,
             f"that are nearly the same as {what}{labels}",
-            "training leaves them out" if is_left_out else mend,
+            EXCLUDE if name == split != "train" else mend,
             mine,
             severity="info" if is_left_out else None,
         )

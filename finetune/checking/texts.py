@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.checking import cuts
-from finetune.checking.finding import Finding, Severity, of_rows
+from finetune.checking.finding import EXCLUDE, Finding, Severity, of_rows
 from finetune.data import arrow
 from finetune.data.digests import TEXTS
 from finetune.data.labels import Places
@@ -34,7 +34,9 @@ _CONTROL = r"[\x00-\x08\x0e-\x1f]"
 
 @dataclass(frozen=True, kw_only=True)
 class _Damage:
-    """A kind of damage: what a finding says of it, and whether few rows of it are suspicious."""
+    """A kind of damage: what a finding says of it, what to do before rows are left out, and whether
+    few rows of it are suspicious.
+    """
 
     what: str
     mend: str
@@ -44,21 +46,21 @@ class _Damage:
 _DAMAGES = {
     "mojibake": _Damage(
         what="with UTF-8 that was read in another encoding, like 'Ã©' for 'é'",
-        mend="export the file again as UTF-8, or repair the texts (the package ftfy does)",
+        mend="export the file again as UTF-8, or repair the texts (the package ftfy does); else",
         is_rare=True,
     ),
     "replacement_characters": _Damage(
         what="with '\ufffd', which stands for characters that are lost",
-        mend="export the file again in its own encoding",
+        mend="export the file again in its own encoding; else",
         is_rare=True,
     ),
     "control_characters": _Damage(
         what="with control characters such as null bytes",
-        mend="remove them: is it the right column?",
+        mend="is it the right column? If so, remove the characters; else",
     ),
     "no_words": _Damage(
         what="without a letter, only digits, marks or symbols",
-        mend="is it the right column? else leave such rows out",
+        mend="is it the right column? If so,",
     ),
 }
 
@@ -103,10 +105,11 @@ def findings(
         for name, damage in _DAMAGES.items():
             severity: Severity | None = "warning" if damage.is_rare else None
             which = np.sort(np.concatenate(hits[name]))
-            yield from tell(name, damage.what + where, damage.mend, which, severity=severity)
+            mend = f"{damage.mend} {EXCLUDE}"
+            yield from tell(name, damage.what + where, mend, which, severity=severity)
         every = np.concatenate(numbers)
         for what, is_cut in lengths.cut():
-            which, mend = np.sort(every[is_cut]), "export the whole texts"
+            which, mend = np.sort(every[is_cut]), f"export the whole texts; else {EXCLUDE}"
             yield from tell("cut_off", what + where, mend, which, severity="warning")
 
 

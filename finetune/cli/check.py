@@ -66,8 +66,28 @@ def main(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(flags):
         print(_USAGE, end="")
         return 0
+    as_json = "--json" in flags
+    try:
+        found = _found(recipe, flags)
+    except UserError as error:
+        if not as_json:
+            raise
+        from finetune.pipeline import check
+
+        found = check.refused(error.mistakes)
+    if as_json:
+        from finetune.pipeline import check
+
+        print(json.dumps(check.as_json(found), indent=2, ensure_ascii=False))
+    else:
+        _show(found, recipe)
+    return found.status
+
+
+def _found(recipe: str, flags: list[str]) -> Check:
+    """Return what is found, and write the suspects if that is wanted."""
     suspects = _suspects(flags)
-    as_json, deep = "--json" in flags, "--deep" in flags
+    deep = "--deep" in flags
     flags = [flag for flag in flags if flag not in ("--json", "--deep")]
     wanted = peek(catalog.find(recipe), flags)
     if wanted is not None and not hub.missing(wanted):
@@ -85,11 +105,7 @@ def main(words: Sequence[str]) -> int:
 
         count = of_findings(suspects, found.findings, chosen.recipe)
         sys.stderr.write(f"{suspects}: {counted(count, 'row')} to look at\n")
-    if as_json:
-        print(json.dumps(check.as_json(found), indent=2, ensure_ascii=False))
-    else:
-        _show(found, recipe)
-    return found.status
+    return found
 
 
 def _suspects(flags: list[str]) -> Path | None:

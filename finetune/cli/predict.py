@@ -7,15 +7,21 @@
     cat sentences.txt | python -m finetune predict runs/yelp -
     python -m finetune predict runs/mnist folder/of/images --output digits.csv
 
-INPUT is a .csv, .tsv, .jsonl, .parquet or .txt file, an image, a folder with images at any depth,
-or - for the lines of the standard input. Paths of images in a table are relative to its folder. Its
-columns and its order are kept; the columns label and probability are added (in a regression,
-prediction). Where INPUT has a label already, the added one is "predicted label". As all columns are
-kept, two of the same name are refused, even if the model reads neither. Where the text is
-missing (an empty field of a .csv or .tsv, as in training, or a null) the added fields are empty. An
-empty text in JSON lines or parquet, and a blank line of a .txt or the standard input, are
-predicted. A blank line of a .csv or .tsv with a single column is a row without a text; other blank
-lines are no rows.
+INPUT is one file (FORMATS; text may be compressed: .gz, .bz2, .zst, .zip), an image, a folder with
+images at any depth, or - for the lines of the standard input. Of several files, each is predicted
+by itself:
+
+    for f in data/*.csv; do
+      python -m finetune predict runs/yelp "$f" --output "$(basename "$f" .csv).predicted.csv"
+    done
+
+Paths of images in a table are relative to its folder. All columns and the order of the rows are
+kept; the columns label and probability are added (in a regression, prediction). Where INPUT has a
+label already, the added one is "predicted label". Two columns of the same name are refused, even if
+the model reads neither. Where the text is missing (an empty field of a .csv or .tsv, as in
+training, or a null) the added fields are empty. An empty text in JSON lines or parquet, and a blank
+line of a .txt or the standard input, are predicted. A blank line of a .csv or .tsv with a single
+column is a row without a text; other blank lines are no rows.
 
 A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
 texts of a line, separated by tabs, or, if the first line is a JSON object, JSON lines with these
@@ -43,7 +49,7 @@ from finetune.predicting.options import Options
 from finetune.predicting.options import mistakes as option_mistakes
 from finetune.recipe import TextClassification
 from finetune.runs.run import Run
-from finetune.runtime import distributed, hub
+from finetune.runtime import distributed, formats, hub
 
 _SHOWN_CLASSES = 5
 
@@ -67,7 +73,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("predict", __doc__)
+    known = ", ".join((*formats.FILES, ".txt"))
+    parser = Parser("predict", (__doc__ or "").replace("FORMATS", known))
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument(
         "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
@@ -93,7 +100,7 @@ def _parser() -> Parser:
 
 def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -> None:
     """Refuse what can be refused before anything is read, all at once."""
-    from finetune.pipeline.predict import output_mistakes
+    from finetune.pipeline.predict import input_mistakes, output_mistakes
 
     several, with_text = distributed.ranks().world_size > 1, given.text is not None
     wrong = {
@@ -118,6 +125,8 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
         "process": several and (given.output is None or given.input == "-"),
     }
     mistakes = [message for message, is_so in wrong.items() if is_so]
+    if given.input not in (None, "", "-"):
+        mistakes += input_mistakes(given.input, given.run)
     if given.output is not None:
         mistakes += output_mistakes(given.input or "", given.output)
     if mistakes := [*mistakes, *option_mistakes(options)]:

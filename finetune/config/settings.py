@@ -243,18 +243,18 @@ def _settle(
 
 
 def _built(cls: type[Recipe], options: Mapping[str, Any], mistakes: Mistakes) -> Recipe:
-    """Return the recipe; without those options that it refuses by themselves, if it refuses any."""
+    """Return the recipe; if it refuses some options, without those that it refuses by themselves
+    or beside the ones before them.
+    """
     try:
         return cls(**options)
     except UserError as error:
         mistakes.add(*error.mistakes)
-    accepted = {}
+    accepted: dict[str, Any] = {}
     for name, value in options.items():
         with Mistakes():
-            accepted[name] = getattr(cls(**{name: value}), name)
-    with mistakes:
-        return cls(**accepted)
-    raise UserError(*mistakes.found)
+            accepted[name] = getattr(cls(**accepted, **{name: value}), name)
+    return cls(**accepted)
 
 
 def _is_true(word: Any) -> bool:

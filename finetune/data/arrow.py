@@ -6,7 +6,7 @@ a column there it copies all others into a new file; both take seconds for 650,0
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,24 @@ def pieces(
             is_run = bool((np.diff(some) == 1).all())
             values = chunk.slice(some[0], len(some)) if is_run else chunk.take(pa.array(some))
             yield numbers[start : start + len(some)], values
+
+
+def numbers_of(rows: Dataset, name: str, wanted: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of the rows that have some values, by the ``str`` of each; of a value that
+    several rows have, that of the last.
+
+    Args:
+        rows: With the column.
+        name: Of the column.
+        wanted: The values, as texts; those that no row has are left out.
+    """
+    values, wanted = column(rows, name), pa.array({*wanted}, pa.string())
+    if pa.types.is_integer(values.type) or is_text(values.type):
+        texts = values.cast(pa.string())
+    else:
+        texts = pa.chunked_array([pa.array(map(str, values.to_pylist()), pa.string())])
+    hits = np.flatnonzero(pc.is_in(texts, value_set=wanted).to_numpy())
+    return dict(zip(texts.take(pa.array(hits)).to_pylist(), hits.tolist(), strict=True))
 
 
 def matching(texts: pa.Array, pattern: str) -> np.ndarray:

@@ -10,24 +10,20 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, List
+from datasets import Dataset, DatasetDict
 
 from finetune.data import arrow, delimited, digests, files, targets
-from finetune.errors import UserError, counted, suggestion
+from finetune.data.correction_files import File, Wanted, several
+from finetune.errors import UserError, counted
 from finetune.runtime.files import replacing
 
-FILE = "suspects.csv"
-#: What a person writes into the last column for a row that is to be left out.
-DROP = "drop"
-_KEYS = ("split", "id", "digest")
 COLUMNS = (
     *("split", "id", "place", "text", "label", "suggested", "probability", "why", "new_label"),
     *("digest", "run"),
@@ -51,21 +47,6 @@ class Applied:
     relabelled: dict[str, int] = field(default_factory=dict)
     excluded: dict[str, int] = field(default_factory=dict)
     run: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """A row of a file: which row it is about, and what is to become of it.
-
-    ``number`` is its own in the file, from 0.
-    """
-
-    number: int
-    split: str
-    id: str
-    digest: str
-    label: str | None
-    new: str | None  # None: left out
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -97,14 +78,22 @@ def digests_of(rows: Dataset, column: str, numbers: np.ndarray | None = None) ->
         numbers: Of the rows that are needed; the others have None. All if None.
     """
     found = np.full(len(rows), None, dtype=object)
-    if column != "text":
-        wanted = np.arange(len(rows)) if numbers is None else np.unique(numbers)
-        exact = digests.digests(rows, column, wanted).exact
-        found[wanted] = [f"x{exact[each].tobytes().hex()}" for each in wanted]
-        return found
-    for some, texts in arrow.pieces(rows, "text", None if numbers is None else np.unique(numbers)):
-        found[some] = [digest_of(text) for text in texts.to_pylist()]
+    for some, prints in _digests(rows, column, None if numbers is None else np.unique(numbers)):
+        found[some] = prints
     return found
+
+
+def _digests(
+    rows: Dataset, column: str, wanted: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, list[str]]]:
+    """Yield the numbers of some rows and their digests."""
+    if column != "text":
+        numbers = np.arange(len(rows)) if wanted is None else wanted
+        exact = digests.digests(rows, column, numbers).exact
+        yield numbers, [f"x{exact[each].tobytes().hex()}" for each in numbers]
+        return
+    for some, texts in arrow.pieces(rows, "text", wanted):
+        yield some, [digest_of(text) for text in texts.to_pylist()]
 
 
 def digest_of(text: str) -> str:
@@ -138,7 +127,7 @@ def apply(
     done = []
     files_of = {"--relabel": relabel, "--exclude": exclude}
     for flag, name in ((flag, name) for flag, names in files_of.items() for name in names):
-        file = _File(flag, name)
+        file = File(flag, name)
         wanted, run = file.wanted(splits["train"])
         places = _placed(file, wanted, splits, source, column)
         found = _Counts()
@@ -162,112 +151,9 @@ def apply(
     return splits, done
 
 
-class _File:
-    """A file of corrections.
-
-    Args:
-        flag: The option that names it.
-        name: As typed.
-    """
-
-    def __init__(self, flag: str, name: str) -> None:
-        self.flag, self._path, self.called = flag, files.existing(name), f"{flag} {name}"
-        self._layout = files.inspected(self._path)[0]
-
-    def place(self, *numbers: int) -> str:
-        """Return the position of rows, for messages."""
-        return files.places(self._path, numbers, self._layout)
-
-    def wanted(self, rows: Dataset) -> tuple[list[_Wanted], str]:
-        """Return what it wants, and the run whose suspects these are; empty if it names none.
-
-        Args:
-            rows: With the labels that there are.
-
-        Raises:
-            UserError: if it is not such a file, or wants nothing.
-        """
-        found, run, names = list[_Wanted](), "", targets.class_names(rows)
-        seen: dict[tuple[str, str], _Wanted] = {}
-        needed = [*_KEYS, *(["new_label"] if self.flag == "--relabel" else [])]
-        chunks = files.chunks(self._path, layout=self._layout)
-        for number, row in enumerate(row for each in chunks for row in each.dictionaries()):
-            if lacking := [each for each in needed if each not in row]:
-                raise UserError(
-                    f"{self.called}: no column '{lacking[0]}' (columns: {', '.join(row)}); "
-                    f"expected a {FILE} of report or check, of which only 'new_label' is edited"
-                )
-            run = run or str(row.get("run") or "")
-            new = (row.get("new_label") or "").strip()
-            if self.flag == "--relabel" and not new:
-                continue
-            if not row["digest"]:
-                raise UserError(
-                    f"{self.called}, {self.place(number)}: 'digest' must be as it was written: "
-                    "rows are found by it"
-                )
-            leaves_out = self.flag == "--exclude" or (new == DROP and DROP not in names)
-            each = _Wanted(
-                number=number,
-                split=str(row["split"]),
-                id=str(row["id"]),
-                digest=str(row["digest"]).strip(),
-                label=row.get("label"),
-                new=None if leaves_out else self._label(number, new, rows, names),
-            )
-            other = seen.setdefault((each.split, each.id), each)
-            if other.new != each.new:
-                raise UserError(
-                    f"{self.called}, {self.place(number)} and {self.place(other.number)} want "
-                    "different things of one row"
-                )
-            if other is each:
-                found.append(each)
-        if not found:
-            raise UserError(
-                f"{self.called}: no row has a 'new_label': write the right label there, or {DROP} "
-                "to leave the row out; no other column is read for it"
-            )
-        return found, run
-
-    def _label(self, number: int, new: str, rows: Dataset, names: Sequence[str]) -> str:
-        """Return the name of a label, or a number as it is written.
-
-        Raises:
-            UserError: if there is no such label.
-        """
-        where = f"{self.called}, {self.place(number)}"
-        if names:
-            for each in _several(new) if targets.is_set(rows) else [new]:
-                if each not in names:
-                    raise UserError(
-                        f"{where}: there is no label '{each}'{suggestion(each, list(names))} "
-                        f"(labels: {', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} "
-                        "leaves the row out"
-                    )
-            return new
-        if isinstance(rows.features["label"], List):
-            raise UserError(f"{where}: a row has several numbers, which only {DROP} corrects")
-        try:
-            if math.isfinite(float(new)):
-                return new
-        except ValueError:
-            pass
-        raise UserError(f"{where}: expected a number in 'new_label', found {new!r}")
-
-
-def _several(cell: str) -> list[str]:
-    """Return the labels of a row that has several: a JSON list."""
-    try:
-        found = json.loads(cell)
-    except ValueError:
-        return [cell]
-    return [str(each) for each in found] if isinstance(found, list) else [cell]
-
-
 def _placed(
-    file: _File,
-    wanted: Sequence[_Wanted],
+    file: File,
+    wanted: Sequence[Wanted],
     splits: DatasetDict,
     source: DatasetDict,
     column: str,
@@ -278,11 +164,7 @@ def _placed(
     Raises:
         UserError: if some are not in the data, or have another label there.
     """
-    at = {
-        (split if split in source else "train", str(row)): (split, number)
-        for split, rows in splits.items()
-        for number, row in enumerate(arrow.column(rows, "id").to_pylist())
-    }
+    at = _places(splits, source, ((each.split, each.id) for each in wanted))
     found = {n: at[each.split, each.id] for n, each in enumerate(wanted)
              if (each.split, each.id) in at}  # fmt: skip
     for split, rows in splits.items():
@@ -292,11 +174,11 @@ def _placed(
             if there[found[n][1]] != wanted[n].digest:
                 del found[n]
     if lost := [n for n in range(len(wanted)) if n not in found]:
-        found |= _elsewhere(file, wanted, lost, at, source, column)
+        found |= _elsewhere(file, wanted, lost, splits, source, column)
     if file.flag == "--relabel":
-        labels = {split: arrow.column(rows, "label").to_pylist() for split, rows in splits.items()}
+        labels = {split: arrow.column(rows, "label") for split, rows in splits.items()}
         for n, (split, number) in found.items():
-            each, now = wanted[n], shown(splits[split], labels[split][number])
+            each, now = wanted[n], shown(splits[split], labels[split][number].as_py())
             if each.label and now not in (each.label, each.label.removeprefix("'"), each.new):
                 raise UserError(
                     f"{file.called}, {file.place(each.number)}: the label was '{each.label}' when "
@@ -305,11 +187,42 @@ def _placed(
     return found
 
 
+def _places(
+    splits: DatasetDict, source: DatasetDict, wanted: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """Return the split of rows and their numbers there, by the split of the source and the ``id``;
+    without those that are in no split.
+    """
+    ids: dict[str, list[str]] = {}
+    for name, row in wanted:
+        ids.setdefault(name, []).append(row)
+    found = {}
+    for split, rows in splits.items():
+        name = split if split in source else "train"
+        for row, number in arrow.numbers_of(rows, "id", ids.get(name, [])).items():
+            found[name, row] = split, number
+    return found
+
+
+def _unmoved(
+    wanted: Sequence[Wanted], lost: Sequence[int], source: DatasetDict, column: str
+) -> set[int]:
+    """Return those that are where they were in the source, and were left out of the splits."""
+    at = _places(source, source, ((wanted[n].split, wanted[n].id) for n in lost))
+    found: set[int] = set()
+    for split, rows in source.items():
+        own = [(n, at.get((split, wanted[n].id))) for n in lost if wanted[n].split == split]
+        numbers = {n: place[1] for n, place in own if place is not None}
+        there = digests_of(rows, column, np.array([*numbers.values()], dtype=np.int64))
+        found |= {n for n, number in numbers.items() if there[number] == wanted[n].digest}
+    return found
+
+
 def _elsewhere(
-    file: _File,
-    wanted: Sequence[_Wanted],
+    file: File,
+    wanted: Sequence[Wanted],
     lost: Sequence[int],
-    at: Mapping[tuple[str, str], tuple[str, int]],
+    splits: DatasetDict,
     source: DatasetDict,
     column: str,
 ) -> dict[int, tuple[str, int]]:
@@ -319,17 +232,24 @@ def _elsewhere(
     Raises:
         UserError: if some are not in the source.
     """
+    stayed = _unmoved(wanted, lost, source, column)
+    if not (lost := [n for n in lost if n not in stayed]):
+        return {}  # so that no row has to be looked for
     there: dict[tuple[str, str], list[str]] = {}
     for split in {wanted[n].split for n in lost} & source.keys():
-        ids = arrow.column(source[split], "id").to_pylist()
-        for row, digest in zip(ids, digests_of(source[split], column), strict=True):
-            there.setdefault((split, digest), []).append(str(row))
+        sought, rows = {wanted[n].digest for n in lost if wanted[n].split == split}, source[split]
+        for some, digests_here in _digests(rows, column, None):
+            hits = [place for place, each in enumerate(digests_here) if each in sought]
+            ids = rows.select(some[hits])["id"] if hits else ()
+            for row, place in zip(ids, hits, strict=True):
+                there.setdefault((split, digests_here[place]), []).append(str(row))
     if unknown := [n for n in lost if (wanted[n].split, wanted[n].digest) not in there]:
         lines = file.place(*(wanted[n].number for n in unknown))
         raise UserError(
             f"{file.called}: {counted(len(unknown), 'row')} of {len(wanted):,} are not in the "
             f"data: {lines}; is it the file of another data set? Else remove them from the file"
         )
+    at = _places(splits, source, ((split, row) for (split, _), ids in there.items() for row in ids))
     found = {}
     for n in lost:
         each = wanted[n]
@@ -356,7 +276,7 @@ class _Counts:
         self.excluded: dict[str, int] = {}
         self._nowhere = 0
 
-    def add(self, wanted: _Wanted, place: tuple[str, int] | None) -> None:
+    def add(self, wanted: Wanted, place: tuple[str, int] | None) -> None:
         if place is None:
             self._nowhere += 1
         else:
@@ -381,16 +301,19 @@ def _corrected(rows: Dataset, wanted: Mapping[int, str | None]) -> Dataset:
     if not wanted:
         return rows
     names, feature = targets.class_names(rows), rows.features["label"]
-    labels = arrow.column(rows, "label").to_pylist()
+    labels, news = arrow.column(rows, "label"), list[Any]()
+    places = np.arange(len(rows))  # in the labels there were, followed by the new ones
     for number, new in wanted.items():
         if new is None:
             continue
+        places[number] = len(rows) + len(news)
         if targets.is_set(rows):
-            labels[number] = sorted(names.index(each) for each in _several(new))
+            news.append(sorted(names.index(each) for each in several(new)))
         else:
-            labels[number] = names.index(new) if names else float(new)
-    kept = np.array([n for n in range(len(rows)) if n not in wanted or wanted[n] is not None])
-    kind = arrow.column(rows, "label").type
+            news.append(names.index(new) if names else float(new))
+    both = pa.chunked_array([*labels.chunks, pa.array(news, labels.type)], labels.type)
     others = rows.remove_columns("label")
-    changed = arrow.with_column(others, "label", pa.array(labels, kind), feature)
-    return digests.select(changed, kept)
+    values = both.take(pa.array(places)).combine_chunks()
+    changed = arrow.with_column(others, "label", values, feature)
+    left_out = [number for number, new in wanted.items() if new is None]
+    return digests.select(changed, np.delete(np.arange(len(rows)), left_out))

@@ -258,7 +258,11 @@ def separator_hint(columns: Sequence[str]) -> str:
 
 
 def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
-    """Refuse two columns of one name: rows, and what is written of them, have values by name."""
+    """Refuse two columns of one name: rows, and what is written of them, have values by name.
+
+    Raises:
+        UserError: if there are.
+    """
     if repeated := [name for name in columns if columns.count(name) > 1]:
         raise UserError(f"{path}: two columns are called '{repeated[0]}': rename or remove one")
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import arrow, class_labels, targets
+from finetune.data import arrow, class_labels, listing, targets
 from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, number, place, refusal_of_lists, row_numbers
@@ -215,9 +215,10 @@ def only_valid(
                 without = f"without a {named}" + (f" in '{own}'" if own != column else "")
                 if len(labels) > 1 and column in labels:
                     without = f"with no value in column '{column}'"
+                is_hidden = column in labels and len(bad) == len(rows) and split != "train"
                 mistakes.append(
                     f"{len(bad):,} of {len(rows):,} {split} rows {without}{such}: {where}"
-                    f"{hint * (column in labels)}"
+                    f"{hint * (column in labels)}{listing.unread(split) * is_hidden}"
                 )
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))
@@ -232,6 +233,9 @@ def only_valid(
 def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
     """Refuse raw data without the input ``column``, with labels of an unsupported type, or with
     numbers of classes that have no name.
+
+    Raises:
+        UserError: for the first that is so.
     """
     for split, rows in dataset.items():
         there = ", ".join(name for name in rows.column_names if name != "id")
@@ -250,7 +254,11 @@ def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
 
 
 def refuse_unusable(dataset: DatasetDict, notes: Sequence[str] = ()) -> None:
-    """Refuse raw data with an empty split or a single class; ``notes`` may say why it is empty."""
+    """Refuse raw data with an empty split or a single class; ``notes`` may say why it is empty.
+
+    Raises:
+        UserError: one line for each mistake.
+    """
     why = _because(notes)
     mistakes = [
         f"the {split} data has no rows{why}" for split, rows in dataset.items() if not len(rows)
@@ -297,14 +305,16 @@ def refuse_untrainable(
     for split in ("validation", "test"):
         if not len(dataset[split]):
             mistakes.append(f"no rows are left for {split}: {_why_none(dataset)}{_because(notes)}")
-        unknown = sorted(targets.occurring(dataset[split]) - trained) if names else []
+        occurring = targets.occurring(dataset[split])
+        unknown = sorted(occurring - trained) if names else []
+        is_hidden = set(unknown) == occurring and not by  # in all rows -1, say
         if unknown:
             mistakes.append(
                 f"the {split} data has labels in '{column}' that the training data does not have: "
                 f"{listed([names[label] for label in unknown])}"
                 f"{_first(split, dataset[split], unknown, places)} "
                 f"({by and f'the rows are split by {by}; '}{other}add training rows for them, or "
-                "leave them out)"
+                f"leave them out){listing.unread(split) * is_hidden}"
             )
     if mistakes:
         raise UserError(*mistakes)

@@ -94,8 +94,9 @@ class Keys:
             held = pa.concat_arrays([held, names[name].drop_null().unique()])
         if not len(self.numbers["train"]):
             raise UserError(
-                f"{_GROUP} {column}: every {column} of the training data is in the held-out data "
-                "too, so that no row is left to train on"
+                f"{_GROUP} {column}: no training rows would be left, as every value of '{column}' "
+                "is in the validation or test data too; leave the flag out, name another column, "
+                "or split off other test rows by --dataset_splits test=none,validation=none"
             )
 
     def _compare_times(

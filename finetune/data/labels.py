@@ -40,7 +40,7 @@ def row_numbers(split: str, rows: Sequence[int]) -> str:
 
 
 def place(rows: Dataset, split: str, places: Places, row: int) -> str:
-    """Return where a row is: ``test data, line 7``."""
+    """Return where a row is, by its number among ``rows``: ``test data, line 7``."""
     number = int(rows[row]["id"]) if "id" in rows.column_names else row
     return ", ".join(filter(None, (f"{split} data", places(split, [number]))))
 
@@ -112,6 +112,13 @@ def mapped(
 ) -> tuple[DatasetDict, list[str]]:
     """Return ``dataset`` with other names for some labels, and those of ``names`` it lacks; the
     rest as in :func:`encode`.
+
+    Args:
+        dataset: Splits with ``label``, none missing.
+        names: The new names, by the labels.
+        called: What the data calls the column.
+        places: Returns the positions of rows of a split, by their ``id``.
+        fractions: Whether numbers with a fraction can be classes.
     """
     if not names:
         return dataset, []
@@ -246,6 +253,12 @@ def refuse_unknown(
     rows: Dataset, cells: list[list[str]], names: Sequence[str], place: Callable[[int], str]
 ) -> None:
     """Refuse labels of rows, by name, that a model does not know; see :func:`renumbered`.
+
+    Args:
+        rows: With ``id``.
+        cells: The labels of each row.
+        names: Those that the model knows.
+        place: Returns the position of a row, by its ``id``.
 
     Raises:
         UserError: with those there are, and where the first is.

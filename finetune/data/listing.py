@@ -25,6 +25,8 @@ _DATA = {each[1:] for each in formats.FILES} | {"xz", "txt"}
 _PART = r"[-_.]?(?:part[-_.]?)?(?P<number>\d+)(?:[-_]of[-_](?P<of>\d+))?"
 _SAVED = ("dataset_dict.json", "state.json")
 _SHOWN = 10
+#: The name, in ``--dataset_splits``, of a validation or test split that is not to be read.
+NONE = "none"
 
 Kind = Literal["rows", "texts", "saved"]
 
@@ -50,12 +52,13 @@ def listed(dataset: str, names: Mapping[str, str] | None = None) -> Listing:
 
     Args:
         dataset: A file, a directory or a pattern such as ``data/train-*.parquet``.
-        names: What splits are called there, where that is not their usual name.
+        names: What splits are called there, where that is not their usual name; of :data:`NONE`
+            they are not read.
 
     Raises:
         UserError: if there are none, or if it is not clear which they are.
     """
-    called = {split: split for split in SPLITS} | dict(names or {})
+    called = called_splits(names)
     if is_pattern(dataset):
         return _matching(dataset, called)
     path = files.existing(dataset)
@@ -64,6 +67,20 @@ def listed(dataset: str, names: Mapping[str, str] | None = None) -> Listing:
     if names:
         raise UserError(f"--dataset_splits: {dataset} is a single file, whose rows are split off")
     return Listing(files={"train": [_readable(path)]})
+
+
+def called_splits(names: Mapping[str, str] | None) -> dict[str, str]:
+    """Return what a source calls the splits that are read, by our names."""
+    called = {split: split for split in SPLITS} | dict(names or {})
+    return {split: name for split, name in called.items() if name != NONE}
+
+
+def unread(split: str) -> str:
+    """Return what to type if the labels of a held-out split are hidden, to follow a sentence."""
+    return (
+        f"; if its labels are hidden, --dataset_splits {split}={NONE} does not read the split, and "
+        "splits off another one"
+    )
 
 
 def is_pattern(dataset: str) -> bool:
@@ -114,7 +131,7 @@ def _below(directory: Path, called: Mapping[str, str]) -> Listing:
             both = f"{splits[split][0].name} and the folder {some[0].parent.name}"
             raise UserError(f"{directory}: expected one place for '{split}', found {both}")
         splits[split] = some
-    mistakes = [f"{directory}: {each}" for each in _misnamed(there, splits, _rows_in)]
+    mistakes = [f"{directory}: {each}" for each in _misnamed(there, called, splits, _rows_in)]
     if "train" in splits and not mistakes:
         return _complete(str(directory), splits, called, [*readable, *inside])
     if not splits and not mistakes:
@@ -208,18 +225,24 @@ def _complete(
 
 def _misnamed(
     there: Sequence[Path],
+    called: Collection[str],
     found: Collection[str],
     inside: Callable[[Path], Sequence[Path]],
 ) -> list[str]:
-    """Return a sentence for what was probably meant to be one of the missing splits: a file, a part
-    of several, or a folder in which ``inside`` finds something.
+    """Return a sentence for what was probably meant to be one of the missing splits.
+
+    Args:
+        there: What is in the directory: files, parts of several, and folders.
+        called: The splits that are to be read.
+        found: Those that are not missing.
+        inside: Returns what a folder holds of a split.
     """
     mistakes = []
     for path in there:
         stem, *suffixes = path.name.lower().split(".")
         name = re.sub(f"{_PART}$", "", stem)
         split = OTHER_NAMES.get(name, name)
-        if split not in SPLITS or split in found:
+        if split not in called or split in found:
             continue
         if path.is_dir():
             expected, is_data = f"a folder {split}", bool(inside(path))
@@ -240,7 +263,7 @@ def _of_texts(directory: Path, called: Mapping[str, str]) -> Listing | None:
     splits = {split: folder for split, folder in splits.items() if _classes(folder)}
     if "train" not in splits:  # "test" may be a class
         splits = {"train": directory}
-    elif mistakes := _misnamed(sorted(directory.iterdir()), splits, _classes):
+    elif mistakes := _misnamed(sorted(directory.iterdir()), called, splits, _classes):
         raise UserError(*(f"{directory}: {each}" for each in mistakes))
     found = {
         split: [path for folder in _classes(folder) for path in _texts_in(folder)]

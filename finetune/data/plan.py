@@ -53,7 +53,13 @@ class Plan:
     places: Places = row_numbers
 
     def size(self, name: str, rows: int, others: int = 0) -> int:
-        """Return the rows of a split to be made of ``rows``, ``others`` of which are taken."""
+        """Return the rows of a split to be made of ``rows``, ``others`` of which are taken.
+
+        Args:
+            name: ``test`` or ``validation``.
+            rows: Training rows of the source.
+            others: Rows of them that are split off already.
+        """
         size = self.test_size if name == "test" else self.validation_size
         if size is not None:
             return round(size * rows) if size < 1 else int(size)

@@ -43,7 +43,15 @@ def each_place(
     options: ReadOptions | None = None,
     names: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return the position of each row, as :func:`places` would of it alone; in any order."""
+    """Return the position of each row, as :func:`places` would of it alone; in any order.
+
+    Args:
+        dataset: As for :func:`places`, like the others.
+        split: The split of the rows.
+        rows: Their ``id``, in any order.
+        options: What the user says of files.
+        names: What the source calls its splits.
+    """
     return [
         f"{name} {'' if number is None else f'{noun} {number}'}".strip()
         for name, noun, number in _located(dataset, split, rows, options, names)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import (
     ClassLabel,
     Dataset,
@@ -27,7 +28,7 @@ from datasets import (
 
 from finetune.data import arrow, bounds, conversion, embedded, listing, memory, seals
 from finetune.data.layout import ReadOptions
-from finetune.data.listing import OTHER_NAMES, SPLITS, Listing
+from finetune.data.listing import NONE, OTHER_NAMES, SPLITS, Listing
 from finetune.errors import UserError, suggestion
 from finetune.runtime import hub
 
@@ -36,6 +37,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: What pandas calls an index that it writes into Parquet; and a first column without a name, as
 #: pandas and R write it into a ``.csv``, in the formats that have such.
 _PANDAS, _INDEX = "__index_level_0__", ("", "Unnamed: 0", "__index_level_0__")
+#: A whole number that a float64 holds exactly.
+_WHOLE = r"^[0-9]{1,15}(\.0)?$"
 _SHOWN_FILES = 10
 
 
@@ -55,7 +58,8 @@ def read(
             :func:`finetune.data.listing.listed`), or the name of a data set on the Hub.
         revision: Commit, tag or branch on the Hub; the newest if None.
         config: Of a data set on the Hub that has several.
-        names: What the source calls ``train``, ``validation`` and ``test``, where it is not that.
+        names: What the source calls ``train``, ``validation`` and ``test``, where it is not that;
+            ``none`` for one that is not read.
         options: What the user says of files; what is not said is detected.
         note: Called with sentences about how files were read, and about columns left out.
 
@@ -71,12 +75,14 @@ def read(
         _refuse_options(options, "rows in memory")
         splits: dict[str, Any] = _of_names(memory.read(dataset, note), names, dataset, note)
     elif is_local(dataset):
-        listed = listing.listed(dataset, names)
+        listed, called = listing.listed(dataset, names), listing.called_splits(names)
         if listed.unread:
             names_of = ", ".join(listed.unread[:_SHOWN_FILES])
             others = ", ..." * (len(listed.unread) > _SHOWN_FILES)
             are_texts = listed.kind == "texts"
             expected = ".txt in folders" if are_texts else "train, validation and test"
+            if left := [f"{split}={NONE}" for split in SPLITS if split not in called]:
+                expected = f"{' and '.join(called)}: --dataset_splits {','.join(left)}"
             note(f"not read: {names_of}{others} (expected {expected})")
         splits = _local(listed, names, options or ReadOptions(), note)
     elif dataset.startswith(embedded.PREFIX):
@@ -251,13 +257,32 @@ def _without_index(name: str, rows: Dataset, note: Callable[[str], None]) -> Dat
     index = _PANDAS if _PANDAS in rows.column_names else first
     if index not in _INDEX or len(rows.column_names) == 1:
         return rows
-    values = [str(value).removesuffix(".0") for value in arrow.column(rows, index).to_pylist()]
-    if not all(value.isdecimal() for value in values) or len(set(values)) < len(values):
+    if not _counts_rows(arrow.column(rows, index)):
         return rows
     where = "the column" if index == _PANDAS else "the first column"
     called = f"{where} '{index}'" if index else f"{where}, without a name"
     note(f"{name}: left out {called}, which only numbers the rows")
     return rows.remove_columns([index])
+
+
+def _counts_rows(values: pa.ChunkedArray) -> bool:
+    """Return whether values are whole numbers from 0, none missing and none of them twice; also
+    such as texts, and as fractions of .0.
+    """
+    if values.null_count:
+        return False
+    if arrow.is_text(values.type):
+        for chunk in values.chunks:  # the first of a text decides
+            if not pc.all(pc.match_substring_regex(chunk, _WHOLE), min_count=0).as_py():
+                return False
+        values = values.cast(pa.float64())
+    elif not arrow.is_number(values.type):
+        return False
+    found = values.to_numpy()
+    with np.errstate(invalid="ignore"):
+        are_whole = bool((found >= 0).all() and (np.isfinite(found) & (found % 1 == 0)).all())
+    # most are in order, and then none of them is there twice
+    return are_whole and bool((found[1:] > found[:-1]).all() or len(np.unique(found)) == len(found))
 
 
 def _of_names(
@@ -272,9 +297,9 @@ def _of_names(
         UserError: if it has no rows for training, or not those that are named.
     """
     there = ", ".join(found)
-    called = {split: split for split in SPLITS} | dict(names or {})
-    for split, name in (names or {}).items():
-        if name not in found:
+    called = listing.called_splits(names)
+    for split, name in called.items():
+        if split in (names or {}) and name not in found:
             raise UserError(
                 f"--dataset_splits {split}={name}: {dataset} has no such split"
                 f"{suggestion(name, list(found))} (it has: {there})"
@@ -286,7 +311,7 @@ def _of_names(
         )
     for other in sorted(set(found) - set(called.values())):
         split = OTHER_NAMES.get(other, "test")
-        free = called[split] not in found
+        free = split in called and called[split] not in found
         hint = f"; --dataset_splits {split}={other} takes it for {split}" if free else ""
         note(f"not read: the split '{other}'{hint}")
     return {split: found[name] for split, name in called.items() if name in found}

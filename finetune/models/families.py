@@ -153,6 +153,11 @@ def overflows(config: PretrainedConfig) -> bool:
 def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> None:
     """Refuse what a family overflows in.
 
+    Args:
+        model: To be trained or predicted with.
+        bf16: Whether it is asked for.
+        fp16: Likewise.
+
     Raises:
         UserError: with the precision to use.
     """

@@ -68,6 +68,11 @@ def load_config(
 ) -> PretrainedConfig:
     """Return the configuration of ``model`` for a head with these labels.
 
+    Args:
+        model: A name on the Hub, or a directory.
+        labels: Names of the classes.
+        revision: Commit, tag or branch on the Hub; the newest if None.
+
     Raises:
         UserError: if it cannot be loaded, or its family does not classify images.
     """

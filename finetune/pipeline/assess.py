@@ -86,7 +86,13 @@ def assess(
 def assessment_of(
     recipe: Recipe, output: PredictionOutput, progress: Progress = ignore
 ) -> Assessment:
-    """Return what computes the statistics of the outputs of a model, not computed yet."""
+    """Return what computes the statistics of the outputs of a model, not computed yet.
+
+    Args:
+        recipe: Which scores them.
+        output: Outputs and labels of some rows.
+        progress: Is told what takes long.
+    """
     scoring = recipe.known_scoring
     return Assessment(
         task=recipe.kind,

@@ -183,7 +183,13 @@ def goes_further(found: Resumption, now: Mapping[str, Any]) -> bool:
 
 
 def nothing_left(found: Resumption, now: Mapping[str, Any], patience: int | None) -> bool:
-    """Return whether the run is finished, and these settings do not ask for more."""
+    """Return whether the run is finished, and these settings do not ask for more.
+
+    Args:
+        found: The run that is resumed.
+        now: The configuration of this start, see :func:`configuration`.
+        patience: Of early stopping; None without.
+    """
     if not found.finished or goes_further(found, now):
         return False
     assert found.manifest is not None
@@ -196,7 +202,13 @@ def nothing_left(found: Resumption, now: Mapping[str, Any], patience: int | None
 def record(
     found: Resumption, now: Mapping[str, Any], arguments: FinetuneArguments
 ) -> dict[str, Any]:
-    """Return what ``run.json`` says of going on: from which step, and what changed."""
+    """Return what ``run.json`` says of going on: from which step, and what changed.
+
+    Args:
+        found: The run that is resumed.
+        now: The configuration of this start.
+        arguments: The training arguments of this start.
+    """
     before = found.manifest.arguments if found.manifest is not None else {}
     current = arguments.to_sanitized_dict()
     free = {
@@ -220,7 +232,15 @@ def differences(
     versions: Mapping[str, str],
     model_revision: str | None,
 ) -> list[str]:
-    """Return a sentence for each thing that is not as it was and matters."""
+    """Return a sentence for each thing that is not as it was and matters.
+
+    Args:
+        found: The run that is resumed.
+        now: The configuration of this start.
+        arguments: The training arguments of this start.
+        versions: Of the libraries.
+        model_revision: The commit of the base model; None where there is none.
+    """
     sentences = []
     if found.path is not None and goes_further(found, now):
         sentences.append(

@@ -83,6 +83,12 @@ def check(
             all take. It takes longer, and seeds the random numbers of torch as a training does.
         progress: Is given :class:`~finetune.pipeline.events.Advanced` while files are read.
         **options: As of :func:`finetune.train`.
+
+    Returns:
+        The findings from the worst, and the splits where the rows can be read.
+
+    Raises:
+        UserError: if there is no such recipe or config file.
     """
     versions.warn_once(stacklevel=2)
     mistakes = Mistakes()
@@ -104,6 +110,9 @@ def examine(
         progress: Likewise.
         mistakes: What is wrong with the settings already.
         deep: Likewise.
+
+    Returns:
+        Likewise.
     """
     wrong, recipe = mistakes or Mistakes(), chosen.recipe
     if deep:
@@ -111,7 +120,7 @@ def examine(
             extras.require("--deep", extras.NEAR, extras.LANGUAGES)
     with telling(progress):
         values = preparation.look(chosen, wrong)
-        found = [Finding(name="refused", severity="error", message=each) for each in wrong.found]
+        found = [*refused(wrong.found).findings]
         if "source" in vars(recipe):
             found += repeated.findings(recipe.source, recipe.input_column, recipe.places)
         if "splits" not in vars(recipe):
@@ -128,10 +137,7 @@ def examine(
                 found += _of_lengths(recipe)
                 steps = preparation.steps_of(values, recipe)
             except UserError as error:
-                found += [
-                    Finding(name="refused", severity="error", message=each)
-                    for each in error.mistakes
-                ]
+                found += refused(error.mistakes).findings
         suspicious = [*recipe.remarks]
         if steps is not None and values is not None:
             suspicious += preparation.remarks(recipe, values, steps)
@@ -148,6 +154,12 @@ def examine(
     )
 
 
+def refused(mistakes: Sequence[str]) -> Check:
+    """Return the check of something that training would refuse, for these reasons."""
+    found = [Finding(name="refused", severity="error", message=each) for each in mistakes]
+    return Check(findings=found, splits={})
+
+
 def _deep(chosen: Settings) -> list[Finding]:
     """Return what takes longer: a rehearsal of the training, before memory is full of words."""
     from finetune.pipeline import rehearsal
@@ -156,7 +168,7 @@ def _deep(chosen: Settings) -> list[Finding]:
     try:
         found = rehearsal.findings(dataclasses.replace(chosen))
     except UserError as error:
-        found = [Finding(name="refused", severity="error", message=each) for each in error.mistakes]
+        found = [*refused(error.mistakes).findings]
     return found + deeper.findings(
         recipe.source,
         recipe.splits,

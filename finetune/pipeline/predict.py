@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import reprlib
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.errors import UserError
+from finetune.errors import UserError, counted
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import SUFFIXES
 from finetune.runs.run import PREDICTIONS, Run
@@ -117,8 +119,8 @@ def predict_file(
 
     Args:
         run: A run with a model, or its directory.
-        source: A ``.csv``, ``.tsv``, ``.jsonl``, ``.parquet`` or ``.txt`` file, an image, or a
-            folder of images.
+        source: A file of rows that training reads (:data:`finetune.data.files.READERS`), a
+            ``.txt`` file, an image, or a folder of images.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
         resume: Whether to go on where an interrupted prediction stopped.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
@@ -136,7 +138,7 @@ def predict_file(
     from finetune.predicting.request import Request, columns_read, read_options
 
     versions.warn_once(stacklevel=2)
-    if mistakes := output_mistakes(str(source), output):
+    if mistakes := [*input_mistakes(source), *output_mistakes(str(source), output)]:
         raise UserError(*mistakes)
     me, safe = distributed.ranks(), bool(options.get("csv_safe"))
     parts = PartialOutput(Path(output).expanduser(), safe)
@@ -203,6 +205,41 @@ def stream(
         mine,
         done,
     )
+
+
+def input_mistakes(source: str | Path, run: str = "RUN") -> list[str]:
+    """Return a line if an input is several files, with what to type instead.
+
+    Args:
+        source: The input.
+        run: As typed.
+    """
+    from finetune.data import files, image_files, listing
+    from finetune.runtime import formats
+
+    path = Path(source).expanduser()
+    if listing.is_pattern(str(source)):
+        what, pattern = "a pattern", str(source)
+        there = [Path(each) for each in sorted(glob.glob(str(path)))]
+    elif path.is_dir() and not image_files.below(path):
+        what, pattern, there = "a directory without images", "", sorted(path.iterdir())
+    else:
+        return []
+    known = [
+        each
+        for each in there
+        if formats.suffix(each) in files.READERS or image_files.is_image(each)
+    ]
+    if not known:
+        return [f"{source}: no file has such a name"] if pattern else []
+    if not pattern:
+        known = [each for each in known if each.suffix == known[0].suffix]
+    pattern = pattern or f"{shlex.quote(str(path))}/*{known[0].suffix}"
+    return [
+        f"{source} is {what}, and predict reads one file; for each of "
+        f"{counted(len(known), 'file')}: for f in {pattern}; do python -m finetune predict "
+        f'{shlex.quote(run)} "$f" --output "$(basename "$f" {known[0].suffix}).predicted.csv"; done'
+    ]
 
 
 def output_mistakes(source: str, output: str | Path) -> list[str]:

@@ -183,7 +183,13 @@ def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
 
 
 def remarks(recipe: Recipe, values: ArgumentValues, steps: int) -> list[str]:
-    """Return what the user should know of a training of so many optimizer steps."""
+    """Return what the user should know of a training of so many optimizer steps.
+
+    Args:
+        recipe: With its splits.
+        values: The training arguments.
+        steps: Optimizer steps of the training.
+    """
     told = (
         too_few_steps(recipe, values, steps),
         _endless_warmup(values, steps),
@@ -247,6 +253,11 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
     """Return what to type if a pretrained encoder is likely undertrained by so few steps.
 
     Where the limit comes from: docs/decisions/too-few-steps.md.
+
+    Args:
+        recipe: Other recipes than those of text are never told.
+        values: The training arguments.
+        steps: Optimizer steps of the training.
     """
     if steps >= _FEWEST_STEPS or not isinstance(recipe, TextClassification):
         return None

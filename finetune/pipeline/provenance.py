@@ -111,6 +111,13 @@ def outcome(
     """Return the fields of the manifest that are known when training has ended.
 
     Loss, seconds and speed are those since it was started or resumed.
+
+    Args:
+        trained: What ``Trainer.train`` returned.
+        state: Of the trainer.
+        seconds: Of the training.
+        steps_before: Steps that were done before it was resumed.
+        speed: What the meter of the training measured.
     """
     return {
         "steps": trained.global_step,

@@ -151,9 +151,9 @@ def _cost(
         severity=severity,
         message=f"about {_duration(seconds)} in one process on {where} "
         f"({counted(steps, 'step')} of {step:.2g} s, from {rehearsal.TIMED} timed ones, and the "
-        f"evaluations), {memory.shown(measured.memory)} of memory of {memory.shown(there)} (both "
-        f"passes over the {counted(micro, 'longest row')}), {disk.shown(size)} of disk "
-        f"({counted(needed, 'checkpoint')} at once, and the model)",
+        f"evaluations), {memory.shown(measured.memory)} of {memory.shown(there)} of memory "
+        f"(forward and backward pass over the {counted(micro, 'longest row')}), "
+        f"{disk.shown(size)} of disk ({counted(needed, 'checkpoint')} at once, and the model)",
         mend="--gradient_accumulation_steps 2 (the same global batch), or --precision bf16"
         if severity == "warning"
         else "",

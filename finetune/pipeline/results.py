@@ -27,7 +27,18 @@ def write(
     baseline: bool,
     progress: Progress,
 ) -> None:
-    """Write the predictions and what they are worth; what is known is written as soon as it is."""
+    """Write the predictions and what they are worth; what is known is written as soon as it is.
+
+    Args:
+        run: Whose directory is written into.
+        recipe: With its splits.
+        validated: Outputs for the validation rows.
+        tested: Outputs for the test rows.
+        after: What was folded into the model, see :func:`finetune.pipeline.thresholds.folded`.
+        outcome: Fields of the manifest that are known when training has ended.
+        baseline: Whether to fit the baselines.
+        progress: Is told what is done.
+    """
     from finetune.pipeline import provenance
     from finetune.pipeline.assess import assess, refuse_other_labels
     from finetune.runs import predictions
@@ -54,7 +65,13 @@ def write(
 
 
 def tell(run: Run, progress: Progress, *, profiled: bool) -> None:
-    """Write the report, then tell of the run; it is finished whatever becomes of its report."""
+    """Write the report, then tell of the run; it is finished whatever becomes of its report.
+
+    Args:
+        run: Whose directory is written into.
+        progress: Is told of it.
+        profiled: Whether some steps were profiled.
+    """
     from finetune.pipeline import suspects
     from finetune.reporting import card, page
 

@@ -52,9 +52,9 @@ def refuse_too_little(prepared: Prepared, trainer: Trainer) -> None:
 def with_accumulation(prepared: Prepared, progress: Progress) -> Prepared:
     """Return settings whose micro-batches fit in memory: the fewest accumulation steps that do.
 
-    Each process tries both passes over its largest micro-batch before the training is built, so
-    that this is in every respect the training that was started with that accumulation. Every
-    process calls it.
+    Each process tries a forward and backward pass over its largest micro-batch before the
+    training is built, so that this is in every respect the training that was started with that
+    accumulation. Every process calls it.
 
     Raises:
         RunError: if not even a row fits.

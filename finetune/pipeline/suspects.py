@@ -10,7 +10,7 @@ import numpy as np
 
 from finetune.checking.finding import MOST_SUSPECTS, Finding
 from finetune.data import arrow, corrections
-from finetune.data.corrections import FILE
+from finetune.data.correction_files import FILE
 from finetune.data.prediction_columns import DIGEST
 from finetune.pipeline import corrected
 from finetune.reporting import sections
@@ -91,8 +91,8 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
     for split in dict.fromkeys(split for split, _ in why):
         rows = recipe.source[split]
         ids = [row for name, row in why if name == split]
-        at = {row: number for number, row in enumerate(arrow.column(rows, "id").to_pylist())}
-        numbers = np.array([at[row] for row in ids])
+        at = arrow.numbers_of(rows, "id", map(str, ids))
+        numbers = np.array([at[str(row)] for row in ids])
         prints = corrections.digests_of(rows, recipe.input_column, numbers)[numbers]
         shown = [name for name in ("text", "file", "label") if name in rows.column_names]
         contents = rows.select_columns(shown).select(numbers)

@@ -77,6 +77,11 @@ def folded(
 ) -> tuple[PredictionOutput, Affine | None]:
     """Fold what the task fits on the validation rows into the model.
 
+    Args:
+        trainer: Whose model takes it.
+        task: Which fits it.
+        validated: Outputs for the validation rows.
+
     Returns:
         The outputs for these rows, with their loss and metrics, as the model gives them now, and
         what was folded; None if nothing was.

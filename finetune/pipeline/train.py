@@ -69,7 +69,13 @@ def train(
 def settled(
     recipe: str | type[Recipe] | Recipe, options: dict[str, Any], mistakes: Mistakes
 ) -> Settings:
-    """Return the settings that keywords make; :func:`prepare` refuses the ``mistakes`` in them."""
+    """Return the settings that keywords make; :func:`prepare` refuses the ``mistakes`` in them.
+
+    Args:
+        recipe: A name, a path, a recipe class, or a recipe with its options.
+        options: As of :func:`train`.
+        mistakes: Takes what is wrong with them.
+    """
     versions.warn_once(stacklevel=3)  # the line that calls `train` or `launch`
     chosen = settings.from_keywords(recipe, options, mistakes)
     if chosen.dry_run:
@@ -80,7 +86,13 @@ def settled(
 
 
 def work(chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | None = None) -> Run:
-    """Prepare and train; every process of a job calls it."""
+    """Prepare and train; every process of a job calls it.
+
+    Args:
+        chosen: The settings.
+        progress: Is told how far it is.
+        mistakes: What is wrong with the settings already.
+    """
     prepared = distributed.rank_zero_first(lambda: prepare(chosen, progress, mistakes))
     return fit(prepared, progress)
 

@@ -23,11 +23,11 @@ class Corrected(Declared):
 
     relabel: str | None = option(
         None,
-        "suspects.csv of report or check, with the right labels in the column new_label; several "
-        "in the order in which they were made",
+        "correct labels by a suspects.csv (of report or check) whose column new_label was filled "
+        "in; several files are applied in order",
         "FILE,FILE",
     )
-    exclude: str | None = option(None, "the same, of rows that are left out", "FILE,FILE")
+    exclude: str | None = option(None, "leave out all rows that such a file lists", "FILE,FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()

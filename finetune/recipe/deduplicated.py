@@ -17,10 +17,13 @@ class Deduplicated(Labelled):
     """Rows of which one is kept where several have the same text."""
 
     drop_duplicates: Literal["exact", "near"] = option(
-        "exact", "rows of training with the same text of which one is kept: near, nearly the same"
+        "exact",
+        "keep one of the training rows with the same text; near: also of nearly the same text",
     )
     drop_overlap: Literal["exact", "near"] = option(
-        "exact", "rows of training to leave out as validation or test rows of the data are the same"
+        "exact",
+        "drop training rows whose text is also in the data's own validation or test split; near: "
+        "also nearly the same text",
     )
 
     def __post_init__(self) -> None:

@@ -23,26 +23,32 @@ class Labelled(Sourced):
     exclusive: ClassVar[Sequence[tuple[str, str]]] = (("label_column", "label_columns"),)
     label_column: str = option("label", "column that holds the label")
     label_columns: str | None = option(
-        None, "several columns instead, of 0 and 1, or of numbers", several="NAME,NAME"
+        None,
+        "several label columns instead: each of 0 and 1 (a class each), or of numbers",
+        several="NAME,NAME",
     )
     label_separator: str | None = option(
-        None, "what stands between the labels in a cell of --label_column"
+        None, "separator of several labels in a cell of --label_column, such as ';'"
     )
     thresholds: Literal["one", "label", "none"] = option(
-        "one", "of several labels a row, fitted on validation: one of all labels, one a label, none"
+        "one",
+        "decision thresholds of multi-label tasks, fitted on validation: one for all labels, one "
+        "per label, or none",
     )
     task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = option(
-        "auto", "what kind of labels these are (auto: what the training rows say)"
+        "auto", "kind of labels (auto: detected from the training rows)"
     )
     label_map: str | None = option(
         None,
-        "other names for labels, the same for those to be merged",
+        "rename labels; labels with the same new name are merged",
         several="LABEL=NAME,LABEL=NAME",
     )
     label_order: str | None = option(
         None, "classes from the lowest to the highest, for --task ordinal", several="NAME,NAME,NAME"
     )
-    drop_invalid: bool = option(False, "drop rows without a text or a label (unset: refuse them)")
+    drop_invalid: bool = option(
+        False, "drop rows without a text or a label, instead of refusing them"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,13 +22,17 @@ class Sourced(Recipe):
         None, "configuration of a data set on the Hub that has several"
     )
     dataset_splits: str | None = option(
-        None, "what the source calls its splits, where it is not that", "test=NAME,validation=NAME"
+        None,
+        "what the source calls its splits, if not train, validation and test; test=none does not "
+        "read the test split, and splits off another one (a test set without labels)",
+        "test=NAME,validation=NAME",
     )
     csv_quoting: Literal["auto", "minimal", "none"] = option(
-        "auto", "quotation marks in a .csv or .tsv: minimal, around fields; none, text"
+        "auto",
+        "quotation marks in a .csv or .tsv: minimal, they enclose fields; none, they are text",
     )
     csv_separator: str | None = option(
-        None, "what separates the fields of a .csv or .tsv, ';' or tab (unset: detected)"
+        None, "separator of the fields of a .csv or .tsv, such as ';' or tab (unset: detected)"
     )
     encoding: str | None = option(
         None, "encoding of a file of text, such as cp1252 (unset: detected)"
@@ -69,7 +73,7 @@ class Sourced(Recipe):
         return positions.each_place(self.dataset, split, rows, options, self._split_names())
 
     def _split_names(self) -> dict[str, str]:
-        """Return what the source calls the splits that are named.
+        """Return what the source calls the splits that are named, ``none`` of one not read.
 
         Raises:
             UserError: if it is not written like that.
@@ -77,10 +81,16 @@ class Sourced(Recipe):
         found: dict[str, str] = {}
         for each in filter(None, (self.dataset_splits or "").split(",")):
             split, _, name = (part.strip() for part in each.partition("="))
-            if split not in ("train", "validation", "test") or not name or split in found:
+            is_none = (split, name) == ("train", "none")
+            if (
+                split not in ("train", "validation", "test")
+                or not name
+                or split in found
+                or is_none
+            ):
                 raise UserError(
                     f"--dataset_splits {self.dataset_splits}: expected train=NAME, validation=NAME "
-                    "or test=NAME, separated by commas"
+                    "or test=NAME, separated by commas; test=none leaves the split out"
                 )
             found[split] = name
         return found

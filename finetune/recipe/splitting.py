@@ -29,22 +29,24 @@ class Splitting(Corrected):
 
     input_column: ClassVar[str] = "text"
     train_samples: int | None = option(None, "train on this many rows, sampled by class")
-    eval_samples: int | None = option(None, "cap validation and test at this many rows each")
+    eval_samples: int | None = option(
+        None, "evaluate on at most this many rows of validation and of test"
+    )
     test_size: float | None = option(
-        None, "rows split off for a missing test set: a share, or a number (unset: 0.2)"
+        None, "size of a test set that is split off: a share or a number of rows (unset: 0.2)"
     )
     validation_size: float | None = option(
         None,
-        "likewise for validation, of the same rows (unset: 0.1 of those left, at most 10,000)",
+        "the same for validation, of the same rows (unset: 0.1 of those left, at most 10,000)",
     )
     group_column: str | None = option(
-        None, "column of which no value is in two splits, an author or a patient for instance"
+        None, "column of groups, such as authors or patients, that are kept within one split"
     )
     time_column: str | None = option(
-        None, "column of dates or numbers: the newest rows are split off for test, then validation"
+        None, "column of dates or numbers: the newest rows become the test set, the next validation"
     )
     keep_contradictions: Literal["none", "first"] = option(
-        "none", "rows of training with the same text and another label: leave all out, or keep one"
+        "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
     split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
 

@@ -18,7 +18,13 @@ _LARGEST_IMAGE = 16_384  # bytes
 
 
 def write(path: Path, template: str, content: Mapping[str, Any]) -> None:
-    """Fill the template of that name in ``templates/`` and write it, whole or not at all."""
+    """Fill the template of that name in ``templates/`` and write it, whole or not at all.
+
+    Args:
+        path: Of the page.
+        template: Its name, without suffixes.
+        content: What the template names.
+    """
     environment = Environment(
         loader=PackageLoader("finetune.reporting", "templates"),
         autoescape=True,

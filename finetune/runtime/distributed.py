@@ -182,6 +182,11 @@ def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
 
     The library ignores ``ddp_timeout`` on CPU, but uses an existing group. On an accelerator the
     group also has gloo, for objects that are gathered on the CPU.
+
+    Args:
+        backend: Of ``torch.distributed``; None for that of the device.
+        timeout_seconds: After which a process that waits for another one gives up.
+        use_cpu: Whether to train on the CPU where there is an accelerator.
     """
     import torch
     import torch.distributed as dist

@@ -128,7 +128,13 @@ def _read(cached: Path) -> Fitted | None:
 
 
 def majority(train_labels: Sequence[int], classes: int, rows: int) -> np.ndarray:
-    """Return the logarithm of the share of each class in training, shape ``(rows, classes)``."""
+    """Return the logarithm of the share of each class in training, shape ``(rows, classes)``.
+
+    Args:
+        train_labels: The class of each training row.
+        classes: How many there are.
+        rows: How many rows to return.
+    """
     counts = np.bincount(np.asarray(train_labels), minlength=classes)
     return np.broadcast_to(_logarithms(counts / counts.sum()), (rows, classes))
 
@@ -223,7 +229,15 @@ def terms_of(
     most_rows: int = MOST_ROWS,
     most_terms: int = MOST_WEIGHTS,
 ) -> Terms | None:
-    """Return the terms of texts, None if there are none; see :func:`bag_of_words`."""
+    """Return the terms of texts, None if there are none; see :func:`bag_of_words`.
+
+    Args:
+        train_texts: On which terms and weights are fitted.
+        test_texts: Others.
+        seed: Draws the training texts, where there are more than are used.
+        most_rows: How many are used.
+        most_terms: How many terms are kept, the most frequent.
+    """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     fitted_on = min(len(train_texts), most_rows)

@@ -144,6 +144,11 @@ def of_mean(values: np.ndarray, draws: int = DRAWS, seed: int = SEED) -> Interva
     Of more than 20,000 rows nothing is drawn: the ends of the accelerated bootstrap of a mean are
     those of a normal distribution but for the skewness of the rows (Efron, Journal of the American
     Statistical Association 82, 1987), and a thousand draws are farther from them than that.
+
+    Args:
+        values: One a row.
+        draws: Of the bootstrap.
+        seed: Of the draws.
     """
     if len(values) > _MOST_DRAWN:
         mean, error = float(values.mean()), float(values.std()) / len(values) ** 0.5

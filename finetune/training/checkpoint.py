@@ -195,7 +195,13 @@ def _renamed(path: Path, prefix: str) -> Path:
 
 
 def rotate(directory: Path, limit: int | None, keep: Path | None) -> None:
-    """Delete the oldest checkpoints beyond ``limit``, but neither the newest nor ``keep``."""
+    """Delete the oldest checkpoints beyond ``limit``, but neither the newest nor ``keep``.
+
+    Args:
+        directory: Of the run.
+        limit: Checkpoints that stay; all if None or 0.
+        keep: One that stays in any case, the best.
+    """
     known = committed(directory)
     if not limit or not known:
         return

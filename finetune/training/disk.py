@@ -103,7 +103,13 @@ def refuse_too_little(
 
 
 def checkpoints_at_once(arguments: FinetuneArguments, steps: int, epochs: float) -> int:
-    """Return how many checkpoints there are at most at the same time."""
+    """Return how many checkpoints there are at most at the same time.
+
+    Args:
+        arguments: Say when one is saved, and how many stay.
+        steps: Optimizer steps of the training.
+        epochs: Epochs of the training.
+    """
     saves, limit = _saves(arguments, steps, epochs), arguments.save_total_limit
     # a checkpoint is written before an older one is deleted
     return min(

@@ -152,7 +152,13 @@ def refuse_too_little(model: torch.nn.Module, arguments: FinetuneArguments, toke
 
 
 def needed_bytes(model: torch.nn.Module, arguments: FinetuneArguments, tokens: int) -> int:
-    """Return what the processes of a device need at least: far less than they will take."""
+    """Return what the processes of a device need at least: far less than they will take.
+
+    Args:
+        model: To be trained.
+        arguments: Of the training.
+        tokens: Of the largest micro-batch.
+    """
     trained = sum(
         each.numel() * each.element_size() for each in model.parameters() if each.requires_grad
     )
@@ -181,7 +187,13 @@ def available(device: torch.device) -> int:
 
 
 def largest(steps: Iterator[list[int]], rows: datasets.Dataset, column: str) -> int:
-    """Return the tokens, without padding, of the largest of these micro-batches."""
+    """Return the tokens, without padding, of the largest of these micro-batches.
+
+    Args:
+        steps: The numbers of the rows of each micro-batch.
+        rows: Tokenized.
+        column: Of their lengths.
+    """
     lengths = batches.lengths_of(rows, column)
     if lengths is None:
         return 0
@@ -199,7 +211,8 @@ def shown(count: int) -> str:
 
 
 def fits(trainer: Memory) -> bool:
-    """Return whether both passes over the largest micro-batch fit in memory, beside the optimizer.
+    """Return whether a forward and backward pass over the largest micro-batch fits in memory,
+    beside the optimizer.
 
     Nothing is trained, but gradients are left and random numbers are drawn: the trainer is not to
     be used afterwards. No process waits for another.

@@ -53,7 +53,7 @@ class _Clock(TrainerCallback):
 
 
 def rehearse(trainer: Trainer, longest: datasets.Dataset) -> Rehearsed:
-    """Train the steps of a trainer, then do both passes over a batch.
+    """Train the steps of a trainer, then a forward and backward pass over a batch.
 
     Args:
         trainer: Of one step more than :data:`TIMED`, which neither evaluates nor saves; not to be
@@ -82,7 +82,7 @@ def rehearse(trainer: Trainer, longest: datasets.Dataset) -> Rehearsed:
 
 
 def _both_passes(trainer: Trainer, rows: datasets.Dataset) -> None:
-    """Do both passes over rows as a micro-batch, with what the optimizer holds in memory."""
+    """Train on a micro-batch of these rows, with what the optimizer holds in memory."""
     model = trainer.model
     assert model is not None
     rows = trainer._remove_unused_columns(rows, description="training")
@@ -95,7 +95,9 @@ def _both_passes(trainer: Trainer, rows: datasets.Dataset) -> None:
     except (RuntimeError, MemoryError) as error:
         if not failed_to_allocate(error):
             raise
-        raise RunError(f"out of memory in both passes over the {len(rows)} longest rows") from error
+        raise RunError(
+            f"out of memory in the forward and backward pass over the {len(rows)} longest rows"
+        ) from error
 
 
 def _peak(work: Callable[[], None], device: torch.device) -> int:

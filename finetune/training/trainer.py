@@ -200,7 +200,7 @@ class Trainer(ExactEvaluation, Saving, Memory):
             return divisor.expand(self.args.n_gpu, 1) if self.args.n_gpu > 1 else divisor
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Do both passes over a micro-batch, timed."""
+        """Do the forward and backward pass over a micro-batch, timed."""
         with self.meter.during("backward"):
             loss = super().training_step(*args, **kwargs)
         self.meter.optimizer_begins()

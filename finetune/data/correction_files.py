@@ -1,0 +1,142 @@
+"""What a file of corrections wants: ``suspects.csv``, edited by a person."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from datasets import Dataset, List
+
+from finetune.data import files, targets
+from finetune.errors import UserError, suggestion
+
+FILE = "suspects.csv"
+#: What a person writes into the last column for a row that is to be left out.
+DROP = "drop"
+_KEYS = ("split", "id", "digest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A row of a file: which row it is about, and what is to become of it.
+
+    Attributes:
+        number: Its own in the file, from 0.
+        split: The split of the source that the row was in.
+        id: Of the row there.
+        digest: Of what the model reads of it.
+        label: The label that it had; None where the file does not say.
+        new: The label that it shall have; None if it is left out.
+    """
+
+    number: int
+    split: str
+    id: str
+    digest: str
+    label: str | None
+    new: str | None  # None: left out
+
+
+class File:
+    """A file of corrections.
+
+    Args:
+        flag: The option that names it.
+        name: As typed.
+    """
+
+    def __init__(self, flag: str, name: str) -> None:
+        self.flag, self._path, self.called = flag, files.existing(name), f"{flag} {name}"
+        self._layout = files.inspected(self._path)[0]
+
+    def place(self, *numbers: int) -> str:
+        """Return the position of rows, for messages."""
+        return files.places(self._path, numbers, self._layout)
+
+    def wanted(self, rows: Dataset) -> tuple[list[Wanted], str]:
+        """Return what it wants, and the run whose suspects these are; empty if it names none.
+
+        Args:
+            rows: With the labels that there are.
+
+        Raises:
+            UserError: if it is not such a file, or wants nothing.
+        """
+        found, run, names = list[Wanted](), "", targets.class_names(rows)
+        seen: dict[tuple[str, str], Wanted] = {}
+        needed = [*_KEYS, *(["new_label"] if self.flag == "--relabel" else [])]
+        chunks = files.chunks(self._path, layout=self._layout)
+        for number, row in enumerate(row for each in chunks for row in each.dictionaries()):
+            if lacking := [each for each in needed if each not in row]:
+                raise UserError(
+                    f"{self.called}: no column '{lacking[0]}' (columns: {', '.join(row)}); "
+                    f"expected a {FILE} of report or check, of which only 'new_label' is edited"
+                )
+            run = run or str(row.get("run") or "")
+            new = (row.get("new_label") or "").strip()
+            if self.flag == "--relabel" and not new:
+                continue
+            if not row["digest"]:
+                raise UserError(
+                    f"{self.called}, {self.place(number)}: 'digest' must be as it was written: "
+                    "rows are found by it"
+                )
+            leaves_out = self.flag == "--exclude" or (new == DROP and DROP not in names)
+            each = Wanted(
+                number=number,
+                split=str(row["split"]),
+                id=str(row["id"]),
+                digest=str(row["digest"]).strip(),
+                label=row.get("label"),
+                new=None if leaves_out else self._label(number, new, rows, names),
+            )
+            other = seen.setdefault((each.split, each.id), each)
+            if other.new != each.new:
+                raise UserError(
+                    f"{self.called}, {self.place(number)} and {self.place(other.number)} want "
+                    "different things of one row"
+                )
+            if other is each:
+                found.append(each)
+        if not found:
+            raise UserError(
+                f"{self.called}: no row has a 'new_label': write the right label there, or {DROP} "
+                "to leave the row out; no other column is read for it"
+            )
+        return found, run
+
+    def _label(self, number: int, new: str, rows: Dataset, names: Sequence[str]) -> str:
+        """Return the name of a label, or a number as it is written.
+
+        Raises:
+            UserError: if there is no such label.
+        """
+        where = f"{self.called}, {self.place(number)}"
+        if names:
+            for each in several(new) if targets.is_set(rows) else [new]:
+                if each not in names:
+                    raise UserError(
+                        f"{where}: there is no label '{each}'{suggestion(each, list(names))} "
+                        f"(labels: {', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} "
+                        "leaves the row out"
+                    )
+            return new
+        if isinstance(rows.features["label"], List):
+            raise UserError(f"{where}: a row has several numbers, which only {DROP} corrects")
+        try:
+            if math.isfinite(float(new)):
+                return new
+        except ValueError:
+            pass
+        raise UserError(f"{where}: expected a number in 'new_label', found {new!r}")
+
+
+def several(cell: str) -> list[str]:
+    """Return the labels of a row that has several: a JSON list."""
+    try:
+        found = json.loads(cell)
+    except ValueError:
+        return [cell]
+    return [str(each) for each in found] if isinstance(found, list) else [cell]
