@@ -165,3 +165,25 @@ def test_only_known_classes_and_numbers_are_in_order(
         dataset=str(tmp_path / "a.csv"), text_column="text", label_column="label"
     )
     assert other.kind.name == "single_label"
+
+
+@pytest.mark.parametrize(("split", "row"), [("train", 3), ("test", 1)])
+def test_a_number_beyond_the_names_of_its_type_is_refused(split: str, row: int) -> None:
+    """`datasets` refuses such rows, but not such a file, or a table that is cast."""
+    feature = Features({"text": Value("string"), "label": ClassLabel(names=["a", "b"])})
+    values = {"train": [0, 1, 0, 1], "test": [0, 1]}
+    values[split][row - 1] = 2
+    dataset = DatasetDict(
+        {
+            name: Dataset.from_dict({"text": ["x"] * len(each), "label": each}).with_format(None)
+            for name, each in values.items()
+        }
+    )
+    for rows in dataset.values():
+        rows.info.features = feature  # as the metadata of a Parquet file says
+    with pytest.raises(UserError) as refused:
+        labels.encode(dataset, [], called="queue")
+    assert str(refused.value) == (
+        f"--label_column: 'queue' holds 2 ({split} data, row {row}), but its type has names for 0 "
+        "to 1 only ('a', 'b'): correct the value, or add its name to the ClassLabel of the column"
+    )

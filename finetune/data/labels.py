@@ -216,6 +216,15 @@ def refusal_of_lists(value: Any, place: str = "") -> str:
     )
 
 
+def refusal_of_number(value: int, names: Sequence[str], called: str, place: str) -> str:
+    """Return why a number is refused that is beyond the names of a ``ClassLabel``."""
+    return (
+        f"--label_column: '{called}' holds {value} ({place}), but its type has names for 0 to "
+        f"{len(names) - 1} only ({listed(names)}): correct the value, or add its name to the "
+        "ClassLabel of the column"
+    )
+
+
 def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str]) -> Dataset:
     """Return ``rows`` with labels renumbered to the class indices of a model.
 
@@ -294,6 +303,10 @@ def _read(rows: Dataset, called: str, where: Callable[[int], str], fractions: bo
     feature = rows.features["label"]
     if isinstance(feature, ClassLabel):
         numbers = np.asarray(arrow.column(rows, "label").to_numpy(), dtype=np.int64)
+        wrong = np.flatnonzero((numbers < 0) | (numbers >= len(feature.names)))
+        if len(wrong):
+            row = int(wrong[0])
+            raise UserError(refusal_of_number(int(numbers[row]), feature.names, called, where(row)))
         return _Labels(feature.names, numbers)
     values, codes = arrow.distinct(rows, "label")
     names = {row: name_of(value) for row, value in values.items()}

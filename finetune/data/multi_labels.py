@@ -173,6 +173,8 @@ def _of_cells(
                 f"{_expected(cell, separator, found or [])}"
             )
         if theirs:
+            if beyond := [each for each in found if not 0 <= each < len(theirs)]:
+                raise UserError(labels.refusal_of_number(beyond[0], theirs, called, where(row)))
             yield [theirs[each] for each in found]
             continue
         for each in found:
