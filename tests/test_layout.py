@@ -170,6 +170,49 @@ def test_western_text_is_told_from_central_european(
     assert path.read_bytes().decode(found.encoding) == f"{line}\n" * lines
 
 
+WESTERN = "le café nº {} était déçu, dommage pour l’été à côté\n"  # noqa: RUF001
+
+
+@pytest.mark.parametrize("plain", [0, 30_000])  # beyond the beginning by which a file is judged
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize(
+    ("first", "second", "lines"),
+    [("utf-8", "cp1252", (1, 41)), ("cp1252", "utf-8", (41, 1)), ("cp1251", "utf-8", (41, 1))],
+)
+def test_a_file_of_two_encodings_is_refused(
+    first: str, second: str, lines: tuple[int, int], suffix: str, plain: int, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    text = "Отличный фильм {}, всем советую\n" if "cp1251" in (first, second) else WESTERN
+    rows = [text.format(n) for n in range(40)]
+    ascii_rows = b"a plain text of some forty characters\n" * plain
+    parts = ["".join(rows).encode(first), ascii_rows, "".join(rows).encode(second)]
+    if "cp1251" in (first, second):  # or nothing would show another alphabet
+        parts = [parts[0], b"", parts[2]]
+    content = b"".join(parts)
+    path.write_bytes(COMPRESSED[suffix](content) if suffix else content)
+    is_utf8, is_not = (line + (plain if line > 1 and parts[1] else 0) for line in lines)
+    with pytest.raises(UserError) as refused:
+        [*files.chunks(path)]
+    message = str(refused.value)
+    assert f"is not utf-8 throughout: line {is_utf8} is ('" in message
+    assert f"line {is_not} is not (byte 0x" in message
+    assert "--encoding NAME" in message
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["cafÃ©", "LE CAFÉ\xa0!", "Spaß…"],  # UTF-8 that was misread before; UTF-8 by chance
+)
+def test_a_few_lines_that_are_utf8_too_are_no_other_encoding(odd: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    content = "".join(WESTERN.format(n) for n in range(40)) + f"{odd}\n" * (
+        1 + 9 * ("Ã" not in odd)
+    )
+    path.write_bytes(content.encode("cp1252"))
+    assert layout.detected(path, ReadOptions())[0].encoding == "cp1252"
+
+
 @pytest.mark.parametrize(
     ("content", "separator"),
     [

@@ -262,7 +262,7 @@ def test_a_file_of_two_encodings_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(
         UserError,
-        match=r"two.csv is not utf-8 throughout: .* \(line 200002, byte 0xe9\); --encoding",
+        match=r"two.csv is not utf-8 throughout: line 2 is \('naïve'\), line 200002 is not \(byte",
     ):
         sources.read(str(path))
 
@@ -271,7 +271,9 @@ def test_a_short_file_of_two_encodings_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "two.csv"
     path.write_bytes("text,label\nnaïve,x\ndéjà vu,y\n".encode() + "café,x\n".encode("latin-1"))
 
-    with pytest.raises(UserError, match=r"not utf-8 throughout: .* \(line 4, byte 0xe9\); --enc"):
+    with pytest.raises(
+        UserError, match=r"line 2 is \('naïve'\), line 4 is not \(byte 0xe9\); convert"
+    ):
         sources.read(str(path))
 
 

@@ -21,7 +21,7 @@ from finetune.runtime import activity, formats
 
 #: In the schema of a cached file: what was unusual, and how it is read.
 _NOTE, _LAYOUT = b"finetune.note", b"finetune.layout"
-_CACHE_VERSION = 7
+_CACHE_VERSION = 8
 
 
 def rows(

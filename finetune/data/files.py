@@ -28,9 +28,9 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from finetune.data import bounds, columnar, delimited, json_documents, spreadsheet
+from finetune.data import bounds, charsets, columnar, delimited, json_documents, spreadsheet
 from finetune.data.delimited import Placed, Row
-from finetune.data.layout import USUAL, Layout, ReadOptions, detected, opened
+from finetune.data.layout import USUAL, Layout, ReadOptions, detected, opened, two_encodings
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 from finetune.runtime.formats import SEPARATORS
@@ -248,24 +248,19 @@ def _explained(path: Path) -> Iterator[None]:
 def _not_throughout(path: Path, error: UnicodeDecodeError) -> UserError:
     """Return the refusal of a file that begins in an encoding and does not go on in it."""
     encoding, where = error.encoding.replace("_", "-"), ""
+    if encoding == "utf-8" and (refusal := two_encodings(path)):
+        return refusal
     if not encoding.startswith(("utf-16", "utf-32")):  # of which a byte is no end of a line
         with opened(path) as lines:
             numbered = enumerate(lines, start=1)
-            wrong = (f"line {n}, " for n, each in numbered if not _decodes(each, encoding))
+            is_right = partial(charsets.decodes, encoding=encoding)
+            wrong = (f"line {n}, " for n, each in numbered if not is_right(each))
             where = next(wrong, "")
     return UserError(
         f"{path} is not {encoding} throughout: {error.reason} ({where}byte "
         f"{error.object[error.start]:#x}); --encoding NAME reads all of it in another, such as "
         f"{'cp1252' if encoding == 'utf-8' else 'utf-8'}; or correct that line"
     )
-
-
-def _decodes(line: bytes, encoding: str) -> bool:
-    try:
-        line.decode(encoding)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

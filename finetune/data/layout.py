@@ -21,6 +21,7 @@ from typing import IO, cast
 
 import pyarrow as pa
 
+from finetune.data import charsets
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats, hub
 
@@ -45,7 +46,11 @@ _CENTRAL = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
 _BEYOND_ASCII = (re.compile(r"[^\W\x00-\x7f]"), re.compile(r"[^\x00-\x7f\ufeff]"))
 _SHOWN = 20
 _NOT_UTF8 = re.compile(r"[\udc80-\udcff]")
+#: Characters of UTF-8 that a line must have to be no other alphabet by chance.
+_SURELY_UTF8 = 4
 _USUAL = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1250", "shift_jis")
+_OF_UNICODE = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
+_LATIN = ("cp1252", "cp1250", "latin-1")
 #: Bytes that Windows-1252 leaves undefined.
 _UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
 
@@ -113,6 +118,7 @@ def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
         encoding = _known(options.encoding)
     else:
         encoding = _encoding(path, beginning)
+        _refuse_two_encodings(path, encoding)
         if encoding not in ("utf-8", "utf-8-sig"):
             text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
             such = _example(text)
@@ -191,6 +197,8 @@ def _encoding(path: Path, beginning: bytes) -> str:
         wrong = len(_NOT_UTF8.findall(text))
         if len(_BEYOND_ASCII[1].findall(text)) > 2 * wrong:
             raise  # more of it is UTF-8 than not, which no other encoding is by chance
+    if charsets.is_utf8_too(io.BytesIO(beginning), _SURELY_UTF8):
+        raise two_encodings(path) or AssertionError(path)
     control = sum(beginning.count(bytes([each])) for each in (*range(9), *range(14, 32)))
     if control > 0.01 * len(beginning):
         raise UserError(
@@ -206,6 +214,37 @@ def _encoding(path: Path, beginning: bytes) -> str:
         return "latin-1"
     is_central = _CENTRAL.search(beginning.decode("cp1252"))  # guesses of Latin text are poor
     return "cp1250" if is_central else "cp1252"
+
+
+def _refuse_two_encodings(path: Path, encoding: str) -> None:
+    """Refuse a file that was taken for other than UTF-8, of which lines are UTF-8.
+
+    Raises:
+        UserError: with the first line of either kind.
+    """
+    if encoding in _OF_UNICODE or not charsets.has_bytes_for_characters(encoding):
+        return  # bytes of several are UTF-8 by chance
+    characters = 1 if encoding in _LATIN else _SURELY_UTF8
+    with opened(path) as file:
+        is_mixed = charsets.is_utf8_too(file, characters)
+    if is_mixed and (refusal := two_encodings(path)):
+        raise refusal
+
+
+def two_encodings(path: Path) -> UserError | None:
+    """Return the refusal of a file of which some lines are UTF-8 and others are not; None if it is
+    no such file.
+    """
+    with opened(path) as lines:
+        found = charsets.first_lines(lines)
+    if found is None:
+        return None
+    (line, text), (other, byte) = found
+    return UserError(
+        f"{path} is not utf-8 throughout: line {line} is ('{_example(text)}'), line {other} is not "
+        f"(byte {byte:#x}); convert the lines that are not, or --encoding NAME reads all of it in "
+        "one encoding, such as cp1252"
+    )
 
 
 def _without_mark(beginning: bytes) -> str | None:
@@ -287,7 +326,7 @@ def _decompressed(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:
         case ".bz2":
             return cast(IO[bytes], bz2.open(path))
         case ".zst":
-            return cast(IO[bytes], pa.input_stream(str(path), compression="zstd"))
+            return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
         case ".zip":
             archive = stack.enter_context(zipfile.ZipFile(path))
             return archive.open(_member(path, archive))
