@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import arrow, targets
+from finetune.data import arrow, headers, targets
 from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, number, refusal_of_lists
@@ -49,7 +49,7 @@ def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -
             mistakes.append(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 f"{separator_hint(there) or suggestion(column, there)} "
-                f"(available: {', '.join(there)})"
+                f"(available: {', '.join(there)}){headers.hint(dataset[lacking[0]])}"
             )
         elif column == "id":
             mistakes.append(
