@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from finetune import cli
 from finetune.data import files, layout, positions, sources
 from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
+from finetune.recipe import catalog
 from finetune.runtime import formats, hub
 
 TEXT = 'text,label\n"a, ""b""\nc",good\nnaïve café – ½,bad\n,good\n'  # noqa: RUF001
@@ -224,6 +226,11 @@ def test_a_few_lines_that_are_utf8_too_are_no_other_encoding(odd: str, tmp_path:
         ("text\na; b\nc; d\n", ","),  # a header of one column
         ("a;b\nx;y;z\nx\n", ","),  # not in every row
         ("one, two\nthree; four\n", ","),
+        ('"text, long";label\na, b, c;good\nd;bad\n', ";"),
+        ("text, long;label\na, b, c;good\nd;bad\n", ";"),
+        ("text, long\tlabel\na\tgood\nb, c, d\tbad\n", "\t"),
+        ("text,label;x\na,b;c\n", ","),  # as many with either
+        ("text,label\na,b,c\nd,e\n", ","),  # uneven, and no other is even
     ],
 )
 def test_the_separator_is_found(content: str, separator: str, tmp_path: Path) -> None:
@@ -232,6 +239,43 @@ def test_the_separator_is_found(content: str, separator: str, tmp_path: Path) ->
     found, told = layout.detected(path, ReadOptions())
     assert found.separator == separator
     assert ("(--csv_separator)" in told) == (separator != ",")
+
+
+@pytest.mark.parametrize("separator", ["^", "~", ":", "¦"])
+def test_an_unusual_separator_is_hinted_at(separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"text{separator}label\na{separator}good\nb{separator}bad\n")
+    found, told = layout.detected(path, ReadOptions())
+    assert found.separator == ","
+    hint = f"--csv_separator '{separator}'"
+    assert told == f"a.csv: one column, but every row has as many {separator!r}: {hint}?"
+    recipe = catalog.find("yelp")(dataset=str(path))
+    with pytest.raises(
+        UserError, match=re.escape(f"fields are separated by '{separator}': {hint}")
+    ):
+        recipe.load()
+    assert read(path, ReadOptions(separator=separator))[0][0] == {"text": "a", "label": "good"}
+
+
+def test_a_sentence_with_a_colon_is_no_hint(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("note: a text\nfirst\nsecond: one\n")
+    assert layout.detected(tmp_path / "a.csv", ReadOptions())[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "mend"),
+    [
+        ("a, b,good", "found 3: put a text that holds commas in quotation marks"),
+        ("a", "found 1: is the line cut off, or a line break in a text without quotation marks"),
+    ],
+)
+def test_another_number_of_fields_is_refused_with_an_edit(
+    row: str, mend: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text(f"text,label\nb,good\n{row}\n")
+    with pytest.raises(UserError) as refused:
+        read(tmp_path / "a.csv")
+    assert f"line 3: expected 2 fields as in the first line, {mend}" in str(refused.value)
 
 
 @pytest.mark.parametrize(("typed", "separator"), [("tab", "\t"), ("\\t", "\t"), (";", ";")])

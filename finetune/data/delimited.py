@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from finetune.data.layout import NAMES, Layout, opened
+from finetune.data.layout import NAMES, OTHERS, Layout, opened
 from finetune.errors import UserError, counted
 from finetune.runtime import formats
 
@@ -75,7 +75,7 @@ def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]
         return "minimal", spread if quoted.whole else ""
     alone = len(literal.header) == 1  # then any text parses, line by line
     strict = strictly.whole
-    if alone and (strict or separator_hint(literal.header)):
+    if alone and (strict or any(each in literal.header[0] for each in NAMES)):
         return "minimal", spread
     if strict and breaks <= _FEW:
         return "minimal", f"{spread}; --csv_quoting none for {counted(literal.rows, 'row')}"
@@ -136,7 +136,7 @@ def records(layout: Layout, strict: bool, path: Path, lines: IO[str]) -> Iterato
                 if len(fields) != len(header):
                     raise UserError(
                         f"{path}, line {line}: expected {counted(len(header), 'field')} as in the "
-                        f"first line, found {len(fields)}{separator_hint(header)}"
+                        f"first line, found {len(fields)}{_how_to_mend(fields, header, layout)}"
                     )
                 row = dict(zip(header, (field or None for field in fields), strict=True))
                 yield line, reader.line_num, row
@@ -148,6 +148,18 @@ def records(layout: Layout, strict: bool, path: Path, lines: IO[str]) -> Iterato
         ) from error
 
 
+def _how_to_mend(fields: Sequence[str], header: Sequence[str], layout: Layout) -> str:
+    """Return what a row with another number of fields than the first line needs."""
+    if hint := separator_hint(header):
+        return hint
+    if len(fields) < len(header):
+        return ": is the line cut off, or a line break in a text without quotation marks around it?"
+    name = NAMES.get(layout.separator, f"{layout.separator!r}")
+    if layout.quoting == "none":
+        return f": do texts hold {name}? Read with --csv_quoting none they cannot"
+    return f": put a text that holds {name} in quotation marks"
+
+
 def _is_separator_line(fields: Sequence[str]) -> bool:
     """Return whether a row is ``sep=,``, which Excel reads: one field if it names another one."""
     return fields == ["sep=", ""] or (
@@ -157,8 +169,11 @@ def _is_separator_line(fields: Sequence[str]) -> bool:
 
 def separator_hint(columns: Sequence[str]) -> str:
     """Return a hint if a single column looks like several with another separator."""
-    for character, name in NAMES.items():
-        if len(columns) == 1 and character in columns[0]:
+    if len(columns) != 1:
+        return ""
+    for character in (*NAMES, *OTHERS):
+        if character in columns[0]:
+            name = NAMES.get(character, f"'{character}'")
             written = "tab" if character == "\t" else f"'{character}'"
             return f"; if fields are separated by {name}: --csv_separator {written}"
     return ""

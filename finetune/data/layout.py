@@ -27,6 +27,8 @@ from finetune.runtime import formats, hub
 
 #: Separators that are looked for, and what they are called.
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+#: Those that are only hinted at: they may be text.
+OTHERS = "^~:¦§#"
 #: How a person writes characters that a shell does not pass on.
 _WRITTEN = {"tab": "\t", "\\t": "\t"}
 #: The beginning of a file, by which it is judged; and rows of it that have to agree.
@@ -123,7 +125,7 @@ def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
             text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
             such = _example(text)
             told.append(f"{encoding}{f', as in {such!r}' if such else ''} (--encoding)")
-    separator = formats.SEPARATORS.get(suffix, ",")
+    separator, hint = formats.SEPARATORS.get(suffix, ","), ""
     if suffix in formats.SEPARATORS:
         if options.separator is not None:
             separator = separator_written(options.separator)
@@ -133,7 +135,9 @@ def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
                 told.append(
                     f"fields separated by {NAMES.get(separator, repr(separator))} (--csv_separator)"
                 )
-    sentence = f"{path.name}: read as {', '.join(told)}" if told else ""
+            hint = _other_separator(beginning, encoding, separator)
+    parts = [f"read as {', '.join(told)}" if told else "", hint]
+    sentence = f"{path.name}: {'; '.join(filter(None, parts))}" if any(parts) else ""
     if encoding == "utf-8":  # a mark may come without being at the beginning of what was read
         encoding = "utf-8-sig"
     return Layout(encoding=encoding, separator=separator), sentence
@@ -261,22 +265,37 @@ def _without_mark(beginning: bytes) -> str | None:
 
 
 def _separator(beginning: bytes, encoding: str, usual: str) -> str:
-    """Return the separator of fields: another than the usual one only if that finds one column, and
-    the other finds as many fields in every row.
+    """Return the separator of fields: another than the usual one only if that finds one column in
+    the first line, or not as many in every row, and the other finds as many fields in every row.
     """
     text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
     whole = len(beginning) < _BEGINNING
     first = text.partition("\n")[0].strip("\r\ufeff")
     if len(first) == 5 and first.lower().startswith("sep="):  # as Excel reads it
         return first[4]
-    if _fields(text, usual, whole)[:1] != [1]:
+    by_usual = _fields(text, usual, whole)
+    if by_usual[:1] != [1] and len(set(by_usual)) < 2:
         return usual
-    agreeing = []
-    for each in NAMES:
-        counts = _fields(text, each, whole)
-        if each != usual and len(counts) > 1 and len(set(counts)) == 1 and counts[0] > 1:
-            agreeing.append(each)
+    agreeing = [each for each in NAMES if each != usual and _is_even(text, each, whole)]
     return agreeing[0] if len(agreeing) == 1 else usual
+
+
+def _is_even(text: str, separator: str, whole: bool) -> bool:
+    """Return whether every row has the same number of fields, two or more."""
+    counts = _fields(text, separator, whole)
+    return len(counts) > 1 and len(set(counts)) == 1 and counts[0] > 1
+
+
+def _other_separator(beginning: bytes, encoding: str, separator: str) -> str:
+    """Return a hint if a single column is several with a separator that is no usual one."""
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
+    whole = len(beginning) < _BEGINNING
+    first = text.partition("\n")[0]
+    if separator not in first:
+        for each in OTHERS:
+            if each in first and _is_even(text, each, whole):
+                return f"one column, but every row has as many {each!r}: --csv_separator '{each}'?"
+    return ""
 
 
 def _fields(text: str, separator: str, whole: bool) -> list[int]:
