@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from datasets import Dataset
 
@@ -17,6 +18,7 @@ from finetune import Recipe, cli
 from finetune.checking import lengths, texts
 from finetune.checking.finding import Finding, status
 from finetune.pipeline import check
+from finetune.recipe import catalog
 
 WORDS = "alpha beta gamma soup cold warm film great bad awful lovely printer broken".split()  # noqa: SIM905
 Row = tuple[str, str]
@@ -120,6 +122,26 @@ FAULTS: dict[str, tuple[list[Row], int, str]] = {
         "1 class with fewer than 10 training rows: 'odd' (6)",
     ),
 }
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_null_bytes_are_found_and_told(suffix: str, model: str, tmp_path: Path) -> None:
+    """In a `.csv` they are refused."""
+    path, table = tmp_path / f"rows.{suffix}", pd.DataFrame(drawn(), columns=["text", "label"])
+    table.loc[[4, 8], "text"] += "a\0b"
+    if suffix == "parquet":
+        table.to_parquet(path)
+    else:
+        table.to_json(path, orient="records", lines=True)
+    only = named(checked(path, model))
+    assert list(only) == ["null_bytes"]
+    where = "rows 5, 9" if suffix == "parquet" else "lines 5, 9"
+    assert only["null_bytes"].message == (
+        f"2 of 1,000 train rows with null bytes, which no text has unless its file was damaged: {where}"
+    )
+    recipe = catalog.find("text")(dataset=str(path), model=model)
+    _ = recipe.splits
+    assert any("null bytes" in each for each in recipe.notes)
 
 
 @pytest.mark.parametrize("name", FAULTS)

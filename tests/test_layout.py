@@ -330,6 +330,35 @@ def test_half_a_character_in_a_document_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{"text": "b\0c"}\n', ", line 2: a null byte (character 12), w"),
+        (
+            "a.jsonl",
+            '{"text": "b\tc"}\n',
+            ", line 1: '\\t' in a text (character 12): write it as \\t",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"text": "b\n',
+            ", line 2: a text has no closing quotation mark",
+        ),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', ", line 2: ends before a value"),
+        ("a.jsonl", '{"text": "a"}{"text": "b"}\n', ", line 1: more than one value (character 14)"),
+        ("a.json", '[{"text": "a"}, {"text": "b', ", line 1: a text has no closing quotation mark"),
+        ("a.json", '[{"text": "a\0"}]', ", line 1: a null byte (character 13), which is no text"),
+        ("a.json", "", " holds no rows"),
+        ("a.json", " \n", " holds no rows"),
+    ],
+)
+def test_broken_json_is_explained(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (path := tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as refused:
+        read(path)
+    assert f"{path}{message}" in str(refused.value)
+
+
 def test_pandas_split_documents_are_tables(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": ["a", "b", "c"], "label": ["x", "y", "x"], "n": [1, 2, 3]})
     frame.to_json(tmp_path / "a.json", orient="split")  # as many columns as rows

@@ -52,8 +52,13 @@ _DAMAGES = {
         mend="export the file again in its own encoding",
         is_rare=True,
     ),
+    "null_bytes": _Damage(
+        what="with null bytes, which no text has unless its file was damaged",
+        mend="export it again, or remove these bytes",
+        is_rare=True,
+    ),
     "control_characters": _Damage(
-        what="with control characters such as null bytes",
+        what="with control characters",
         mend="remove them: is it the right column?",
     ),
     "no_words": _Damage(
@@ -115,10 +120,13 @@ def _damaged(texts: pa.Array) -> dict[str, np.ndarray]:
     misread = arrow.matching(texts, _CANDIDATE)
     for place in np.flatnonzero(misread).tolist():
         misread[place] = is_misread(texts[place].as_py())
+    control = arrow.matching(texts, _CONTROL)
+    null = control & arrow.matching(texts, r"\x00") if control.any() else control
     return {
         "mojibake": misread,
         "replacement_characters": arrow.matching(texts, "\ufffd"),
-        "control_characters": arrow.matching(texts, _CONTROL),
+        "null_bytes": null,
+        "control_characters": control & ~null,
         "no_words": arrow.matching(texts, "(?s).") & ~arrow.matching(texts, _WORD),
     }
 

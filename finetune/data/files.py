@@ -327,7 +327,7 @@ def json_object(line: str, place: str) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{place}: {error.msg} (character {error.pos + 1})") from error
+        raise UserError(f"{place}: {json_documents.explained(error)}") from error
     except ValueError as error:  # of Python's own limit
         most = f"{sys.get_int_max_str_digits():,}"
         raise UserError(
