@@ -14,7 +14,7 @@ import pytest
 
 import finetune
 from finetune import cli
-from finetune.data import files, layout, positions, sources
+from finetune.data import delimited, files, layout, positions, sources
 from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
 from finetune.recipe import catalog
@@ -276,6 +276,18 @@ def test_another_number_of_fields_is_refused_with_an_edit(
     with pytest.raises(UserError) as refused:
         read(tmp_path / "a.csv")
     assert f"line 3: expected 2 fields as in the first line, {mend}" in str(refused.value)
+
+
+def test_a_field_beyond_the_limit_is_refused_with_both_causes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited, "_LONGEST_FIELD", 1000)
+    (tmp_path / "a.csv").write_text(f"text,label\nx,good\n{'x' * 1001},good\n")
+    with pytest.raises(UserError) as refused:
+        read(tmp_path / "a.csv")
+    message = str(refused.value)
+    assert "a.csv, line 3: a field of more than 1,000 characters: if a quotation mark is" in message
+    assert "shorten it, or write the rows as .jsonl or .parquet" in message
 
 
 @pytest.mark.parametrize(("typed", "separator"), [("tab", "\t"), ("\\t", "\t"), (";", ";")])

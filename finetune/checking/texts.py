@@ -29,6 +29,8 @@ _CANDIDATE = r"[\x{c2}-\x{f4}][^\x00-\x7f]"
 #: may stand before a quotation mark, and count from the second on.
 _USUAL = "\xc2\xc3\xe2\xf0"
 _WORD = r"\p{L}"
+#: Characters from which on a text is far longer than others, if it is so many times the median.
+_LONG, _TIMES_LONGER = 100_000, 100
 _CONTROL = r"[\x00-\x08\x0e-\x1f]"
 
 
@@ -110,6 +112,18 @@ def findings(
             which = np.sort(np.concatenate(hits[name]))
             yield from tell(name, damage.what + where, damage.mend, which, severity=severity)
         every = np.concatenate(numbers)
+        characters = lengths.characters
+        usual = int(np.median(characters[characters > 0])) if characters.any() else 0
+        is_long = characters > max(_LONG, _TIMES_LONGER * usual)
+        yield from tell(
+            "far_longer",
+            f"far longer than the others{where}, up to {characters.max(initial=0):,} characters, "
+            f"where half have {usual:,} or fewer",
+            "did rows run together, by a quotation mark that is never closed for instance? Correct "
+            "them, or leave them out: check --suspects FILE.csv, then --exclude FILE.csv",
+            np.sort(every[is_long]),
+            severity="warning",
+        )
         for what, is_cut in lengths.cut():
             which, mend = np.sort(every[is_cut]), "export the whole texts"
             yield from tell("cut_off", what + where, mend, which, severity="warning")

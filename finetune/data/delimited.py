@@ -142,6 +142,12 @@ def records(layout: Layout, strict: bool, path: Path, lines: IO[str]) -> Iterato
                 yield line, reader.line_num, row
             line = reader.line_num + 1
     except csv.Error as error:
+        if str(error).startswith("field larger"):
+            raise UserError(
+                f"{path}, line {line}: a field of more than {_LONGEST_FIELD:,} characters: if a "
+                "quotation mark is never closed, --csv_quoting none reads them as text; if the "
+                "text is so long, shorten it, or write the rows as .jsonl or .parquet"
+            ) from error
         literally = "; is a quote never closed? --csv_quoting none reads quotation marks as text"
         raise UserError(
             f"{path}, line {line}: {error}{literally * (layout.quoting != 'none')}"
