@@ -14,7 +14,7 @@ import pytest
 
 import finetune
 from finetune import cli
-from finetune.data import delimited, files, layout, positions, sources
+from finetune.data import conversion, delimited, files, layout, positions, sources
 from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
 from finetune.recipe import catalog
@@ -72,7 +72,7 @@ def test_a_compressed_file_that_is_cut_off_is_refused(suffix: str, tmp_path: Pat
     path = tmp_path / f"a.jsonl{suffix}"
     content = COMPRESSED[suffix]("".join(f'{{"text": "row {n}"}}\n' for n in range(5000)).encode())
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"a\.jsonl\.\w+"):
+    with pytest.raises(UserError, match=r"a\.jsonl\.\w+ is damaged or cut off: .*; copy or down"):
         read(path)
 
 
@@ -410,21 +410,55 @@ def test_an_archive_of_another_format_is_refused(name: str, hint: str, tmp_path:
         read(path)
 
 
-def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
-    path, claimed = tmp_path / "a.csv.zip", 100 * 2**40
+def claiming(size: int) -> bytes:
+    """An archive that says of its file that it has this size."""
     content = bytearray(zipped(TEXT.encode()))
     directory = content.index(b"PK\x01\x02")
     name = content.index(b"tickets.csv", directory)
-    extra = b"\x01\x00\x08\x00" + claimed.to_bytes(8, "little")  # the size in ZIP64
+    extra = b"\x01\x00\x08\x00" + size.to_bytes(8, "little")  # in ZIP64
     content[directory + 24 : directory + 28] = b"\xff" * 4
     content[directory + 30 : directory + 32] = len(extra).to_bytes(2, "little")
     end = content.index(b"PK\x05\x06")
-    size = int.from_bytes(content[end + 12 : end + 16], "little") + len(extra)
-    content[end + 12 : end + 16] = size.to_bytes(4, "little")
+    length = int.from_bytes(content[end + 12 : end + 16], "little") + len(extra)
+    content[end + 12 : end + 16] = length.to_bytes(4, "little")
     content[name + 11 : name + 11] = extra
-    path.write_bytes(content)
+    return bytes(content)
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv.zip"
+    path.write_bytes(claiming(100 * 2**30))
+    with pytest.raises(
+        UserError, match=r"to 100\.0 GiB, [\d,]+ times its size, which no text does"
+    ):
+        read(path)
+    monkeypatch.setattr(layout, "_LARGEST_RATIO", 10**15)  # also one of a usual ratio
+    path.write_bytes(claiming(100 * 2**40))
     with pytest.raises(UserError, match=r"would unpack to 102,400.0 GiB, and the disk of .* has"):
         read(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".csv.zst"])
+def test_rows_that_would_fill_the_disk_are_refused_and_removed(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = ("text,label\n" + "the soup was cold,bad\n" * 3000).encode()
+    path, cache = tmp_path / f"a{suffix}", tmp_path / "cache"
+    path.write_bytes(COMPRESSED[path.suffix](content) if path.suffix in COMPRESSED else content)
+    monkeypatch.setattr(conversion.caches, "place", lambda kind, name: cache / kind / name)
+    free = iter([2**31, 2**20])
+    usage = lambda directory: (2**40, 0, next(free))  # noqa: E731
+    monkeypatch.setattr(conversion.shutil, "disk_usage", usage)
+    monkeypatch.setattr(conversion, "_FEW", 1000)
+    with pytest.raises(
+        UserError, match=r"more than fits on the disk of .*cache: 0.0 GiB of rows"
+    ) as refused:
+        read(path)
+    assert ("unpacks to" in str(refused.value)) == (suffix != ".csv")
+    assert len(refused.value.mistakes) == 1
+    assert not [each for each in cache.rglob("*") if each.is_file()]
 
 
 @pytest.mark.trains

@@ -33,6 +33,8 @@ OTHERS = "^~:¦§#"
 _WRITTEN = {"tab": "\t", "\\t": "\t"}
 #: The beginning of a file, by which it is judged; and rows of it that have to agree.
 _BEGINNING, _ROWS = 2**20, 200
+#: An archive that becomes so many times larger, and so large, holds no text.
+_LARGEST_RATIO, _LARGE = 100, 4 * 2**30
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -331,11 +333,23 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with contextlib.ExitStack() as stack:
             yield stack.enter_context(_decompressed(path, stack))
-    except (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(
-            f"{path} is damaged or cut off: {error or 'the compressed data ends too early'}; copy "
-            "or download it again"
-        ) from error
+    except OSError as error:
+        # those of gzip, and of bz2 and zstd, which have no type of their own
+        is_damage = isinstance(error, gzip.BadGzipFile) or (
+            error.errno is None and formats.compression(path) in (".bz2", ".zst")
+        )
+        if not is_damage:
+            raise
+        raise _damaged(path, error) from error
+    except (EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{path} is damaged or cut off: {error or 'the compressed data ends too early'}; copy or "
+        "download it again"
+    )
 
 
 def _decompressed(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:
@@ -369,6 +383,12 @@ def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
         raise UserError(f"{path} holds {there[0].filename}: {hint}")
     if there[0].flag_bits & 1:
         raise UserError(f"{path} is encrypted: unzip it")
+    ratio = there[0].file_size / max(1, there[0].compress_size)
+    if ratio > _LARGEST_RATIO and there[0].file_size > _LARGE:
+        raise UserError(
+            f"{path} would unpack to {there[0].file_size / 2**30:,.1f} GiB, {ratio:,.0f} times its "
+            "size, which no text does: is it what it claims to be? If it is, unzip it"
+        )
     cache = hub.caches()["datasets"]  # where its rows go
     free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
     if there[0].file_size > free:
