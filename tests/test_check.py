@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from datasets import Dataset
 
@@ -16,7 +17,9 @@ import finetune
 from finetune import Recipe, cli
 from finetune.checking import lengths, texts
 from finetune.checking.finding import Finding, status
+from finetune.data.encoding import Encoder
 from finetune.pipeline import check
+from finetune.recipe import catalog
 
 WORDS = "alpha beta gamma soup cold warm film great bad awful lovely printer broken".split()  # noqa: SIM905
 Row = tuple[str, str]
@@ -122,6 +125,56 @@ FAULTS: dict[str, tuple[list[Row], int, str]] = {
         "1 class with fewer than 10 training rows: 'odd' (6)",
     ),
 }
+
+
+def test_a_text_far_longer_than_others_is_found_and_quickly_counted(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenized: list[int] = []
+    call = Encoder.__call__
+    monkeypatch.setattr(
+        Encoder,
+        "__call__",
+        lambda self, rows: tokenized.append(max(map(len, rows))) or call(self, rows),
+    )
+    rows = changed(lambda n, text, label: (text * (1 if n != 70 else 50_000), label))
+    found = checked(written(tmp_path / "rows.csv", rows), model)
+    only = named(found)
+    assert list(only) == ["far_longer"]
+    length = len(rows[70][0])
+    assert only["far_longer"].message.startswith(
+        f"1 of 1,000 train rows far longer than the others, up to {length:,} characters, where half"
+    )
+    assert only["far_longer"].message.endswith("line 72")
+    assert [each.id for each in only["far_longer"].suspects] == [70]
+    (lengths,) = (each for each in found.findings if each.name == "lengths")
+    usual, longest = (
+        int(lengths.message.split(before)[1].split(maxsplit=1)[0].strip(";").replace(",", ""))
+        for before in ("texts have ", "the longest ")
+    )
+    assert 0.5 < longest / (usual * 50_000) < 2
+    assert max(tokenized) == 200_000  # of 3,800,000 characters, which took 9 s
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_null_bytes_are_found_and_told(suffix: str, model: str, tmp_path: Path) -> None:
+    """In a `.csv` they are refused."""
+    path, table = tmp_path / f"rows.{suffix}", pd.DataFrame(drawn(), columns=["text", "label"])
+    table.loc[[4, 8], "text"] += "a\0b"
+    if suffix == "parquet":
+        table.to_parquet(path)
+    else:
+        table.to_json(path, orient="records", lines=True)
+    only = named(checked(path, model))
+    assert list(only) == ["null_bytes"]
+    where = "rows 5, 9" if suffix == "parquet" else "lines 5, 9"
+    assert only["null_bytes"].message == (
+        "2 of 1,000 train rows with null bytes, which no text has unless its file was damaged: "
+        f"{where}"
+    )
+    recipe = catalog.find("text")(dataset=str(path), model=model)
+    _ = recipe.splits
+    assert any("null bytes" in each for each in recipe.notes)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -149,8 +149,14 @@ def test_given_splits_without_the_column_are_used_as_they_are(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("authors", "message"),
     [
-        (["one"] * 200, "no rows are left for test: 1 group for 3 splits"),
-        (["one", "two"] * 100, "no rows are left for validation: 1 group for 2 splits"),
+        (
+            ["one"] * 200,
+            "no rows are left for test: the data has 1 group for 3 splits",
+        ),
+        (
+            ["one", "two"] * 100,
+            "no rows are left for validation: the data has 2 groups for 3 splits",
+        ),
         ([None, "a", "b", "c"] * 50, "50 of 200 training rows with no 'author': lines 2, 6, 10"),
         ([" ", "a", "b", "c"] * 50, "--drop_invalid leaves them out"),
     ],

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 
 import finetune
 from finetune import cli
-from finetune.data import files, layout, positions, sources
+from finetune.data import conversion, delimited, files, layout, positions, sources
 from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
+from finetune.recipe import catalog
 from finetune.runtime import formats, hub
 
 TEXT = 'text,label\n"a, ""b""\nc",good\nnaïve café – ½,bad\n,good\n'  # noqa: RUF001
@@ -70,7 +72,7 @@ def test_a_compressed_file_that_is_cut_off_is_refused(suffix: str, tmp_path: Pat
     path = tmp_path / f"a.jsonl{suffix}"
     content = COMPRESSED[suffix]("".join(f'{{"text": "row {n}"}}\n' for n in range(5000)).encode())
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"a\.jsonl\.\w+"):
+    with pytest.raises(UserError, match=r"a\.jsonl\.\w+ is damaged or cut off: .*; copy or down"):
         read(path)
 
 
@@ -170,6 +172,49 @@ def test_western_text_is_told_from_central_european(
     assert path.read_bytes().decode(found.encoding) == f"{line}\n" * lines
 
 
+WESTERN = "le café nº {} était déçu, dommage pour l’été à côté\n"  # noqa: RUF001
+
+
+@pytest.mark.parametrize("plain", [0, 30_000])  # beyond the beginning by which a file is judged
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize(
+    ("first", "second", "lines"),
+    [("utf-8", "cp1252", (1, 41)), ("cp1252", "utf-8", (41, 1)), ("cp1251", "utf-8", (41, 1))],
+)
+def test_a_file_of_two_encodings_is_refused(
+    first: str, second: str, lines: tuple[int, int], suffix: str, plain: int, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    text = "Отличный фильм {}, всем советую\n" if "cp1251" in (first, second) else WESTERN
+    rows = [text.format(n) for n in range(40)]
+    ascii_rows = b"a plain text of some forty characters\n" * plain
+    parts = ["".join(rows).encode(first), ascii_rows, "".join(rows).encode(second)]
+    if "cp1251" in (first, second):  # or nothing would show another alphabet
+        parts = [parts[0], b"", parts[2]]
+    content = b"".join(parts)
+    path.write_bytes(COMPRESSED[suffix](content) if suffix else content)
+    is_utf8, is_not = (line + (plain if line > 1 and parts[1] else 0) for line in lines)
+    with pytest.raises(UserError) as refused:
+        [*files.chunks(path)]
+    message = str(refused.value)
+    assert f"is not utf-8 throughout: line {is_utf8} is ('" in message
+    assert f"line {is_not} is not (byte 0x" in message
+    assert "--encoding NAME" in message
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["cafÃ©", "LE CAFÉ\xa0!", "Spaß…"],  # UTF-8 that was misread before; UTF-8 by chance
+)
+def test_a_few_lines_that_are_utf8_too_are_no_other_encoding(odd: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    content = "".join(WESTERN.format(n) for n in range(40)) + f"{odd}\n" * (
+        1 + 9 * ("Ã" not in odd)
+    )
+    path.write_bytes(content.encode("cp1252"))
+    assert layout.detected(path, ReadOptions())[0].encoding == "cp1252"
+
+
 @pytest.mark.parametrize(
     ("content", "separator"),
     [
@@ -181,6 +226,11 @@ def test_western_text_is_told_from_central_european(
         ("text\na; b\nc; d\n", ","),  # a header of one column
         ("a;b\nx;y;z\nx\n", ","),  # not in every row
         ("one, two\nthree; four\n", ","),
+        ('"text, long";label\na, b, c;good\nd;bad\n', ";"),
+        ("text, long;label\na, b, c;good\nd;bad\n", ";"),
+        ("text, long\tlabel\na\tgood\nb, c, d\tbad\n", "\t"),
+        ("text,label;x\na,b;c\n", ","),  # as many with either
+        ("text,label\na,b,c\nd,e\n", ","),  # uneven, and no other is even
     ],
 )
 def test_the_separator_is_found(content: str, separator: str, tmp_path: Path) -> None:
@@ -189,6 +239,55 @@ def test_the_separator_is_found(content: str, separator: str, tmp_path: Path) ->
     found, told = layout.detected(path, ReadOptions())
     assert found.separator == separator
     assert ("(--csv_separator)" in told) == (separator != ",")
+
+
+@pytest.mark.parametrize("separator", ["^", "~", ":", "¦"])
+def test_an_unusual_separator_is_hinted_at(separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"text{separator}label\na{separator}good\nb{separator}bad\n")
+    found, told = layout.detected(path, ReadOptions())
+    assert found.separator == ","
+    hint = f"--csv_separator '{separator}'"
+    assert told == f"a.csv: one column, but every row has as many {separator!r}: {hint}?"
+    recipe = catalog.find("yelp")(dataset=str(path))
+    with pytest.raises(
+        UserError, match=re.escape(f"fields are separated by '{separator}': {hint}")
+    ):
+        recipe.load()
+    assert read(path, ReadOptions(separator=separator))[0][0] == {"text": "a", "label": "good"}
+
+
+def test_a_sentence_with_a_colon_is_no_hint(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("note: a text\nfirst\nsecond: one\n")
+    assert layout.detected(tmp_path / "a.csv", ReadOptions())[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "mend"),
+    [
+        ("a, b,good", "found 3: put a text that holds commas in quotation marks"),
+        ("a", "found 1: is the line cut off, or a line break in a text without quotation marks"),
+    ],
+)
+def test_another_number_of_fields_is_refused_with_an_edit(
+    row: str, mend: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text(f"text,label\nb,good\n{row}\n")
+    with pytest.raises(UserError) as refused:
+        read(tmp_path / "a.csv")
+    assert f"line 3: expected 2 fields as in the first line, {mend}" in str(refused.value)
+
+
+def test_a_field_beyond_the_limit_is_refused_with_both_causes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited, "_LONGEST_FIELD", 1000)
+    (tmp_path / "a.csv").write_text(f"text,label\nx,good\n{'x' * 1001},good\n")
+    with pytest.raises(UserError) as refused:
+        read(tmp_path / "a.csv")
+    message = str(refused.value)
+    assert "a.csv, line 3: a field of more than 1,000 characters: if a quotation mark is" in message
+    assert "shorten it, or write the rows as .jsonl or .parquet" in message
 
 
 @pytest.mark.parametrize(("typed", "separator"), [("tab", "\t"), ("\\t", "\t"), (";", ";")])
@@ -243,6 +342,35 @@ def test_half_a_character_in_a_document_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{"text": "b\0c"}\n', ", line 2: a null byte (character 12), w"),
+        (
+            "a.jsonl",
+            '{"text": "b\tc"}\n',
+            ", line 1: '\\t' in a text (character 12): write it as \\t",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"text": "b\n',
+            ", line 2: a text has no closing quotation mark",
+        ),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', ", line 2: ends before a value"),
+        ("a.jsonl", '{"text": "a"}{"text": "b"}\n', ", line 1: more than one value (character 14)"),
+        ("a.json", '[{"text": "a"}, {"text": "b', ", line 1: a text has no closing quotation mark"),
+        ("a.json", '[{"text": "a\0"}]', ", line 1: a null byte (character 13), which is no text"),
+        ("a.json", "", " holds no rows"),
+        ("a.json", " \n", " holds no rows"),
+    ],
+)
+def test_broken_json_is_explained(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (path := tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as refused:
+        read(path)
+    assert f"{path}{message}" in str(refused.value)
+
+
 def test_pandas_split_documents_are_tables(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": ["a", "b", "c"], "label": ["x", "y", "x"], "n": [1, 2, 3]})
     frame.to_json(tmp_path / "a.json", orient="split")  # as many columns as rows
@@ -282,21 +410,55 @@ def test_an_archive_of_another_format_is_refused(name: str, hint: str, tmp_path:
         read(path)
 
 
-def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
-    path, claimed = tmp_path / "a.csv.zip", 100 * 2**40
+def claiming(size: int) -> bytes:
+    """An archive that says of its file that it has this size."""
     content = bytearray(zipped(TEXT.encode()))
     directory = content.index(b"PK\x01\x02")
     name = content.index(b"tickets.csv", directory)
-    extra = b"\x01\x00\x08\x00" + claimed.to_bytes(8, "little")  # the size in ZIP64
+    extra = b"\x01\x00\x08\x00" + size.to_bytes(8, "little")  # in ZIP64
     content[directory + 24 : directory + 28] = b"\xff" * 4
     content[directory + 30 : directory + 32] = len(extra).to_bytes(2, "little")
     end = content.index(b"PK\x05\x06")
-    size = int.from_bytes(content[end + 12 : end + 16], "little") + len(extra)
-    content[end + 12 : end + 16] = size.to_bytes(4, "little")
+    length = int.from_bytes(content[end + 12 : end + 16], "little") + len(extra)
+    content[end + 12 : end + 16] = length.to_bytes(4, "little")
     content[name + 11 : name + 11] = extra
-    path.write_bytes(content)
+    return bytes(content)
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv.zip"
+    path.write_bytes(claiming(100 * 2**30))
+    with pytest.raises(
+        UserError, match=r"to 100\.0 GiB, [\d,]+ times its size, which no text does"
+    ):
+        read(path)
+    monkeypatch.setattr(layout, "_LARGEST_RATIO", 10**15)  # also one of a usual ratio
+    path.write_bytes(claiming(100 * 2**40))
     with pytest.raises(UserError, match=r"would unpack to 102,400.0 GiB, and the disk of .* has"):
         read(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".csv.zst"])
+def test_rows_that_would_fill_the_disk_are_refused_and_removed(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = ("text,label\n" + "the soup was cold,bad\n" * 3000).encode()
+    path, cache = tmp_path / f"a{suffix}", tmp_path / "cache"
+    path.write_bytes(COMPRESSED[path.suffix](content) if path.suffix in COMPRESSED else content)
+    monkeypatch.setattr(conversion.caches, "place", lambda kind, name: cache / kind / name)
+    free = iter([2**31, 2**20])
+    usage = lambda directory: (2**40, 0, next(free))  # noqa: E731
+    monkeypatch.setattr(conversion.shutil, "disk_usage", usage)
+    monkeypatch.setattr(conversion, "_FEW", 1000)
+    with pytest.raises(
+        UserError, match=r"more than fits on the disk of .*cache: 0.0 GiB of rows"
+    ) as refused:
+        read(path)
+    assert ("unpacks to" in str(refused.value)) == (suffix != ".csv")
+    assert len(refused.value.mistakes) == 1
+    assert not [each for each in cache.rglob("*") if each.is_file()]
 
 
 @pytest.mark.trains

@@ -541,7 +541,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["twice.csv"], "two columns are called 'text'"),
         (["head.csv"], "head.csv holds no rows"),
         (["numbers.jsonl"], "numbers.jsonl, line 2: expected a text in 'text', found 5"),
-        (["broken.jsonl"], "broken.jsonl, line 2: Invalid control"),
+        (["broken.jsonl"], "broken.jsonl, line 2: a text has no closing quotation mark"),
         (["half.jsonl"], r"half.jsonl, line 2: \ud83d is half of a character"),
         (["--text", "caf\udce9"], r"--text: \udce9 is half of a character"),
         (["in.csv", "--output", "."], "--output . is a directory: name a file in it"),

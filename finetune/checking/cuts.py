@@ -36,6 +36,11 @@ class Lengths:
         for unit, length in _UNITS.items():
             self._lengths[unit].append(length(texts).to_numpy(zero_copy_only=False))
 
+    @property
+    def characters(self) -> np.ndarray:
+        """Of each text, shape ``(texts,)``."""
+        return np.concatenate(self._lengths["characters"])
+
     def cut(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield what shows that texts were cut off, and which were, shape ``(texts,)``."""
         ends = np.concatenate(self._ends)
@@ -51,7 +56,7 @@ class Lengths:
                         "off when the data was exported",
                         is_cut,
                     )
-        lengths = np.concatenate(self._lengths["characters"])
+        lengths = self.characters
         longest = lengths > max(lengths.max(initial=0) - _BELOW, _SHORTEST)
         is_cut = longest & ends & ~told
         if (

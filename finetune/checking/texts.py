@@ -29,6 +29,8 @@ _CANDIDATE = r"[\x{c2}-\x{f4}][^\x00-\x7f]"
 #: may stand before a quotation mark, and count from the second on.
 _USUAL = "\xc2\xc3\xe2\xf0"
 _WORD = r"\p{L}"
+#: Characters from which on a text is far longer than others, if it is so many times the median.
+_LONG, _TIMES_LONGER = 100_000, 100
 _CONTROL = r"[\x00-\x08\x0e-\x1f]"
 
 
@@ -54,8 +56,13 @@ _DAMAGES = {
         mend="export the file again in its own encoding; else",
         is_rare=True,
     ),
+    "null_bytes": _Damage(
+        what="with null bytes, which no text has unless its file was damaged",
+        mend="export it again, or remove these bytes",
+        is_rare=True,
+    ),
     "control_characters": _Damage(
-        what="with control characters such as null bytes",
+        what="with control characters",
         mend="is it the right column? If so, remove the characters; else",
     ),
     "no_words": _Damage(
@@ -108,6 +115,18 @@ def findings(
             mend = f"{damage.mend} {EXCLUDE}"
             yield from tell(name, damage.what + where, mend, which, severity=severity)
         every = np.concatenate(numbers)
+        characters = lengths.characters
+        usual = int(np.median(characters[characters > 0])) if characters.any() else 0
+        is_long = characters > max(_LONG, _TIMES_LONGER * usual)
+        yield from tell(
+            "far_longer",
+            f"far longer than the others{where}, up to {characters.max(initial=0):,} characters, "
+            f"where half have {usual:,} or fewer",
+            "did rows run together, by a quotation mark that is never closed for instance? Correct "
+            "them, or leave them out: check --suspects FILE.csv, then --exclude FILE.csv",
+            np.sort(every[is_long]),
+            severity="warning",
+        )
         for what, is_cut in lengths.cut():
             which, mend = np.sort(every[is_cut]), f"export the whole texts; else {EXCLUDE}"
             yield from tell("cut_off", what + where, mend, which, severity="warning")
@@ -118,10 +137,13 @@ def _damaged(texts: pa.Array) -> dict[str, np.ndarray]:
     misread = arrow.matching(texts, _CANDIDATE)
     for place in np.flatnonzero(misread).tolist():
         misread[place] = is_misread(texts[place].as_py())
+    control = arrow.matching(texts, _CONTROL)
+    null = control & arrow.matching(texts, r"\x00") if control.any() else control
     return {
         "mojibake": misread,
         "replacement_characters": arrow.matching(texts, "\ufffd"),
-        "control_characters": arrow.matching(texts, _CONTROL),
+        "null_bytes": null,
+        "control_characters": control & ~null,
         "no_words": arrow.matching(texts, "(?s).") & ~arrow.matching(texts, _WORD),
     }
 

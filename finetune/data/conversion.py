@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +23,10 @@ from finetune.runtime import activity, formats
 
 #: In the schema of a cached file: what was unusual, and how it is read.
 _NOTE, _LAYOUT = b"finetune.note", b"finetune.layout"
-_CACHE_VERSION = 7
+_CACHE_VERSION = 8
+#: Bytes that may be written without looking at the disk, and that stay free on it, if that is no
+#: more than a share of it.
+_FEW, _RESERVE, _SHARE = 2**24, 2**30, 0.02
 
 
 def rows(
@@ -43,7 +48,7 @@ def rows(
             layout, sentence = files.inspected(path, options)
             schema = _schema(path, layout)
             about = {_NOTE: sentence.encode(), _LAYOUT: json.dumps(asdict(layout)).encode()}
-            _write(cached, schema, about, (
+            _write(cached, path, schema, about, (
                 _typed(path, chunk, schema) for chunk in _chunks(path, layout, "converting")
             ))  # fmt: skip
     caches.use(cached.parent, source=str(path))
@@ -67,7 +72,7 @@ def texts(several: Sequence[Path], options: ReadOptions, note: Callable[[str], N
     if not seals.intact(cached, note):
         schema = pa.schema([(each, pa.string()) for each in ("text", "label", "file")])
         with _explained(folder):
-            _write(cached, schema, {}, _of_texts(several, options, schema))
+            _write(cached, folder, schema, {}, _of_texts(several, options, schema))
     caches.use(cached.parent, source=str(folder))
     return Dataset.from_file(str(cached))
 
@@ -95,18 +100,50 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _write(
-    cached: Path, schema: pa.Schema, about: Mapping[bytes, bytes], tables: Iterable[pa.Table]
+    cached: Path,
+    source: Path,
+    schema: pa.Schema,
+    about: Mapping[bytes, bytes],
+    tables: Iterable[pa.Table],
 ) -> None:
-    """Write rows into the cache, whole or not at all."""
+    """Write rows into the cache, whole or not at all.
+
+    Raises:
+        UserError: if they would fill the disk.
+    """
     schema = schema.with_metadata({**(schema.metadata or {}), **about})
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
         written = Path(directory) / cached.name
-        with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as out:
-            for table in tables:
-                out.write_table(table.cast(schema))
+        try:
+            with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as out:
+                for table in tables:
+                    out.write_table(table.cast(schema))
+                    if file.tell() > _FEW:
+                        _refuse_full(source, cached, file.tell())
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise _full(source, cached, written.stat().st_size) from error
+            raise
         os.replace(written, cached)
     seals.seal(cached)
+
+
+def _refuse_full(source: Path, cached: Path, size: int) -> None:
+    """Refuse to go on where the disk of the cache has little room left."""
+    total, _, free = shutil.disk_usage(cached.parent)
+    if free < min(_RESERVE, total * _SHARE):
+        raise _full(source, cached, size)
+
+
+def _full(source: Path, cached: Path, size: int) -> UserError:
+    cache = cached.parent.parent.parent
+    what = "unpacks to" if formats.compression(source) else "has"
+    return UserError(
+        f"{source} {what} more than fits on the disk of {cache}: {size / 2**30:,.1f} GiB of rows "
+        "were written, and removed again; is it what it claims to be? Else free space (python -m "
+        "finetune cache), or set HF_DATASETS_CACHE to a directory on a larger disk"
+    )
 
 
 def size(path: Path, options: ReadOptions) -> int:

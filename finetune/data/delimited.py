@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from finetune.data import lines as of_lines
-from finetune.data.layout import NAMES, Layout, opened
+from finetune.data.layout import NAMES, OTHERS, Layout, opened
 from finetune.data.lines import Line
 from finetune.errors import UserError, counted
 from finetune.runtime import formats
@@ -84,7 +84,7 @@ def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]
         return "minimal", spread if quoted.whole else ""
     alone = len(literal.header) == 1  # then any text parses, line by line
     strict = strictly.whole
-    if alone and (strict or separator_hint(literal.header)):
+    if alone and (strict or any(each in literal.header[0] for each in NAMES)):
         return "minimal", spread
     if strict and breaks <= _FEW:
         return "minimal", f"{spread}; --csv_quoting none for {counted(literal.rows, 'row')}"
@@ -136,7 +136,7 @@ def split(path: Path, layout: Layout, lines: Iterator[Line]) -> tuple[Iterator[U
     rows = _fields(layout, False, path, map(decode, lines))
     end, header = _header(path, rows)
     if not layout.lines_are_rows:
-        return rows, partial(_of_fields, path, header)
+        return rows, partial(_of_fields, layout, path, header)
     numbered = enumerate(lines, start=end + 1)  # of which the header has taken those before
     apart = ((n, n, line) for n, line in numbered if len(header) == 1 or line not in _BLANK)
     return apart, partial(_of_lines, layout, decode, path, header)
@@ -155,7 +155,7 @@ def records(layout: Layout, strict: bool, path: Path, lines: Iterable[str]) -> I
         UserError: at a malformed row, with its line.
     """
     rows = _fields(layout, strict, path, lines)
-    yield from _of_fields(path, _header(path, rows)[1], rows)
+    yield from _of_fields(layout, path, _header(path, rows)[1], rows)
 
 
 def _header(path: Path, rows: Iterator[Unparsed]) -> tuple[int, list[str]]:
@@ -204,9 +204,11 @@ def _fields(layout: Layout, strict: bool, path: Path, lines: Iterable[str]) -> I
         raise _malformed(layout, path, line, error) from error
 
 
-def _of_fields(path: Path, header: Sequence[str], rows: Iterable[Unparsed]) -> Iterator[Placed]:
+def _of_fields(
+    layout: Layout, path: Path, header: Sequence[str], rows: Iterable[Unparsed]
+) -> Iterator[Placed]:
     for line, last, fields in rows:
-        yield line, last, _row(path, line, header, fields)
+        yield line, last, _row(layout, path, line, header, fields)
 
 
 def _of_lines(
@@ -223,22 +225,42 @@ def _of_lines(
             row = next(fields)
         except csv.Error as error:
             raise _malformed(layout, path, line, error) from error
-        yield line, line, _row(path, line, header, row)
+        yield line, line, _row(layout, path, line, header, row)
 
 
-def _row(path: Path, line: int, header: Sequence[str], fields: Sequence[str]) -> Row:
+def _row(
+    layout: Layout, path: Path, line: int, header: Sequence[str], fields: Sequence[str]
+) -> Row:
     fields = fields or [""]  # a blank line, of a single column
     if len(fields) != len(header):
         raise UserError(
             f"{path}, line {line}: expected {counted(len(header), 'field')} as in the "
-            f"first line, found {len(fields)}{separator_hint(header)}"
+            f"first line, found {len(fields)}{_how_to_mend(fields, header, layout)}"
         )
     return dict(zip(header, (field or None for field in fields), strict=True))
 
 
 def _malformed(layout: Layout, path: Path, line: int, error: csv.Error) -> UserError:
+    if str(error).startswith("field larger"):
+        return UserError(
+            f"{path}, line {line}: a field of more than {_LONGEST_FIELD:,} characters: if a "
+            "quotation mark is never closed, --csv_quoting none reads them as text; if the text is "
+            "so long, shorten it, or write the rows as .jsonl or .parquet"
+        )
     literally = "; is a quote never closed? --csv_quoting none reads quotation marks as text"
     return UserError(f"{path}, line {line}: {error}{literally * (layout.quoting != 'none')}")
+
+
+def _how_to_mend(fields: Sequence[str], header: Sequence[str], layout: Layout) -> str:
+    """Return what a row with another number of fields than the first line needs."""
+    if hint := separator_hint(header):
+        return hint
+    if len(fields) < len(header):
+        return ": is the line cut off, or a line break in a text without quotation marks around it?"
+    name = NAMES.get(layout.separator, f"{layout.separator!r}")
+    if layout.quoting == "none":
+        return f": do texts hold {name}? Read with --csv_quoting none they cannot"
+    return f": put a text that holds {name} in quotation marks"
 
 
 def _is_separator_line(fields: Sequence[str]) -> bool:
@@ -250,8 +272,11 @@ def _is_separator_line(fields: Sequence[str]) -> bool:
 
 def separator_hint(columns: Sequence[str]) -> str:
     """Return a hint if a single column looks like several with another separator."""
-    for character, name in NAMES.items():
-        if len(columns) == 1 and character in columns[0]:
+    if len(columns) != 1:
+        return ""
+    for character in (*NAMES, *OTHERS):
+        if character in columns[0]:
+            name = NAMES.get(character, f"'{character}'")
             written = "tab" if character == "\t" else f"'{character}'"
             return f"; if fields are separated by {name}: --csv_separator {written}"
     return ""

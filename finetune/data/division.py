@@ -41,7 +41,8 @@ def divided(
             _, groups = np.unique(keys.groups[left], return_inverse=True)
             taken = stratification.apart_by_group(labels, groups, size, seed)
             if not taken.any():
-                raise UserError(_too_few_groups(plan, name, len(names) - step, groups))
+                every = np.unique(keys.groups[numbers])
+                raise UserError(_too_few_groups(plan, names[1:], step, len(every), groups))
         elif keys.times is not None:
             taken = stratification.apart_by_time(keys.times[left], size)
             if not taken.any():
@@ -58,16 +59,29 @@ def divided(
     return {"train": left, **found}, _told(found, plan, whole, begins, strata)
 
 
-def _too_few_groups(plan: Plan, name: str, needed: int, groups: np.ndarray) -> str:
-    """Return why no group can be split off."""
+def _too_few_groups(
+    plan: Plan, wanted: Sequence[str], step: int, every: int, groups: np.ndarray
+) -> str:
+    """Return why no group can be split off.
+
+    Args:
+        plan: How rows are split.
+        wanted: The splits to be split off, in their order.
+        step: The number of that which has none.
+        every: Groups of the source.
+        groups: Those that are left.
+    """
     count = int(groups.max()) + 1
+    splits = ("train", *wanted)
     why = (
-        f"{counted(count, 'group')} for {needed} splits"
-        if count < needed
-        else (f"of {count} groups each has all rows of some class")
+        f"the data has {counted(every, 'group')} for {len(splits)} splits ({', '.join(splits)})"
+        if every < len(splits)
+        else f"of {counted(count, 'group')} each has all rows of some class"
+        if count > 1
+        else f"{counted(every - count, 'group')} went to {' and '.join(wanted[:step])}"
     )
     return (
-        f"--group_column {plan.group_column}: no rows are left for {name}: {why}; "
+        f"--group_column {plan.group_column}: no rows are left for {wanted[step]}: {why}; "
         "choose another column, or give the splits as files"
     )
 

@@ -28,10 +28,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from finetune.data import bounds, columnar, delimited, json_documents, spreadsheet
+from finetune.data import bounds, charsets, columnar, delimited, json_documents, spreadsheet
 from finetune.data import lines as of_lines
 from finetune.data.delimited import Parse, Placed, Row, Unparsed
-from finetune.data.layout import USUAL, Layout, ReadOptions, detected, opened
+from finetune.data.layout import USUAL, Layout, ReadOptions, detected, opened, two_encodings
 from finetune.data.lines import Line
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
@@ -276,24 +276,19 @@ def _explained(path: Path) -> Iterator[None]:
 def _not_throughout(path: Path, error: UnicodeDecodeError) -> UserError:
     """Return the refusal of a file that begins in an encoding and does not go on in it."""
     encoding, where = error.encoding.replace("_", "-"), ""
+    if encoding == "utf-8" and (refusal := two_encodings(path)):
+        return refusal
     if not encoding.startswith(("utf-16", "utf-32")):  # of which a byte is no end of a line
         with opened(path) as lines:
             numbered = enumerate(lines, start=1)
-            wrong = (f"line {n}, " for n, each in numbered if not _decodes(each, encoding))
+            is_right = partial(charsets.decodes, encoding=encoding)
+            wrong = (f"line {n}, " for n, each in numbered if not is_right(each))
             where = next(wrong, "")
     return UserError(
         f"{path} is not {encoding} throughout: {error.reason} ({where}byte "
         f"{error.object[error.start]:#x}); --encoding NAME reads all of it in another, such as "
         f"{'cp1252' if encoding == 'utf-8' else 'utf-8'}; or correct that line"
     )
-
-
-def _decodes(line: bytes, encoding: str) -> bool:
-    try:
-        line.decode(encoding)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _of_text(splitter: Splitter, layout: Layout, path: Path, mine: Mine) -> Iterator[Read]:
@@ -356,7 +351,7 @@ def json_object(line: str, place: str) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{place}: {error.msg} (character {error.pos + 1})") from error
+        raise UserError(f"{place}: {json_documents.explained(error)}") from error
     except ValueError as error:  # of Python's own limit
         most = f"{sys.get_int_max_str_digits():,}"
         raise UserError(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import arrow, class_labels, listing, targets
+from finetune.data import arrow, class_labels, headers, listing, targets
 from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, number, place, refusal_of_lists, row_numbers
@@ -51,7 +51,7 @@ def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -
             mistakes.append(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 f"{separator_hint(there) or suggestion(column, there)} "
-                f"(available: {', '.join(there)})"
+                f"(available: {', '.join(there)}){headers.hint(dataset[lacking[0]])}"
             )
         elif column == "id":
             mistakes.append(

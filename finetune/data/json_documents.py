@@ -34,7 +34,9 @@ def rows(text: str, path: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: {error.msg}") from error
+        if not text.strip():
+            raise UserError(f"{path} holds no rows") from error
+        raise UserError(f"{path}, line {error.lineno}: {explained(error)}") from error
     except ValueError as error:  # an integer of too many digits
         raise UserError(f"{path}: {error}") from error
     found = _rows_in(content)
@@ -50,6 +52,27 @@ def rows(text: str, path: Path) -> list[dict[str, Any]]:
                 json.dumps(row, ensure_ascii=False), f"{path}, row {number}"
             )
     return found
+
+
+def explained(error: json.JSONDecodeError) -> str:
+    """Return what is wrong with JSON, and what mends it."""
+    where, rest = f"(character {error.colno})", error.doc[error.pos :]
+    unclosed = f"a text has no closing quotation mark {where}: is it cut off?"
+    match error.msg.removesuffix(" at"):
+        case "Invalid control character" if not rest.strip("\r\n"):  # at the end of a line
+            return unclosed
+        case "Invalid control character":
+            sign = rest[0]
+            if sign == "\0":
+                return f"a null byte {where}, which is no text: is the file damaged? Remove it"
+            return f"{sign!r} in a text {where}: write it as {json.dumps(sign)[1:-1]}"
+        case "Unterminated string starting":
+            return unclosed
+        case "Expecting value" if not rest.strip():
+            return f"ends before a value {where}: is it cut off?"
+        case "Extra data":
+            return f"more than one value {where}: write one object per line, as .jsonl"
+    return f"{error.msg} {where}"
 
 
 def _rows_in(content: Any) -> list[dict[str, Any]] | None:

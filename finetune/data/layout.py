@@ -21,15 +21,20 @@ from typing import IO, cast
 
 import pyarrow as pa
 
+from finetune.data import charsets
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats, hub
 
 #: Separators that are looked for, and what they are called.
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+#: Those that are only hinted at: they may be text.
+OTHERS = "^~:¦§#"
 #: How a person writes characters that a shell does not pass on.
 _WRITTEN = {"tab": "\t", "\\t": "\t"}
 #: The beginning of a file, by which it is judged; and rows of it that have to agree.
 _BEGINNING, _ROWS = 2**20, 200
+#: An archive that becomes so many times larger, and so large, holds no text.
+_LARGEST_RATIO, _LARGE = 100, 4 * 2**30
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -45,7 +50,11 @@ _CENTRAL = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
 _BEYOND_ASCII = (re.compile(r"[^\W\x00-\x7f]"), re.compile(r"[^\x00-\x7f\ufeff]"))
 _SHOWN = 20
 _NOT_UTF8 = re.compile(r"[\udc80-\udcff]")
+#: Characters of UTF-8 that a line must have to be no other alphabet by chance.
+_SURELY_UTF8 = 4
 _USUAL = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1250", "shift_jis")
+_OF_UNICODE = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
+_LATIN = ("cp1252", "cp1250", "latin-1")
 #: Bytes that Windows-1252 leaves undefined.
 _UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
 
@@ -116,11 +125,12 @@ def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
         encoding = _known(options.encoding)
     else:
         encoding = _encoding(path, beginning)
+        _refuse_two_encodings(path, encoding)
         if encoding not in ("utf-8", "utf-8-sig"):
             text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
             such = _example(text)
             told.append(f"{encoding}{f', as in {such!r}' if such else ''} (--encoding)")
-    separator = formats.SEPARATORS.get(suffix, ",")
+    separator, hint = formats.SEPARATORS.get(suffix, ","), ""
     if suffix in formats.SEPARATORS:
         if options.separator is not None:
             separator = separator_written(options.separator)
@@ -130,7 +140,9 @@ def detected(path: Path, options: ReadOptions) -> tuple[Layout, str]:
                 told.append(
                     f"fields separated by {NAMES.get(separator, repr(separator))} (--csv_separator)"
                 )
-    sentence = f"{path.name}: read as {', '.join(told)}" if told else ""
+            hint = _other_separator(beginning, encoding, separator)
+    parts = [f"read as {', '.join(told)}" if told else "", hint]
+    sentence = f"{path.name}: {'; '.join(filter(None, parts))}" if any(parts) else ""
     if encoding == "utf-8":  # a mark may come without being at the beginning of what was read
         encoding = "utf-8-sig"
     return Layout(encoding=encoding, separator=separator), sentence
@@ -194,6 +206,8 @@ def _encoding(path: Path, beginning: bytes) -> str:
         wrong = len(_NOT_UTF8.findall(text))
         if len(_BEYOND_ASCII[1].findall(text)) > 2 * wrong:
             raise  # more of it is UTF-8 than not, which no other encoding is by chance
+    if charsets.is_utf8_too(io.BytesIO(beginning), _SURELY_UTF8):
+        raise two_encodings(path) or AssertionError(path)
     control = sum(beginning.count(bytes([each])) for each in (*range(9), *range(14, 32)))
     if control > 0.01 * len(beginning):
         raise UserError(
@@ -211,6 +225,37 @@ def _encoding(path: Path, beginning: bytes) -> str:
     return "cp1250" if is_central else "cp1252"
 
 
+def _refuse_two_encodings(path: Path, encoding: str) -> None:
+    """Refuse a file that was taken for other than UTF-8, of which lines are UTF-8.
+
+    Raises:
+        UserError: with the first line of either kind.
+    """
+    if encoding in _OF_UNICODE or not charsets.has_bytes_for_characters(encoding):
+        return  # bytes of several are UTF-8 by chance
+    characters = 1 if encoding in _LATIN else _SURELY_UTF8
+    with opened(path) as file:
+        is_mixed = charsets.is_utf8_too(file, characters)
+    if is_mixed and (refusal := two_encodings(path)):
+        raise refusal
+
+
+def two_encodings(path: Path) -> UserError | None:
+    """Return the refusal of a file of which some lines are UTF-8 and others are not; None if it is
+    no such file.
+    """
+    with opened(path) as lines:
+        found = charsets.first_lines(lines)
+    if found is None:
+        return None
+    (line, text), (other, byte) = found
+    return UserError(
+        f"{path} is not utf-8 throughout: line {line} is ('{_example(text)}'), line {other} is not "
+        f"(byte {byte:#x}); convert the lines that are not, or --encoding NAME reads all of it in "
+        "one encoding, such as cp1252"
+    )
+
+
 def _without_mark(beginning: bytes) -> str | None:
     """Return the UTF-16 that a beginning is in without a mark: every second byte of Latin text is
     null.
@@ -225,22 +270,37 @@ def _without_mark(beginning: bytes) -> str | None:
 
 
 def _separator(beginning: bytes, encoding: str, usual: str) -> str:
-    """Return the separator of fields: another than the usual one only if that finds one column, and
-    the other finds as many fields in every row.
+    """Return the separator of fields: another than the usual one only if that finds one column in
+    the first line, or not as many in every row, and the other finds as many fields in every row.
     """
     text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
     whole = len(beginning) < _BEGINNING
     first = text.partition("\n")[0].strip("\r\ufeff")
     if len(first) == 5 and first.lower().startswith("sep="):  # as Excel reads it
         return first[4]
-    if _fields(text, usual, whole)[:1] != [1]:
+    by_usual = _fields(text, usual, whole)
+    if by_usual[:1] != [1] and len(set(by_usual)) < 2:
         return usual
-    agreeing = []
-    for each in NAMES:
-        counts = _fields(text, each, whole)
-        if each != usual and len(counts) > 1 and len(set(counts)) == 1 and counts[0] > 1:
-            agreeing.append(each)
+    agreeing = [each for each in NAMES if each != usual and _is_even(text, each, whole)]
     return agreeing[0] if len(agreeing) == 1 else usual
+
+
+def _is_even(text: str, separator: str, whole: bool) -> bool:
+    """Return whether every row has the same number of fields, two or more."""
+    counts = _fields(text, separator, whole)
+    return len(counts) > 1 and len(set(counts)) == 1 and counts[0] > 1
+
+
+def _other_separator(beginning: bytes, encoding: str, separator: str) -> str:
+    """Return a hint if a single column is several with a separator that is no usual one."""
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
+    whole = len(beginning) < _BEGINNING
+    first = text.partition("\n")[0]
+    if separator not in first:
+        for each in OTHERS:
+            if each in first and _is_even(text, each, whole):
+                return f"one column, but every row has as many {each!r}: --csv_separator '{each}'?"
+    return ""
 
 
 def _fields(text: str, separator: str, whole: bool) -> list[int]:
@@ -276,11 +336,23 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with contextlib.ExitStack() as stack:
             yield stack.enter_context(_decompressed(path, stack))
-    except (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(
-            f"{path} is damaged or cut off: {error or 'the compressed data ends too early'}; copy "
-            "or download it again"
-        ) from error
+    except OSError as error:
+        # those of gzip, and of bz2 and zstd, which have no type of their own
+        is_damage = isinstance(error, gzip.BadGzipFile) or (
+            error.errno is None and formats.compression(path) in (".bz2", ".zst")
+        )
+        if not is_damage:
+            raise
+        raise _damaged(path, error) from error
+    except (EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{path} is damaged or cut off: {error or 'the compressed data ends too early'}; copy or "
+        "download it again"
+    )
 
 
 def _decompressed(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:
@@ -290,7 +362,7 @@ def _decompressed(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:
         case ".bz2":
             return cast(IO[bytes], bz2.open(path))
         case ".zst":
-            return cast(IO[bytes], pa.input_stream(str(path), compression="zstd"))
+            return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
         case ".zip":
             archive = stack.enter_context(zipfile.ZipFile(path))
             return archive.open(_member(path, archive))
@@ -314,6 +386,12 @@ def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
         raise UserError(f"{path} holds {there[0].filename}: {hint}")
     if there[0].flag_bits & 1:
         raise UserError(f"{path} is encrypted: unzip it")
+    ratio = there[0].file_size / max(1, there[0].compress_size)
+    if ratio > _LARGEST_RATIO and there[0].file_size > _LARGE:
+        raise UserError(
+            f"{path} would unpack to {there[0].file_size / 2**30:,.1f} GiB, {ratio:,.0f} times its "
+            "size, which no text does: is it what it claims to be? If it is, unzip it"
+        )
     cache = hub.caches()["datasets"]  # where its rows go
     free = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists())).free
     if there[0].file_size > free:

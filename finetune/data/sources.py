@@ -26,7 +26,7 @@ from datasets import (
     load_from_disk,
 )
 
-from finetune.data import arrow, bounds, conversion, embedded, listing, memory, seals
+from finetune.data import arrow, bounds, conversion, embedded, labels, listing, memory, seals
 from finetune.data.layout import ReadOptions
 from finetune.data.listing import NONE, OTHER_NAMES, SPLITS, Listing
 from finetune.errors import UserError, suggestion
@@ -209,11 +209,19 @@ def _refuse_others(path: Path, rows: Dataset, other: Path, others: Dataset) -> N
     """Refuse a file whose columns are not those of another one."""
     columns, there = set(rows.column_names), set(others.column_names)
     if columns != there:
-        lacks = [f"no '{name}'" for name in sorted(columns - there)]
-        more = [f"'{name}' beside" for name in sorted(there - columns)]
+        lacks, more = (
+            f"{'a column' if len(names) == 1 else 'columns'} {labels.listed(sorted(names))}"
+            if names
+            else ""
+            for names in (columns - there, there - columns)
+        )
+        told = [
+            f"lacks {lacks} that {path} has" if lacks else "",
+            f"has {more} that {path} lacks" if more else "",
+        ]
         raise UserError(
-            f"{other} has other columns than {path}: {', '.join([*lacks, *more])}; give all files "
-            "of a split the same columns"
+            f"{other} {' and '.join(filter(None, told))}; give all files of a split the same "
+            "columns"
         )
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from finetune.data import lengths
+from finetune.data.encoding import Read
 from finetune.data.windows import documents_of, first_lengths
 from finetune.recipe import TextClassification
+
+#: Characters of a text that are tokenized to know how many tokens the whole has.
+_COUNTED = 200_000
 
 
 def of_long_texts(recipe: TextClassification) -> str | None:
@@ -31,7 +35,8 @@ def dominating(recipe: TextClassification) -> str | None:
 
 
 def sampled(recipe: TextClassification, most: int) -> np.ndarray:
-    """Return the tokens of training texts before truncation, shape ``(rows,)``.
+    """Return the tokens of training texts before truncation, shape ``(rows,)``; those of texts of
+    more than 200,000 characters are estimated from their beginning.
 
     Args:
         recipe: Which tokenizes these texts and no others.
@@ -41,6 +46,27 @@ def sampled(recipe: TextClassification, most: int) -> np.ndarray:
     numbers = np.arange(rows)
     if rows > most:
         numbers = np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
-    read, encoder = recipe.read_by_model("train"), recipe.encoder()
-    tokens = np.array([len(each) for each in encoder(read(numbers))["input_ids"]])
-    return encoder.whole_lengths(lambda some: read(numbers[some]), tokens)
+    whole, encoder = recipe.read_by_model("train"), recipe.encoder()
+    scale = np.ones(len(numbers))
+
+    def read(some: np.ndarray) -> list[Read]:
+        texts = list[Read]()
+        for place, text in zip(some.tolist(), whole(numbers[some]), strict=True):
+            texts.append(_bounded(text))
+            scale[place] = _characters(text) / max(1, _characters(texts[-1]))
+        return texts
+
+    tokens = np.array([len(each) for each in encoder(read(np.arange(len(numbers))))["input_ids"]])
+    counted: np.ndarray = np.rint(encoder.whole_lengths(read, tokens) * scale).astype(np.int64)
+    return counted
+
+
+def _bounded(text: Read) -> Read:
+    """Return the beginning of a text, or of each part, by which the tokens of a long one are
+    estimated.
+    """
+    return text[:_COUNTED] if isinstance(text, str) else [part[:_COUNTED] for part in text]
+
+
+def _characters(text: Read) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))

@@ -185,6 +185,7 @@ class Recipe(Splitting):
         from finetune.data import findings, sources
 
         self.notes.clear()
+        self.remarks_of_source.clear()
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
@@ -216,7 +217,7 @@ class Recipe(Splitting):
         )
         remarks += findings.remarks(dataset)
         remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
-        self.remarks = remarks
+        self.remarks = [*self.remarks_of_source, *remarks]
         self.findings = first.findings(source, dataset, self.columns_read(), places)
         self.notes[loaded:loaded] = [*remarks, *first.told(self.findings)]
         return dataset

@@ -60,6 +60,45 @@ class Sourced(Recipe):
             note=self.note,
         )
 
+    def remark_on_headers(self, dataset: DatasetDict, text: str, label: str) -> None:
+        """Note files without a line of names: their first row would be lost without a word.
+
+        Args:
+            dataset: As it was read.
+            text: The column of the text.
+            label: That of the label.
+        """
+        from finetune.data import conversion, headers, listing, sources
+        from finetune.runtime import formats
+
+        if not (self.dataset and sources.is_local(self.dataset)):
+            return
+        listed = listing.listed(self.dataset, self._split_names())
+        for split, rows in dataset.items():
+            path = next(iter(listed.files.get(split, ())), None)
+            if listed.kind != "rows" or path is None:
+                continue
+            if formats.suffix(path) not in (*formats.SEPARATORS, formats.SPREADSHEET):
+                continue
+            if again := headers.repeated(rows, text, label):
+                told = (
+                    f"{path.name}: {again}: were files joined with their first lines? Remove these "
+                    "rows"
+                )
+            elif why := headers.looks_like_row(rows, text, label):
+                by = conversion.layout(path, self.read_options()).separator
+                names = {text: "text", label: "label"}
+                there = (name for name in rows.column_names if name != "id")
+                line = by.join(names.get(each, f"column_{n}") for n, each in enumerate(there, 1))
+                told = (
+                    f"{path.name}: the first line looks like a row, not like names of columns "
+                    f"({why}), and is not read as a row: add a line {line!r} on top"
+                )
+            else:
+                continue
+            self.note(told)
+            self.remarks_of_source.append(told)
+
     def places(self, split: str, rows: Sequence[int]) -> str:
         from finetune.data import positions
 

@@ -24,6 +24,7 @@ class Splitting(Corrected):
         split_how: How rows were split off, once they are; empty if the source has all splits.
         notes_of_splitting: Which rows were left out then.
         remarks: Sentences on labels and splits that look like mistakes.
+        remarks_of_source: Those among them on how files are written.
         findings: What is suspicious in the rows.
     """
 
@@ -55,6 +56,7 @@ class Splitting(Corrected):
         self.split_how = ""
         self.notes_of_splitting: Sequence[str] = ()
         self.remarks: Sequence[str] = ()
+        self.remarks_of_source: list[str] = []
         self.findings: Sequence[Finding] = ()
         mistakes = _mistakes_of_sizes(self.test_size, self.validation_size)
         if self.group_column is not None and self.time_column is not None:

@@ -123,6 +123,8 @@ class TextClassification(Deduplicated):
         texts, is_one = self.columns_read(), self.text_columns is None
         sources = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
         findings.require_columns(dataset, sources)
+        if is_one and not self.label_columns:
+            self.remark_on_headers(dataset, self.text_column, self.label_column)
         columns = [column for names in sources.values() for column in names]
         dataset = findings.without_clashes(dataset, columns, self.split_columns(), note=self.note)
         renamed = {} if self.label_columns else {self.label_column: "label"}

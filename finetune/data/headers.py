@@ -1,0 +1,76 @@
+"""Notice a table whose first line is a row: it has no line with the names of its columns."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow.compute as pc
+from datasets import Dataset
+
+from finetune.data import arrow
+from finetune.data.labels import number
+from finetune.errors import counted
+
+#: A name of so many words that is a text of the column itself, too, is a text; one of so many
+#: characters is, unless it ends like the question of a form.
+_FEWEST_WORDS, _LONGEST_NAME = 3, 60
+_FORM = ("?", ":", ")", "*")
+_LOOKED_AT = 1000
+
+
+def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
+    """Return why the names of two columns are rather values of a row; None if they are not.
+
+    Args:
+        rows: Of a table with a first line of names.
+        text: The column of the text.
+        label: That of the label.
+    """
+    names = [name for name in rows.column_names if name != "id"]
+    if names == [str(number) for number in range(len(names))]:  # as pandas numbers them
+        return None
+    if _occurs(rows, label):
+        return f"'{label}' is both the name of a column and a label in it"
+    words = len(text.split())
+    if words >= _FEWEST_WORDS and _occurs(rows, text):
+        return f"'{_short(text)}' is both the name of a column and a text in it"
+    if len(text) > _LONGEST_NAME and not text.rstrip().endswith(_FORM):
+        return f"a column is called '{_short(text)}'"
+    value = number(label)
+    if words >= _FEWEST_WORDS and value is not None and math.isfinite(value):
+        return f"the columns are called '{_short(text)}' and '{label}'"
+    return None
+
+
+def repeated(rows: Dataset, text: str, label: str) -> str:
+    """Return a sentence if rows repeat the names of the columns: files joined with their first
+    lines; else an empty one.
+    """
+    if not (_occurs(rows, label) and _occurs(rows, text)):
+        return ""
+    is_text, is_label = (pc.equal(rows.data.column(name), name) for name in (text, label))
+    same = pc.and_(is_text, is_label)
+    count = pc.sum(same).as_py() or 0
+    return f"the names of the columns are {counted(count, 'row')}, too" if count else ""
+
+
+def hint(rows: Dataset) -> str:
+    """Return a hint, where a column is missing, if the name of one is a value in it."""
+    for name in rows.column_names:
+        values = rows.data.column(name).slice(0, _LOOKED_AT)
+        if arrow.is_text(values.type) and pc.any(pc.equal(values, name)).as_py():
+            return (
+                f"; '{_short(name)}' is a value of the column of that name, too: is the first line "
+                "a row? Add a line with the names of the columns on top"
+            )
+    return ""
+
+
+def _occurs(rows: Dataset, column: str) -> bool:
+    """Return whether the name of a column of text is a value in it."""
+    stored = rows.data.column(column)
+    return arrow.is_text(stored.type) and bool(pc.any(pc.equal(stored, column)).as_py())
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
