@@ -82,3 +82,16 @@ def decodes(line: bytes, encoding: str = "utf-8") -> bool:
 def has_bytes_for_characters(encoding: str) -> bool:
     """Return whether each character of an encoding is one byte."""
     return len(bytes(range(256)).decode(encoding, "replace")) == 256
+
+
+def without_mark(beginning: bytes) -> str | None:
+    """Return the UTF-16 that a beginning is in without a mark: every second byte of Latin text is
+    null.
+    """
+    if len(beginning) < 4:
+        return None
+    zeros = [beginning[start::2].count(0) / max(1, len(beginning) // 2) for start in (0, 1)]
+    for name, (other, null) in (("utf-16-le", zeros), ("utf-16-be", zeros[::-1])):
+        if null > 0.4 and other < 0.05:
+            return name
+    return None

@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, List, Value
 
 from finetune.data.cells import list_in
 from finetune.data.delimited import separator_hint
-from finetune.data.labels import number
+from finetune.data.numeric_names import number
 from finetune.errors import UserError
 
 #: Rows that are looked at, spread over the data.

@@ -18,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from finetune.data import bounds, charsets, columnar, delimited, json_documents, spreadsheet
+from finetune.data import charsets, columnar, delimited, json_documents, spreadsheet
 from finetune.data import lines as of_lines
 from finetune.data.delimited import Parse, Placed, Row, Unparsed
 from finetune.data.layout import USUAL, Layout, ReadOptions, detected, opened, two_encodings
@@ -336,32 +334,9 @@ def _json_lines(
 
     def parse(some: Iterable[Unparsed]) -> Iterator[Placed]:
         for number, _, line in some:
-            yield number, number, json_object(decode(line), f"{path}, line {number}")
+            yield number, number, json_documents.of_line(decode(line), f"{path}, line {number}")
 
     return ((n, n, line) for n, line in of_lines.not_blank(lines, layout)), parse
-
-
-def json_object(line: str, place: str) -> Row:
-    """Return the row of a line of JSON lines; ``place`` is its position, for the messages.
-
-    Raises:
-        UserError: if it is no object.
-    """
-    bounds.refuse_deep(line, place)
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: {json_documents.explained(error)}") from error
-    except ValueError as error:  # of Python's own limit
-        most = f"{sys.get_int_max_str_digits():,}"
-        raise UserError(
-            f"{place}: an integer of more than {most} digits; write it as text, in quotation marks"
-        ) from error
-    if not isinstance(row, dict):
-        raise UserError(f"{place}: expected an object, found {line[:40]!r}")
-    if "\\u" in line:
-        bounds.refuse_half_characters(json.dumps(row, ensure_ascii=False), place)
-    return row
 
 
 def sliced(rows: Sequence[Any]) -> Iterator[Read]:

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import arrow
-from finetune.data.labels import number
+from finetune.data.numeric_names import number
 from finetune.errors import counted
 
 #: A name of so many words that is a text of the column itself, too, is a text; one of so many

@@ -1,8 +1,9 @@
-"""Rows of a JSON document, which is read as a whole, unlike JSON lines."""
+"""Rows of JSON: of a document, which is read as a whole, and of a line of JSON lines."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -21,6 +22,29 @@ def is_object(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def of_line(line: str, place: str) -> dict[str, Any]:
+    """Return the row of a line of JSON lines; ``place`` is its position, for the messages.
+
+    Raises:
+        UserError: if it is no object.
+    """
+    bounds.refuse_deep(line, place)
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place}: {explained(error)}") from error
+    except ValueError as error:  # of Python's own limit
+        most = f"{sys.get_int_max_str_digits():,}"
+        raise UserError(
+            f"{place}: an integer of more than {most} digits; write it as text, in quotation marks"
+        ) from error
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: expected an object, found {line[:40]!r}")
+    if "\\u" in line:
+        bounds.refuse_half_characters(json.dumps(row, ensure_ascii=False), place)
+    return row
 
 
 def rows(text: str, path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
 
 from finetune.data import arrow, targets
 from finetune.data.cells import list_in
+from finetune.data.numeric_names import has_fractions, natural
 from finetune.data.several import joined, values_in
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
@@ -365,44 +365,3 @@ def _naming(rows: Dataset) -> str:
         "float": "labels are floating-point numbers: the class of 1.0 is called '1'",
         "json": "labels are of several types: true is called 'True', 1 is called '1'",
     }.get(kind, "")
-
-
-def number(value: Any) -> float | None:
-    """Return a value that is a number, or the text of one, without underscores; None of any other:
-    a word, a truth value, a list.
-    """
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        return None
-    try:
-        return float(value) if "_" not in str(value) else None
-    except ValueError:
-        return None
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf
-
-
-def are_numbers(names: Sequence[str]) -> bool:
-    """Return whether all names of classes are numbers."""
-    return not any(is_word for is_word, *_ in map(natural, names))
-
-
-def has_fractions(names: Sequence[str]) -> bool:
-    """Return whether the names of some classes are numbers with a fraction."""
-    numbers = (natural(each) for each in names)
-    return any(not (is_word or number.is_integer()) for is_word, number, _ in numbers)
-
-
-def in_order(names: Sequence[str], known: Sequence[str]) -> bool:
-    """Return whether the order of classes is known: they are among those that have one, ``known``,
-    or numbers that ascend.
-    """
-    numbers = are_numbers(names) and list(names) == sorted(names, key=natural)
-    return set(names) <= set(known) or numbers
-
-
-def natural(name: str) -> tuple[int, float, str]:
-    """Return a key that sorts names: numbers first, as numbers."""
-    value = number(name)
-    if value is None or not math.isfinite(value):  # nan sorts anywhere
-        return (1, 0.0, name)
-    return (0, value, name)

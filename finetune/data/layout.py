@@ -195,7 +195,7 @@ def _encoding(path: Path, beginning: bytes) -> str:
     for mark, name in _MARKS:
         if beginning.startswith(mark):
             return name
-    wide = _without_mark(beginning)
+    wide = charsets.without_mark(beginning)
     if wide:
         return wide
     try:
@@ -254,19 +254,6 @@ def two_encodings(path: Path) -> UserError | None:
         f"(byte {byte:#x}); convert the lines that are not, or --encoding NAME reads all of it in "
         "one encoding, such as cp1252"
     )
-
-
-def _without_mark(beginning: bytes) -> str | None:
-    """Return the UTF-16 that a beginning is in without a mark: every second byte of Latin text is
-    null.
-    """
-    if len(beginning) < 4:
-        return None
-    zeros = [beginning[start::2].count(0) / max(1, len(beginning) // 2) for start in (0, 1)]
-    for name, (other, null) in (("utf-16-le", zeros), ("utf-16-be", zeros[::-1])):
-        if null > 0.4 and other < 0.05:
-            return name
-    return None
 
 
 def _separator(beginning: bytes, encoding: str, usual: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, List
 
-from finetune.data import arrow, class_labels, labels
+from finetune.data import arrow, class_labels, labels, numeric_names
 from finetune.data.cells import SEPARATORS, list_in, printed, separated
 from finetune.errors import UserError
 
@@ -29,7 +29,7 @@ _BITS = ({"0", "1"}, {"False", "True"})
 
 def truth(value: Any) -> bool | None:
     """Return what a cell of a column of 0 and 1 says; None of other values."""
-    number = labels.number(value)
+    number = numeric_names.number(value)
     return _TRUTH.get(str(value).strip().lower() if number is None else number)
 
 
@@ -84,7 +84,7 @@ def encode(
     if merged <= set(names):
         ordered = list(names)
     else:
-        ordered = [*dict.fromkeys(known), *sorted(merged - set(known), key=labels.natural)]
+        ordered = [*dict.fromkeys(known), *sorted(merged - set(known), key=numeric_names.natural)]
     if separator is not None and several:
         note("--label_separator has no effect: a cell of --label_columns holds 0 or 1")
     elif separator is not None:

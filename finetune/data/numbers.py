@@ -14,7 +14,8 @@ from datasets import Dataset, DatasetDict, List, Value
 
 from finetune.data import arrow
 from finetune.data.cells import about_comma, list_in
-from finetune.data.labels import Places, listed, number
+from finetune.data.labels import Places, listed
+from finetune.data.numeric_names import number
 from finetune.data.targets import class_names
 from finetune.errors import UserError
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from finetune.data import files, image_files, images
+from finetune.data import files, image_files, images, json_documents
 from finetune.data.delimited import Row
 from finetune.data.files import Chunk, Mine, Read, Reader, Rows
 from finetune.data.layout import USUAL, Layout, ReadOptions, not_utf8
@@ -181,7 +181,7 @@ class _Parts:
         if self._reads_json is None:
             self._reads_json = _is_object(text)
         if self._reads_json:
-            row = files.json_object(text, place)
+            row = json_documents.of_line(text, place)
             if lacking := [name for name in self._columns if name not in row]:
                 there = ", ".join(row) or "none"
                 raise UserError(f"{place}: no '{lacking[0]}' (keys: {there})")

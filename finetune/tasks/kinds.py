@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune.data import labels
+from finetune.data import numeric_names
 from finetune.data.targets import class_names, is_set
 from finetune.tasks.base import Task
 from finetune.tasks.multi_label import MultiLabel
@@ -56,7 +56,7 @@ def in_order(rows: Dataset, known: Sequence[str]) -> bool:
     have one, ``known``, or are numbers that ascend.
     """
     names = class_names(rows)
-    return len(names) >= FEWEST_ORDERED and labels.in_order(names, known)
+    return len(names) >= FEWEST_ORDERED and numeric_names.in_order(names, known)
 
 
 def named(

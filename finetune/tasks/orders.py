@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from finetune.data import labels, targets
+from finetune.data import labels, numeric_names, targets
 from finetune.data.several import joined
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
@@ -53,9 +53,9 @@ def refuse_unordered(
                 f"--label_order {joined(given)}: no row has the class {labels.listed(idle)} "
                 f"(the classes: {labels.listed(names)})"
             )
-    elif not labels.in_order(names, known):
+    elif not numeric_names.in_order(names, known):
         order = f"--label_order {joined(names[:5])}{',...' * (len(names) > 5)}"
-        words = [each for each in names if not labels.are_numbers([each])]
+        words = [each for each in names if not numeric_names.are_numbers([each])]
         if 2 * len(words) < len(names) and (first := _first_of(dataset, words, places)):
             raise UserError(
                 f"--task ordinal: {called!r} holds {first}, while {len(names) - len(words):,} of "

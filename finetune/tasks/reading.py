@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from datasets import ClassLabel, DatasetDict, List
 
-from finetune.data import arrow, class_labels, labels, multi_labels, numbers
+from finetune.data import arrow, class_labels, labels, multi_labels, numbers, numeric_names
 from finetune.data.cells import has_unit, list_in
 from finetune.data.targets import class_names, is_set
 from finetune.errors import UserError, counted
@@ -147,7 +147,7 @@ def _of_values(
     note: Callable[[str], None],
 ) -> tuple[Name, str]:
     """Return the task of different words and numbers, with the first row of each."""
-    parsed = {shown: labels.number(value) for shown, (_, value) in distinct.items()}
+    parsed = {shown: numeric_names.number(value) for shown, (_, value) in distinct.items()}
     words = {shown: distinct[shown][0] for shown, each in parsed.items() if each is None}
     read = {shown: each for shown, each in parsed.items() if each is not None}
     found = [each for each in read.values() if math.isfinite(each)]
@@ -213,7 +213,7 @@ def _of_lists(rows: Dataset, how: Reading, lists: Mapping[int, list[Any]]) -> tu
 def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
     several = f"the columns {', '.join(how.columns)}"
     values = {name: rows[name][:] for name in how.columns}
-    numbers = {name: [labels.number(each) for each in values[name]] for name in values}
+    numbers = {name: [numeric_names.number(each) for each in values[name]] for name in values}
     truths = {name: [multi_labels.truth(each) for each in values[name]] for name in values}
     if not any(None in each for each in truths.values()):
         return "multi_label", f"{several} hold 0 and 1"
@@ -302,12 +302,12 @@ def _ordered_classes(
     """Return the same, numbers in their order whatever that of the source is."""
     found, lacking = _classes(dataset, how, note)
     names = class_names(found["train"])
-    if len(names) > _SURELY_CLASSES and labels.has_fractions(names):
+    if len(names) > _SURELY_CLASSES and numeric_names.has_fractions(names):
         raise UserError(
             f"--task ordinal: '{how.called}' holds {len(names):,} different numbers, some with a "
             f"fraction; of more than {_SURELY_CLASSES} such, use --task regression"
         )
-    if labels.are_numbers(names) and not labels.in_order(names, how.names):
+    if numeric_names.are_numbers(names) and not numeric_names.in_order(names, how.names):
         found = labels.encode(found, sorted(names, key=float))
     return found, lacking
 
