@@ -78,6 +78,8 @@ def _chosen(rows: Dataset, texts: Sequence[str], label_column: str) -> tuple[str
             if isinstance(features[name], ClassLabel) or _are_labels(values)
         ]
         label_column, mistake = _one(labels, "label", others)
+        if mistake and not others:  # also where the only column is taken for the text
+            mistake = [f"{mistake[0]}{separator_hint(list(columns))}"]
         mistakes += mistake
     if mistakes:
         *first, last = mistakes

@@ -187,7 +187,6 @@ class Recipe(Splitting):
         from finetune.data import findings, sources
 
         self.notes.clear()
-        self.remarks_of_source.clear()
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
