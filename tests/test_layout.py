@@ -244,7 +244,7 @@ def test_the_separator_is_found(content: str, separator: str, tmp_path: Path) ->
 @pytest.mark.parametrize("separator", ["^", "~", ":", "¦"])
 def test_an_unusual_separator_is_hinted_at(separator: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text(f"text{separator}label\na{separator}good\nb{separator}bad\n")
+    path.write_text(f"text{separator}label\na{separator}good\nb c d e{separator}bad\n")
     found, told = layout.detected(path, ReadOptions())
     assert found.separator == ","
     hint = f"--csv_separator '{separator}'"

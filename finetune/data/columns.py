@@ -99,6 +99,8 @@ def _chosen(
         if not (labels or usual or mistakes):
             labels = plausible
         label_column, mistake = _one(labels, "label", others)
+        if mistake and not others:  # also where the only column is taken for the text
+            mistake = [f"{mistake[0]}{separator_hint(list(columns))}"]
         mistakes += mistake
     if mistakes:
         *first, last = mistakes

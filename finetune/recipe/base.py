@@ -184,7 +184,7 @@ class Recipe(Splitting):
         """The data as it was read, labelled, before any row is left out or split off."""
         from finetune.data import findings, sources
 
-        del self.notes[:], self.remarks_of_source[:]
+        self.notes.clear()
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)

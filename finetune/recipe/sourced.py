@@ -71,6 +71,7 @@ class Sourced(Recipe):
         from finetune.data import conversion, headers, listing, sources
         from finetune.runtime import formats
 
+        self.remarks_of_source.clear()
         if not (self.dataset and sources.is_local(self.dataset)):
             return
         listed = listing.listed(self.dataset, self._split_names())
