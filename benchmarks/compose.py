@@ -1,11 +1,11 @@
 """Compose a set for a kind of task from the embedded data, so that its truth is known.
 
 python benchmarks/compose.py pairs DIRECTORY       # or: all DIRECTORY
-python -m finetune text --embedded --dataset DIRECTORY/pairs.csv --text_columns first,second
+python -m finetune text --embedded --dataset DIRECTORY/pairs --text_columns first,second
 
 Where no package has a set of such labels, they are made: each sentence of Rotten Tomatoes is used
-once, each review of IMDB and each digit too, in an order drawn from a seed. So results say whether
-a task is learned, not how well a model would do on labels that people gave.
+once, but in pairs, each review of IMDB and each digit too, in an order drawn from a seed. So
+results say whether a task is learned, not how well a model would do on labels that people gave.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from finetune.data import embedded
 SEED = 0
 JOINED = 4  # sentences of a text
 SHORT = 20  # words: four of them fit into 128 tokens
+PAIRED = 16  # pairs that a sentence of training is in
 RARE = 0.05  # the share of the rare class
 LONG = 400  # words: fewer than that are no long document
 PROPERTIES: dict[str, Callable[[str], bool]] = {
@@ -62,15 +63,30 @@ def joined(directory: Path) -> Path:
 
 
 def pairs(directory: Path) -> Path:
-    """Pairs of sentences of the same sentiment or of two; neither column alone says which."""
+    """Pairs of short sentences of the same sentiment or of two; neither column alone says which.
+
+    No sentence is in two splits; those of training are in many pairs, as few pairs are learned by
+    heart. Beside the splits, ``sentences.csv`` has the sentences of training with their sentiment.
+    """
+    path = directory / "pairs"
+    path.mkdir(parents=True, exist_ok=True)
     texts, positive = _sentences()
-    unused = {kind: list(texts[positive == kind]) for kind in (0, 1)}
-    kinds = np.resize([(0, 0), (1, 1), (0, 1), (1, 0)], (len(texts) // 8 * 4, 2))
-    table = pd.DataFrame(
-        [[unused[kind].pop() for kind in row] for row in kinds], columns=["first", "second"]
-    )
-    table["label"] = np.where(kinds[:, 0] == kinds[:, 1], "same", "other")
-    return _written(table.sample(frac=1, random_state=SEED), directory / "pairs.csv")
+    short = np.array([len(text.split()) <= SHORT for text in texts])
+    texts, positive = texts[short], positive[short]
+    names, generator = np.array(["negative", "positive"]), np.random.default_rng(SEED)
+    ends = (0, *(int(share * len(texts)) for share in (0.8, 0.9, 1)))
+    for split, start, end in zip(("train", "validation", "test"), ends, ends[1:], strict=False):
+        half, columns = (end - start) // 2, []
+        for _ in range(PAIRED if split == "train" else 2):
+            order = start + generator.permutation(end - start)
+            columns.append([order[:half], order[half : 2 * half]])
+        first, second = np.concatenate(columns, axis=1)
+        label = np.where(positive[first] == positive[second], "same", "other")
+        table = pd.DataFrame({"first": texts[first], "second": texts[second], "label": label})
+        _written(table, path / f"{split}.csv")
+    single = pd.DataFrame({"text": texts[: ends[1]], "label": names[positive[: ends[1]]]})
+    _written(single, directory / "sentences.csv")
+    return path
 
 
 def rare(directory: Path) -> Path:
