@@ -267,8 +267,9 @@ def test_machines_that_share_the_cache_share_out_what_is_to_be_tokenized(
     assert sorted(began) == [0, 10, 20, 30]
     assert sorted(made) == [40, 50, 60, 70]  # not those of the first machine, done or begun
     assert theirs[-1].startswith(f"waiting for 2 files that another machine (process {first.pid} ")
-    again = [line for line in rest.splitlines() if "makes" in line]
-    assert sorted(again) == ["makes 20", "makes 30"]  # once their machine was lost
+    again = [int(line.split()[1]) for line in rest.splitlines() if "makes" in line]
+    assert len(again) == 2  # those that had only begun, once their machine was lost
+    assert {*again} < {*began}
     assert rest.splitlines()[-1] == "done 80"
 
 

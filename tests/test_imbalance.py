@@ -218,5 +218,5 @@ def test_a_loss_of_the_recipes_own_has_no_other_name() -> None:
             return cross_entropy(logits, labels, reduction="none")
 
     build: Callable[..., Rare] = Own
-    with pytest.raises(UserError, match=r"^--loss_function focal: the recipe has a loss of its"):
+    with pytest.raises(UserError, match=r"^--loss_function focal: the recipe has its own loss"):
         build(loss_function="focal")

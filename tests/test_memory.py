@@ -255,7 +255,9 @@ def test_a_frame_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
     assert list(predicted) == ["body", "queue", "label", "probability"]
     assert predicted["queue"].tolist() == ["bad", "good", "bad"]
     assert list(finetune.predict(run, pl.Series(["a film"]))["text"]) == ["a film"]
-    with pytest.raises(UserError, match="1 of 20 rows without a text: position 3; --drop_invalid"):
+    with pytest.raises(
+        UserError, match="1 of 20 rows without a text in 'body': position 3; --drop_invalid"
+    ):
         finetune.evaluate(run, labelled(20).assign(body=lambda f: f.body.where(f.index != 3)),
                           **COLUMNS)  # fmt: skip
 

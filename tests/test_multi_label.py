@@ -241,16 +241,6 @@ def test_classes_are_numbered_as_a_model_does() -> None:
 # ---- splits --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [-1, 2])
-def test_a_number_beyond_the_names_of_its_type_is_refused(number: int, tmp_path: Path) -> None:
-    feature = Features({"text": Value("string"), "label": List(ClassLabel(names=["a", "b"]))})
-    rows = Dataset.from_dict({"text": ["x", "y"], "label": [[0, 1], [1, number]]})
-    rows.info.features = feature  # as the metadata of the file says
-    rows.to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=rf"'label' holds {number} \(train data, row 2\), but its"):
-        Texts(dataset=str(tmp_path / "a.parquet")).load()
-
-
 def test_each_label_keeps_its_share() -> None:
     generator = np.random.default_rng(0)
     has = generator.random((2000, 6)) < [0.5, 0.2, 0.05, 0.02, 0.01, 0.3]

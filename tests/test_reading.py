@@ -343,7 +343,7 @@ def test_a_missing_value_is_told_with_its_column(tmp_path: Path, name: str, line
 
 def test_a_null_among_the_labels_is_told(tmp_path: Path) -> None:
     values = [["good", None], ["bad"], ["good"]]
-    assert "without a label (but ['good', None]): lines 1, 4, 7" in refusal(
+    assert "without a label in 'queue' (but ['good', None]): lines 1, 4, 7" in refusal(
         recipe_of(tmp_path / "a.jsonl", {"queue": values})
     )
     in_text = refusal(recipe_of(tmp_path / "a.csv", {"queue": list(map(json.dumps, values))}))

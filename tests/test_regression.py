@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused(others: dict[str, object], message: str) -> N
     [
         ("inf", "a number that is not finite in float32 in 'score' ('inf'): lines 4, 11"),
         ("n/a", "a value that is no number in 'score' ('n/a'): lines 4, 11"),
-        ("", "without a label: lines 4, 11"),
+        ("", "without a label in 'score': lines 4, 11"),
         ("nan", "a number that is not finite in float32 in 'score' ('nan'): lines 4, 11"),
     ],
 )

@@ -256,17 +256,22 @@ class TextClassification(Deduplicated):
 
         raw = vars(self).get("splits", {})
         ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
+        source = vars(self).get("source", raw)
+
+        def places(split: str, rows: Sequence[int]) -> str:
+            return self.places(split if split in source else "train", rows)
+
         remarks = families.remarks(self._config)
         if self.reduced_to is not None:
             remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
         for remark in remarks:
             self.note(remark)
         if (end := self.end_token()) is not None:
-            lengths.refuse_ends_inside(prepared, ids, *end, self.places)
+            lengths.refuse_ends_inside(prepared, ids, *end, places)
         if type(self).prepare is TextClassification.prepare:  # which truncates
             return
         if (most := families.positions(self._config)) is not None:
-            lengths.refuse_longer(prepared, ids, most, self.model, self.places)
+            lengths.refuse_longer(prepared, ids, most, self.model, places)
 
     def end_token(self) -> tuple[int, str] | None:
         """Return the token that every row must have equally often, its number and how it is spelt;
