@@ -279,6 +279,31 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["nan", "NaN", "None", "null", "N/A", "#N/A", "NA"])
+def test_a_class_called_like_a_missing_label_is_told(name: str, tmp_path: Path) -> None:
+    rows = [*lines(100), *lines(15, name, start=100)]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
+    _ = recipe.splits
+    assert recipe.notes == [
+        f"a class is called '{name}' (15 rows): if these labels are missing, leave the field empty "
+        "(--drop_invalid leaves such rows out)"
+    ]
+
+
+def test_a_class_called_none_is_one(tmp_path: Path) -> None:
+    rows = [*lines(100), *lines(15, "none", start=100)]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
+    _ = recipe.splits
+    assert recipe.notes == []
+
+
+def test_long_numbers_that_differ_are_not_similar(tmp_path: Path) -> None:
+    rows = [*lines(50, "9007199254740992"), *lines(50, "9007199254740993", start=50)]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
+    _ = recipe.splits
+    assert recipe.notes == []
+
+
 @pytest.mark.parametrize(
     ("first", "second", "told"),
     [
