@@ -215,6 +215,37 @@ def test_the_newest_rows_are_the_test_set(tmp_path: Path, form: str) -> None:
     assert f"test 20.0% from {table['day'].loc[160]} on" in found.split_how
 
 
+@pytest.mark.parametrize("form", ["%d%m%Y", "%m%d%Y", "%d%m%y", "%m%d%y", "%-d%m%Y", "%-m%d%y"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_digits_with_the_day_or_month_first_are_refused(
+    tmp_path: Path, form: str, suffix: str
+) -> None:
+    table = frame(day=dates(200, form))
+    if suffix == ".parquet":
+        table["day"] = table["day"].astype(int)
+    path = tmp_path / f"rows{suffix}"
+    table.to_csv(path, index=False) if suffix == ".csv" else table.to_parquet(path)
+    first = dates(1, form)[0]
+    told = f"'{first}', which looks like the date 2023-11-20 and would be .* write dates as 2023-11"
+    with pytest.raises(UserError, match=told):
+        _ = Texts(dataset=str(path), time_column="day").splits
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        dates(200, "%Y%m%d"),
+        dates(200, "%y%m%d"),
+        [str(123_400 + 7 * number) for number in range(200)],
+        [str(9_950 + number) for number in range(200)],
+        [str(10_112_020 + number) for number in range(200)],
+    ],
+)
+def test_digits_that_sort_as_they_are_stay_numbers(tmp_path: Path, days: list[str]) -> None:
+    found = recipe(tmp_path, frame(day=days), time_column="day")
+    assert found.splits["test"]["text"][:] == [f"text {number}" for number in range(160, 200)]
+
+
 def test_times_of_parquet_are_read_as_they_are(tmp_path: Path) -> None:
     table = frame(day=pd.date_range("2023-11-20", periods=200, freq="h", tz="Europe/Berlin"))
     table.to_parquet(tmp_path / "rows.parquet")

@@ -18,7 +18,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
 
 from finetune.data import arrow, placeholders, targets
 from finetune.data.cells import list_in
-from finetune.data.numeric_names import has_fractions, natural
+from finetune.data.numeric_names import exact, has_fractions, natural
 from finetune.data.several import joined, values_in
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
@@ -161,8 +161,7 @@ def remarks(dataset: DatasetDict, *, renames: bool = False) -> list[str]:
     present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}
     alike: dict[Decimal | str, list[str]] = {}
     for name in sorted(present):
-        is_word, _, word = natural(_visible(name))
-        alike.setdefault(word if is_word else Decimal(word), []).append(name)
+        alike.setdefault(exact(_visible(name)), []).append(name)
     found = _missing(present, drops=renames)
     if several := [each for each in alike.values() if len(each) > 1]:
         shown = "; ".join(" and ".join(map(_shown, each)) for each in several[:5])
