@@ -484,3 +484,15 @@ def test_a_label_that_nearly_all_rows_have_is_told(model: str, tmp_path: Path) -
     rows = [(text, "any;good" if label == "good" else "any") for text, label in drawn()]
     found = named(checked(written(tmp_path / "a.csv", rows), model, label_separator=";"))
     assert "100.0% of the training rows have the label 'any'" in found["imbalance"].message
+
+
+def test_check_says_how_rows_are_split_and_what_has_no_effect(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "rows.csv", drawn())
+    words = ["check", "text", "--dataset", str(path), "--model", str(model), "--max_length", "128"]
+    assert cli.main([*words, "--max_steps", "60", "--stride", "9", "--thresholds", "label"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "splits: of 1,000 training rows split off: test 20.0%, validation 8.0%" in page
+    assert "info --stride has no effect: needs --long_texts windows" in page
+    assert "info --thresholds has no effect: only a task of several labels a row has any" in page

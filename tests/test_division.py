@@ -124,6 +124,37 @@ def test_no_author_is_in_two_splits(tmp_path: Path) -> None:
     assert found.splits["test"]["label"][:].count(1) > 0
 
 
+def test_groups_written_in_several_ways_are_told(tmp_path: Path) -> None:
+    authors = [f"Ann{number % 20}" for number in range(199)] + ["ann3 "]
+    found = recipe(tmp_path, frame(author=authors), group_column="author")
+    _ = found.splits
+    told = (
+        "--group_column author: 1 group written in several ways, which are different groups and "
+        "can be in different splits: 'Ann3' and 'ann3 '; write each in one way"
+    )
+    assert told in found.notes
+    assert told in found.remarks
+
+
+def test_whole_numbers_with_and_without_a_fraction_are_alike_as_groups(tmp_path: Path) -> None:
+    authors = [str(number % 20) for number in range(199)] + ["7.0"]
+    found = recipe(tmp_path, frame(author=authors), group_column="author")
+    _ = found.splits
+    assert any("'7' and '7.0'" in each for each in found.remarks)
+
+
+@pytest.mark.parametrize(("rows", "is_told"), [(30, True), (8, False)])
+@pytest.mark.parametrize("name", ["N/A", "none", "unknown", "-"])
+def test_a_group_called_like_a_missing_one_is_told(
+    name: str, rows: int, is_told: bool, tmp_path: Path
+) -> None:
+    authors = [name] * rows + [f"author {number % 40}" for number in range(200 - rows)]
+    found = recipe(tmp_path, frame(author=authors), group_column="author")
+    _ = found.splits
+    told = f"--group_column author: {rows} of 200 rows are in the group {name!r}, and are kept in"
+    assert any(each.startswith(told) for each in found.remarks) == is_told
+
+
 def test_groups_of_given_splits_are_not_trained_on(tmp_path: Path) -> None:
     train = frame(200, author=[f"author {number % 20}" for number in range(200)])
     test = frame(20, author="author 3").assign(text=[f"other {number}" for number in range(20)])
