@@ -40,6 +40,18 @@ def mistakes(dataset: str | Path, **options: str | bool | int) -> tuple[str, ...
     return refusal.value.mistakes
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.csv", *lines(20))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "file" / "cache"))
+    assert mistakes(path) == (
+        f"the cache {tmp_path}/file/cache cannot be written (Not a directory): set HF_HOME or "
+        "HF_DATASETS_CACHE to a directory of yours",
+    )
+
+
 def test_a_wrong_column_lists_those_there_are(reviews: Path) -> None:
     assert mistakes(reviews, text_column="texts") == (
         "--text_column: no column 'texts' in the train data; did you mean 'text'? "
