@@ -44,10 +44,9 @@ def test_a_cache_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.csv", *lines(20))
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", "/proc/nope")
     assert mistakes(path) == (
-        f"the cache {tmp_path}/file/cache cannot be written (Not a directory): set HF_HOME or "
+        "the cache /proc/nope cannot be written (No such file or directory): set HF_HOME or "
         "HF_DATASETS_CACHE to a directory of yours",
     )
 

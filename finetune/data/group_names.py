@@ -36,15 +36,15 @@ def remarks(dataset: DatasetDict, column: str | None) -> list[str]:
     if several := [each for each in alike.values() if len(each) > 1]:
         shown = "; ".join(" and ".join(map(repr, each[:_SHOWN])) for each in several[:_SHOWN])
         found.append(
-            f"--group_column {column}: {counted(len(several), 'group')} written in several ways, which are "
-            f"different groups and can be in different splits: {shown}"
+            f"--group_column {column}: {counted(len(several), 'group')} written in several ways, "
+            f"which are different groups and can be in different splits: {shown}"
             f"{', ...' * (len(several) > _SHOWN)}; write each in one way"
         )
     rows = sum(counts.values())
     found += [
-        f"--group_column {column}: {counts[name]:,} of {counted(rows, 'row')} are in the group {name!r}, and are "
-        "kept in one split: if their group is not known, give each row its own, or leave the field "
-        "empty and add --drop_invalid"
+        f"--group_column {column}: {counts[name]:,} of {counted(rows, 'row')} are in the group "
+        f"{name!r}, and are kept in one split: if their group is not known, give each row its own, or "
+        "leave the field empty and add --drop_invalid"
         for name in sorted(counts)
         if placeholders.is_no_group(name) and counts[name] > _MUCH * rows
     ]

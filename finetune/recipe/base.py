@@ -215,9 +215,9 @@ class Recipe(Splitting):
             split_by=self.split_columns(),
         )
         remarks += findings.remarks(dataset) + group_names.remarks(source, self.group_column)
-        remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
+        remarks += numbers.remarks(dataset["train"], own := self.target_names or [self.label_name])
         self.remarks = [*self.remarks_of_source, *remarks]
-        self.findings = first.findings(source, dataset, self.columns_read(), places)
+        self.findings = first.findings(source, dataset, self.columns_read(), places, own)
         self.notes[loaded:loaded] = [*remarks, *first.told(self.findings)]
         return dataset
 

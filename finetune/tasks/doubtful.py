@@ -68,8 +68,8 @@ def refuse_thousands(rows: Dataset, how: Reading, distinct: Mapping[str, tuple[i
     first = max(pointed, key=float)
     raise UserError(
         f"--task: {how.holds(rows, written[first])}, while others are like "
-        f"{max(whole, key=float)!r}: if the point separates thousands, leave it out in the data; if "
-        "these are fractions, add --task regression"
+        f"{max(whole, key=float)!r}: if the point separates thousands, leave it out in the data; "
+        "if these are fractions, add --task regression"
     )
 
 

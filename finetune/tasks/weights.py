@@ -110,7 +110,8 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
             mistakes.append(f"--class_weights: no training row is of the class '{name}'")
         elif (weight := _number(written)) is None:
             mistakes.append(
-                f"--class_weights {part.strip()}: expected a finite weight above 0, found '{written}'"
+                f"--class_weights {part.strip()}: expected a finite weight above 0, found "
+                f"'{written}'"
             )
         else:
             weights[numbers[name]] = weight
