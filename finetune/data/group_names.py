@@ -43,8 +43,8 @@ def remarks(dataset: DatasetDict, column: str | None) -> list[str]:
     rows = sum(counts.values())
     found += [
         f"--group_column {column}: {counts[name]:,} of {counted(rows, 'row')} are in the group "
-        f"{name!r}, and are kept in one split: if their group is not known, give each row its own, or "
-        "leave the field empty and add --drop_invalid"
+        f"{name!r}, and are kept in one split: if their group is not known, give each row its own, "
+        "or leave the field empty and add --drop_invalid"
         for name in sorted(counts)
         if placeholders.is_no_group(name) and counts[name] > _MUCH * rows
     ]
