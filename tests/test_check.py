@@ -484,3 +484,53 @@ def test_a_label_that_nearly_all_rows_have_is_told(model: str, tmp_path: Path) -
     rows = [(text, "any;good" if label == "good" else "any") for text, label in drawn()]
     found = named(checked(written(tmp_path / "a.csv", rows), model, label_separator=";"))
     assert "100.0% of the training rows have the label 'any'" in found["imbalance"].message
+
+
+def test_check_says_how_rows_are_split_and_what_has_no_effect(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "rows.csv", drawn())
+    words = ["check", "text", "--dataset", str(path), "--model", str(model), "--max_length", "128"]
+    assert cli.main([*words, "--max_steps", "60", "--stride", "9", "--thresholds", "label"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "splits: of 1,000 training rows split off: test 20.0%, validation 8.0%" in page
+    assert "info --stride has no effect: needs --long_texts windows" in page
+    assert "info --thresholds has no effect: only a task of several labels a row has any" in page
+
+
+def numbers_of(*changes: tuple[int, float]) -> list[Row]:
+    generator, values = random.Random(2), dict(changes)
+    drawn_values = [round(generator.gauss(50, 5), 2) for _ in range(ROWS)]
+    return [
+        (text, f"{values.get(number, drawn_values[number]):g}")
+        for number, (text, _) in enumerate(drawn())
+    ]
+
+
+def test_targets_far_from_all_others_are_told(model: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.csv", numbers_of((4, 200), (9, -80)))
+    only = named(checked(path, model, task="regression"))
+    assert list(only) == ["far_targets"]
+    assert only["far_targets"].message.startswith("2 of 1,000 train rows more than 10 robust stand")
+    assert only["far_targets"].message.endswith("; the farthest is 200: lines 6, 11")
+    assert [each.id for each in only["far_targets"].suspects] == [4, 9]
+    recipe = catalog.find("text")(dataset=str(path), model=model, task="regression")
+    _ = recipe.splits
+    assert any("robust standard deviations" in each for each in recipe.notes)
+
+
+@pytest.mark.parametrize("code", [-1, -99, -999, 9999])
+def test_a_number_that_stands_for_missing_is_told(code: float, model: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.csv", numbers_of(*((each, code) for each in range(0, 60, 4))))
+    only = named(checked(path, model, task="regression"))
+    assert list(only) == ["missing_code"]
+    assert only["missing_code"].message.startswith(
+        f"15 of 1,000 train rows with {code} in 'label', which is far from all others: is it a code"
+    )
+
+
+@pytest.mark.parametrize("spread", [1, 100])
+def test_targets_of_a_wide_range_are_no_codes(spread: int, model: str, tmp_path: Path) -> None:
+    rows = [(text, str(spread * (n % 21 - 10))) for n, (text, _) in enumerate(drawn())]
+    rows[5:20] = [(text, str(-99 if spread == 100 else 9)) for text, _ in rows[5:20]]
+    assert named(checked(written(tmp_path / "rows.csv", rows), model, task="regression")) == {}

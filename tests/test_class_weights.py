@@ -91,7 +91,7 @@ HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
         *(
             (
                 f"bad={each}",
-                [f"--class_weights bad={each}: expected a weight above 0, found '{each}'"],
+                [f"--class_weights bad={each}: expected a finite weight above 0, found '{each}'"],
             )
             for each in ("-1", "0", "nan", "inf", "much", "1e400")
         ),
@@ -101,6 +101,17 @@ def test_what_is_no_weight_is_refused(text: str, messages: list[str]) -> None:
     with pytest.raises(UserError) as error:
         weights.of_classes(text, NAMES, LABELS)
     assert list(error.value.mistakes) == messages
+
+
+@pytest.mark.parametrize("text", ["bad=1e308", "bad=1e300,good=1e-300", "bad=1e60"])
+def test_weights_that_float32_cannot_hold_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="too far apart or too large for float32"):
+        weights.of_classes(text, NAMES, LABELS)
+
+
+def test_weights_of_labels_that_float32_cannot_hold_are_refused() -> None:
+    with pytest.raises(UserError, match="--class_weights a=1e39: too far apart or too large"):
+        weights.of_positives("a=1e39", ["a", "b"], np.eye(2))
 
 
 def test_a_weight_without_effect_is_refused() -> None:

@@ -124,6 +124,37 @@ def test_no_author_is_in_two_splits(tmp_path: Path) -> None:
     assert found.splits["test"]["label"][:].count(1) > 0
 
 
+def test_groups_written_in_several_ways_are_told(tmp_path: Path) -> None:
+    authors = [f"Ann{number % 20}" for number in range(199)] + ["ann3 "]
+    found = recipe(tmp_path, frame(author=authors), group_column="author")
+    _ = found.splits
+    told = (
+        "--group_column author: 1 group written in several ways, which are different groups and "
+        "can be in different splits: 'Ann3' and 'ann3 '; write each in one way"
+    )
+    assert told in found.notes
+    assert told in found.remarks
+
+
+def test_whole_numbers_with_and_without_a_fraction_are_alike_as_groups(tmp_path: Path) -> None:
+    authors = [str(number % 20) for number in range(199)] + ["7.0"]
+    found = recipe(tmp_path, frame(author=authors), group_column="author")
+    _ = found.splits
+    assert any("'7' and '7.0'" in each for each in found.remarks)
+
+
+@pytest.mark.parametrize(("rows", "is_told"), [(30, True), (8, False)])
+@pytest.mark.parametrize("name", ["N/A", "none", "unknown", "-"])
+def test_a_group_called_like_a_missing_one_is_told(
+    name: str, rows: int, is_told: bool, tmp_path: Path
+) -> None:
+    authors = [name] * rows + [f"author {number % 40}" for number in range(200 - rows)]
+    found = recipe(tmp_path, frame(author=authors), group_column="author")
+    _ = found.splits
+    told = f"--group_column author: {rows} of 200 rows are in the group {name!r}, and are kept in"
+    assert any(each.startswith(told) for each in found.remarks) == is_told
+
+
 def test_groups_of_given_splits_are_not_trained_on(tmp_path: Path) -> None:
     train = frame(200, author=[f"author {number % 20}" for number in range(200)])
     test = frame(20, author="author 3").assign(text=[f"other {number}" for number in range(20)])
@@ -213,6 +244,37 @@ def test_the_newest_rows_are_the_test_set(tmp_path: Path, form: str) -> None:
     assert numbers["test"] == list(range(160, 200))
     assert numbers["validation"] == list(range(144, 160))
     assert f"test 20.0% from {table['day'].loc[160]} on" in found.split_how
+
+
+@pytest.mark.parametrize("form", ["%d%m%Y", "%m%d%Y", "%d%m%y", "%m%d%y", "%-d%m%Y", "%-m%d%y"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_digits_with_the_day_or_month_first_are_refused(
+    tmp_path: Path, form: str, suffix: str
+) -> None:
+    table = frame(day=dates(200, form))
+    if suffix == ".parquet":
+        table["day"] = table["day"].astype(int)
+    path = tmp_path / f"rows{suffix}"
+    table.to_csv(path, index=False) if suffix == ".csv" else table.to_parquet(path)
+    first = dates(1, form)[0]
+    told = f"'{first}', which looks like the date 2023-11-20 and would be .* write dates as 2023-11"
+    with pytest.raises(UserError, match=told):
+        _ = Texts(dataset=str(path), time_column="day").splits
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        dates(200, "%Y%m%d"),
+        dates(200, "%y%m%d"),
+        [str(123_400 + 7 * number) for number in range(200)],
+        [str(9_950 + number) for number in range(200)],
+        [str(10_112_020 + number) for number in range(200)],
+    ],
+)
+def test_digits_that_sort_as_they_are_stay_numbers(tmp_path: Path, days: list[str]) -> None:
+    found = recipe(tmp_path, frame(day=days), time_column="day")
+    assert found.splits["test"]["text"][:] == [f"text {number}" for number in range(160, 200)]
 
 
 def test_times_of_parquet_are_read_as_they_are(tmp_path: Path) -> None:

@@ -40,6 +40,17 @@ def mistakes(dataset: str | Path, **options: str | bool | int) -> tuple[str, ...
     return refusal.value.mistakes
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.csv", *lines(20))
+    monkeypatch.setenv("HF_DATASETS_CACHE", "/proc/nope")
+    assert mistakes(path) == (
+        "the cache /proc/nope cannot be written (No such file or directory): set HF_HOME or "
+        "HF_DATASETS_CACHE to a directory of yours",
+    )
+
+
 def test_a_wrong_column_lists_those_there_are(reviews: Path) -> None:
     assert mistakes(reviews, text_column="texts") == (
         "--text_column: no column 'texts' in the train data; did you mean 'text'? "
@@ -277,6 +288,31 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
         "3 classes with a single row: '7', 'BAD', 'good '; one row cannot serve both training and "
         "evaluation: add rows, or remove such classes",
     ]
+
+
+@pytest.mark.parametrize("name", ["nan", "NaN", "None", "null", "N/A", "#N/A", "NA"])
+def test_a_class_called_like_a_missing_label_is_told(name: str, tmp_path: Path) -> None:
+    rows = [*lines(100), *lines(15, name, start=100)]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
+    _ = recipe.splits
+    assert recipe.notes == [
+        f"a class is called '{name}' (15 rows): if these labels are missing, leave the field empty "
+        "(--drop_invalid leaves such rows out)"
+    ]
+
+
+def test_a_class_called_none_is_one(tmp_path: Path) -> None:
+    rows = [*lines(100), *lines(15, "none", start=100)]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
+    _ = recipe.splits
+    assert recipe.notes == []
+
+
+def test_long_numbers_that_differ_are_not_similar(tmp_path: Path) -> None:
+    rows = [*lines(50, "9007199254740992"), *lines(50, "9007199254740993", start=50)]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
+    _ = recipe.splits
+    assert recipe.notes == []
 
 
 @pytest.mark.parametrize(

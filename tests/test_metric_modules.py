@@ -409,6 +409,16 @@ def test_a_metric_of_the_toolkit_that_is_not_of_the_task_is_refused_before_train
             "--greater_is_better true or false, or --metric_for_best_model loss",
         ),
         ("--metrics ./cost --metric_for_best_model loss", None),
+        ("--metric_for_best_model eval_loss --greater_is_better false", None),
+        (
+            "--metric_for_best_model eval_loss --greater_is_better true",
+            "--greater_is_better true: of loss, less is better, and the worst checkpoint would be "
+            "kept; leave it out",
+        ),
+        (
+            "--metric_for_best_model accuracy --greater_is_better false",
+            "--greater_is_better false: of accuracy, more is better",
+        ),
         (
             "--metrics f1,./cost --metric_for_best_model minutes_lots",
             "--metric_for_best_model: the recipe computes no 'minutes_lots'; did you mean "

@@ -83,6 +83,12 @@ def test_a_recipe_says_that_its_classes_have_an_order(tmp_path: Path) -> None:
             "--label_order high,low,middle, from the lowest to the highest",
         ),
         (
+            ["grade 10", "grade 9", "grade 2"],
+            dict(task="ordinal"),
+            "--task ordinal: the order of the classes 'grade 10', 'grade 2', 'grade 9' is not "
+            "known; add --label_order 'grade 2,grade 9,grade 10', from the lowest to the highest",
+        ),
+        (
             WORDS,
             dict(label_order="low,middle,hihg"),
             "--label_order low,middle,hihg: the labels are also 'high'",

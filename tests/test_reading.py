@@ -57,6 +57,31 @@ def test_many_whole_numbers_with_gaps_are_asked(tmp_path: Path) -> None:
     )
 
 
+def test_points_that_may_separate_thousands_are_asked(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refusal:
+        decided(tmp_path, ["0.100", "1.300", "101", "950"])
+
+    assert refusal.value.mistakes == (
+        "--task: 'label' holds '1.300' (train data, row 2), while others are like '950': if the "
+        "point separates thousands, leave it out in the data; if these are fractions, add --task "
+        "regression",
+    )
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["0.100", "0.250", "1.000"],
+        ["0.125", "0.375", "1", "0"],
+        ["1.300", "101", "7.5"],
+        ["1.300", "1300"],
+        [1.375, 101.0],
+    ],
+)
+def test_points_of_fractions_are_not_asked(labels: list[Any], tmp_path: Path) -> None:
+    assert decided(tmp_path, labels)[0] == "regression"
+
+
 def test_a_task_that_is_named_is_not_asked(tmp_path: Path) -> None:
     numbers = list(range(0, 90, 3))
 

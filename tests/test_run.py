@@ -431,6 +431,8 @@ def test_a_token_is_in_no_file_of_the_run(
 
 
 def test_load_refuses_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected the directory of a run, .* found None"):
+        finetune.predict(None, ["a"])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is not the directory of a run: no such directory"):
         Run.load(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"is not the directory of a run: no run\.json in it"):

@@ -132,6 +132,8 @@ def _show(found: Check, recipe: str) -> None:
     if found.splits:
         console.say(f"check {recipe}: {found.task.replace('_', ' ')}")
         console.table(*_table(found))
+        if found.split_how:
+            console.sentence(f"splits: {found.split_how}", indent=8)
         console.say()
     for each in found.findings:
         console.sentence(f"{each.severity:<8} {each.message}", indent=9)

@@ -109,11 +109,18 @@ def _write(
     """Write rows into the cache, whole or not at all.
 
     Raises:
-        UserError: if they would fill the disk.
+        UserError: if they would fill the disk, or the cache cannot be written.
     """
     schema = schema.with_metadata({**(schema.metadata or {}), **about})
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cached.parent) as directory:
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        room = tempfile.TemporaryDirectory(dir=cached.parent)
+    except OSError as error:
+        raise UserError(
+            f"the cache {cached.parent.parent.parent} cannot be written ({error.strerror}): set "
+            "HF_HOME or HF_DATASETS_CACHE to a directory of yours"
+        ) from error
+    with room as directory:
         written = Path(directory) / cached.name
         try:
             with pa.OSFile(str(written), "wb") as file, pa.ipc.new_stream(file, schema) as out:

@@ -55,7 +55,7 @@ class Keys:
         if (column := plan.group_column) is not None:
             _refuse_lacking(dataset["train"], column, _GROUP)
             names = {
-                name: _names(rows, column)
+                name: group_names(rows, column)
                 for name, rows in dataset.items()
                 if column in rows.column_names
             }
@@ -153,7 +153,7 @@ def _refuse_lacking(rows: Dataset, column: str, flag: str) -> None:
         )
 
 
-def _names(rows: Dataset, column: str) -> pa.ChunkedArray:
+def group_names(rows: Dataset, column: str) -> pa.ChunkedArray:
     """Return the groups of rows as texts, null where there is none."""
     stored, feature = arrow.column(rows, column), rows.features[column]
     if pa.types.is_nested(stored.type) or pa.types.is_binary(stored.type):

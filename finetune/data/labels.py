@@ -9,15 +9,16 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
 
-from finetune.data import arrow, targets
+from finetune.data import arrow, placeholders, targets
 from finetune.data.cells import list_in
-from finetune.data.numeric_names import has_fractions, natural
+from finetune.data.numeric_names import exact, has_fractions, natural
 from finetune.data.several import joined, values_in
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
@@ -158,11 +159,10 @@ def remarks(dataset: DatasetDict, *, renames: bool = False) -> list[str]:
     for rows in dataset.values():
         counts.update(targets.counts(rows))
     present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}
-    alike: dict[float | str, list[str]] = {}
+    alike: dict[Decimal | str, list[str]] = {}
     for name in sorted(present):
-        is_word, value, word = natural(_visible(name))
-        alike.setdefault(word if is_word else value, []).append(name)
-    found = []
+        alike.setdefault(exact(_visible(name)), []).append(name)
+    found = _missing(present, drops=renames)
     if several := [each for each in alike.values() if len(each) > 1]:
         shown = "; ".join(" and ".join(map(_shown, each)) for each in several[:5])
         found.append(
@@ -184,6 +184,24 @@ def remarks(dataset: DatasetDict, *, renames: bool = False) -> list[str]:
             "one row cannot serve both training and evaluation: add rows, or remove such classes"
         )
     return found
+
+
+def _missing(counts: Mapping[str, int], *, drops: bool) -> list[str]:
+    """Return a sentence if classes have names that stand for a missing label.
+
+    Args:
+        counts: The rows of each class, by its name.
+        drops: Whether there is ``--drop_invalid``.
+    """
+    names = [name for name in sorted(counts) if placeholders.is_no_class(name)]
+    if not names or len(names) == len(counts):
+        return []
+    shown = ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in names)
+    how = " (--drop_invalid leaves such rows out)" if drops else ""
+    return [
+        f"{'a class is' if len(names) == 1 else 'classes are'} called {shown}: if these labels are "
+        f"missing, leave the field empty{how}"
+    ]
 
 
 def _merging(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:

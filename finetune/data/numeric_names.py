@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 
@@ -47,3 +47,13 @@ def natural(name: str) -> tuple[int, float, str]:
     if value is None or not math.isfinite(value):  # nan sorts anywhere
         return (1, 0.0, name)
     return (0, value, name)
+
+
+def exact(name: str) -> Decimal | str:
+    """Return the number that a name is, not rounded; the name if it is a word."""
+    if natural(name)[0]:
+        return name
+    try:
+        return Decimal(name)
+    except InvalidOperation:  # an exponent of 19 digits
+        return name

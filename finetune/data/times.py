@@ -16,6 +16,9 @@ from finetune.data import arrow
 from finetune.data.labels import listed
 from finetune.errors import UserError
 
+#: Years that digits are taken for, and so many different dates say that it is no chance.
+_YEARS, _FEWEST_DATES = (1900, 2100), 5
+
 
 @dataclass(frozen=True)
 class Times:
@@ -57,7 +60,10 @@ def parsed(rows: Dataset, column: str, flag: str) -> Times:
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         exact = stored.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         values = _floats(exact.cast(pa.int64()))
-    elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    elif pa.types.is_integer(kind):
+        _refuse_dates_in_digits(pd.Series(stored.cast(pa.string()).unique()), column, flag)
+        values = _floats(stored)
+    elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values = _floats(stored)
     elif pa.types.is_null(kind):
         values = np.full(len(stored), np.nan)
@@ -78,6 +84,7 @@ def _of_texts(stored: pa.ChunkedArray, column: str, flag: str) -> tuple[np.ndarr
     present = there.notna().to_numpy()
     numbers = pd.to_numeric(there.where(there.str.isascii()), errors="coerce").to_numpy(float)
     if np.isfinite(numbers[present]).all():
+        _refuse_dates_in_digits(there[present], column, flag)
         return numbers[codes], [], ""
     found = pd.to_datetime(there, format="ISO8601", utc=True, errors="coerce")
     remark = ""
@@ -87,6 +94,40 @@ def _of_texts(stored: pa.ChunkedArray, column: str, flag: str) -> tuple[np.ndarr
     values[found.isna().to_numpy()] = np.nan
     strays = [words[each] for each in np.flatnonzero(present & np.isnan(values))]
     return values[codes], strays, remark
+
+
+def _refuse_dates_in_digits(words: pd.Series, column: str, flag: str) -> None:
+    """Refuse different whole numbers that are dates whose day or month comes first: as numbers
+    they have another order.
+
+    Raises:
+        UserError: if all have 5 to 8 digits and are such dates, and not dates like ``20230105``
+            that are closer together.
+    """
+    some = words.dropna()
+    if len(some) < _FEWEST_DATES or not some.str.fullmatch(r"[0-9]{5,8}").all():
+        return
+    width = int(some.str.len().max())
+    if width == 5 or some.str.len().min() < width - 1:  # 5012023 lost its zero
+        return
+    padded = some.str.zfill(width + width % 2)
+    years = "%y" if len(padded.iloc[0]) == 6 else "%Y"
+
+    def dates_of(form: str) -> pd.Series | None:
+        dates = pd.to_datetime(padded, format=form, errors="coerce")
+        are_dates = dates.notna().all() and dates.dt.year.between(*_YEARS).all()
+        return dates if are_dates else None
+
+    read = [dates_of(form) for form in (f"{years}%m%d", f"%d%m{years}", f"%m%d{years}")]
+    spans = [np.inf if each is None else (each.max() - each.min()).days for each in read]
+    likely = read[int(np.argmin(spans))]  # 201123 can be of 2020 and of 2023, all rows can not
+    if likely is None or likely is read[0]:
+        return
+    date = likely.iloc[0].date()
+    raise UserError(
+        f"{flag} {column}: the column holds {some.iloc[0]!r}, which looks like the date {date} "
+        f"and would be sorted as a number; write dates as {date}"
+    )
 
 
 def _in_one_format(words: pd.Series, column: str, flag: str) -> tuple[pd.Series, str]:

@@ -53,6 +53,7 @@ class Check:
         task: What kind of labels these are; empty likewise.
         steps: Optimizer steps of the training; None where that is not known.
         command: What starts the training, as it was typed.
+        split_how: How rows are split off; empty if the source has all splits.
     """
 
     findings: Sequence[Finding]
@@ -60,6 +61,7 @@ class Check:
     task: str = ""
     steps: int | None = None
     command: str = ""
+    split_how: str = ""
 
     @property
     def status(self) -> int:
@@ -143,6 +145,7 @@ def examine(
             suspicious += preparation.remarks(recipe, values, steps)
         told = {*recipe.notes_of_splitting, *first.told(recipe.findings)}
         others = [each for each in recipe.notes if each not in {*told, *suspicious}]
+        others += chosen.without_effect if values is not None else []
         found += [Finding(name="remark", severity="warning", message=each) for each in suspicious]
         found += [Finding(name="note", severity="info", message=each) for each in others]
     return Check(
@@ -151,6 +154,7 @@ def examine(
         task=recipe.kind.name,
         steps=steps,
         command=chosen.command,
+        split_how=recipe.split_how,
     )
 
 

@@ -195,7 +195,7 @@ class Recipe(Splitting):
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
         from finetune.checking import first
-        from finetune.data import findings, labels, numbers
+        from finetune.data import findings, group_names, labels, numbers
 
         source = self.source
         loaded, renames = len(self.notes), hasattr(self, "label_map")
@@ -214,10 +214,10 @@ class Recipe(Splitting):
             renames=renames,
             split_by=self.split_columns(),
         )
-        remarks += findings.remarks(dataset)
-        remarks += numbers.remarks(dataset["train"], self.target_names or [self.label_name])
+        remarks += findings.remarks(dataset) + group_names.remarks(source, self.group_column)
+        remarks += numbers.remarks(dataset["train"], own := self.target_names or [self.label_name])
         self.remarks = [*self.remarks_of_source, *remarks]
-        self.findings = first.findings(source, dataset, self.columns_read(), places)
+        self.findings = first.findings(source, dataset, self.columns_read(), places, own)
         self.notes[loaded:loaded] = [*remarks, *first.told(self.findings)]
         return dataset
 

@@ -212,13 +212,22 @@ def with_best(
         are_known: Whether modules of one's own have said what they compute.
 
     Raises:
-        UserError: if it is not known whether more of that metric is better.
+        UserError: if it is not known whether more of that metric is better, or if
+            ``greater_is_better`` says the opposite of what is known.
     """
     found = dict(usual)
     if str(found.get("metric_for_best_model")) not in (*names, "loss"):
         found["metric_for_best_model"] = names[0]
     told = {**found, **given}
     chosen = str(told.get("metric_for_best_model")).removeprefix("eval_")
+    known = {**DIRECTIONS, "loss": -1}.get(chosen) if chosen in (*names, "loss") else None
+    is_greater = told.get("greater_is_better")
+    if are_known and known and is_greater is not None and is_greater != (known > 0):
+        raise UserError(
+            f"--greater_is_better {str(is_greater).lower()}: of {chosen}, "
+            f"{'more' if known > 0 else 'less'} is better, and the worst checkpoint would be kept; "
+            "leave it out"
+        )
     unknown = chosen in names and chosen not in DIRECTIONS
     if are_known and unknown and told.get("greater_is_better") is None:
         instead = next((name for name in names if name in DIRECTIONS), "loss")

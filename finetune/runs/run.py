@@ -60,6 +60,8 @@ class Run:
         Raises:
             UserError: if there is none.
         """
+        if not isinstance(path, str | Path | Run):
+            raise UserError(f"expected the directory of a run, as a path or a Run, found {path!r}")
         if trust_recipe:
             cls.load(path).trust(functools.partial(warnings.warn, stacklevel=5))
         if isinstance(path, Run):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datasets import ClassLabel
 
@@ -43,6 +44,33 @@ def refuse_words(rows: Dataset, how: Reading, words: Mapping[str, int]) -> None:
             f"--task: {how.holds(rows, words[each])}: if these are several labels, add "
             f"--label_separator '{sign}'; {OR_CLASS}"
         )
+
+
+def refuse_thousands(rows: Dataset, how: Reading, distinct: Mapping[str, tuple[int, Any]]) -> None:
+    """Refuse numbers whose point may separate thousands, ``1.300`` beside ``101``: each that has a
+    point has three digits after it, and the others are less than 1,000.
+
+    Args:
+        rows: Of training.
+        how: They are read.
+        distinct: The different labels, all numbers, with the first row of each and its value.
+
+    Raises:
+        UserError: with the first row that has a point.
+    """
+    written = {each: row for each, (row, value) in distinct.items() if isinstance(value, str)}
+    pointed = [each for each in written if re.fullmatch(r"\d{1,3}\.\d{3}", each.strip())]
+    whole = [each for each in written if re.fullmatch(r"\d{1,3}", each.strip())]
+    if not (pointed and whole) or len(pointed) + len(whole) < len(distinct):
+        return
+    if max(map(float, whole)) <= 1 and max(map(float, pointed)) <= 1:  # scores from 0 to 1
+        return
+    first = max(pointed, key=float)
+    raise UserError(
+        f"--task: {how.holds(rows, written[first])}, while others are like "
+        f"{max(whole, key=float)!r}: if the point separates thousands, leave it out in the data; "
+        "if these are fractions, add --task regression"
+    )
 
 
 def refuse_several(rows: Dataset, how: Reading, why: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finetune.data import labels, numeric_names, targets
 from finetune.data.several import joined
@@ -54,7 +56,9 @@ def refuse_unordered(
                 f"(the classes: {labels.listed(names)})"
             )
     elif not numeric_names.in_order(names, known):
-        order = f"--label_order {joined(names[:5])}{',...' * (len(names) > 5)}"
+        likely = sorted(names, key=_naturally)
+        listed = joined(likely[:5]) + ",..." * (len(names) > 5)
+        order = f"--label_order {shlex.quote(listed)}"
         words = [each for each in names if not numeric_names.are_numbers([each])]
         if 2 * len(words) < len(names) and (first := _first_of(dataset, words, places)):
             raise UserError(
@@ -66,6 +70,12 @@ def refuse_unordered(
             f"--task ordinal: the order of the classes {labels.listed(names)} is not known; add "
             f"{order}, from the lowest to the highest"
         )
+
+
+def _naturally(name: str) -> tuple[Any, ...]:
+    """Return a key that sorts numbers, also those in words, as numbers: ``grade 10`` is last."""
+    parts = re.split(r"([0-9]+)", name.casefold())
+    return (*numeric_names.natural(name)[:2], [int(p) if n % 2 else p for n, p in enumerate(parts)])
 
 
 def _first_of(dataset: DatasetDict, names: Sequence[str], places: labels.Places) -> str:

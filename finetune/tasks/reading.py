@@ -162,6 +162,7 @@ def _of_values(
             "the others are; if they are classes, add --task single_label"
         )
     if not words:
+        doubtful.refuse_thousands(rows, how, distinct)
         task, why = _of_numbers(found, how.called)
         if task == "regression":
             return task, why

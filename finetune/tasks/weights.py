@@ -42,7 +42,8 @@ def of_classes(text: str, names: Sequence[str], labels: np.ndarray) -> np.ndarra
     if text == BALANCED:
         return np.where(rows, len(labels) / (np.count_nonzero(rows) * np.maximum(rows, 1)), 1.0)
     weights = _named(text, names, rows)
-    return weights * len(labels) / float(weights @ rows)
+    with np.errstate(over="ignore", invalid="ignore"):  # which is refused
+        return _usable(weights * len(labels) / float(weights @ rows), text)
 
 
 def of_positives(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray | None:
@@ -68,7 +69,7 @@ def of_positives(text: str, names: Sequence[str], targets: np.ndarray) -> np.nda
     if text == BALANCED:
         without = len(targets) - rows
         return np.where(rows * without, without / np.maximum(rows, 1), 1.0)
-    return _named(text, names, rows)
+    return _usable(_named(text, names, rows), text)
 
 
 def note(text: str, names: Sequence[str], weights: np.ndarray) -> str:
@@ -109,13 +110,26 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
             mistakes.append(f"--class_weights: no training row is of the class '{name}'")
         elif (weight := _number(written)) is None:
             mistakes.append(
-                f"--class_weights {part.strip()}: expected a weight above 0, found '{written}'"
+                f"--class_weights {part.strip()}: expected a finite weight above 0, found "
+                f"'{written}'"
             )
         else:
             weights[numbers[name]] = weight
         seen.add(name)
     if mistakes:
         raise UserError(*mistakes)
+    return weights
+
+
+def _usable(weights: np.ndarray, text: str) -> np.ndarray:
+    """Return weights; refuse those that the loss, in float32, would take for 0 or for infinite."""
+    with np.errstate(over="ignore", under="ignore"):
+        single = weights.astype(np.float32)
+    if not (np.isfinite(single) & (single > 0)).all():
+        raise UserError(
+            f"--class_weights {text}: too far apart or too large for float32, in which a weight "
+            "would be 0 or infinite; expected weights like 0.5 or 20"
+        )
     return weights
 
 
