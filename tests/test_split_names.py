@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import finetune
 from finetune.data import memory, sources
 from finetune.data.split_names import advice, for_training
 from finetune.errors import UserError
@@ -105,3 +106,31 @@ def test_no_test_set_is_offered_for_training(there: Sequence[str], name: str) ->
     assert for_training(there) == name
     with pytest.raises(UserError, match=rf"--dataset_splits train={name} takes another"):
         sources.read(memory.named(dict.fromkeys(there, ROWS)))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "is_told"),
+    [
+        ("split", ["train", "train", "val", "test"], True),
+        ("Fold", ["Train", "Test", "", "Dev"], True),
+        ("fold", ["1", "2", "3", "4"], False),
+        ("subset", ["train", "web", "test", "test"], False),
+        ("set", ["train"] * 4, False),
+        ("mode", ["train", "test", "train", "test"], False),
+    ],
+)
+def test_a_column_of_splits_is_told(
+    column: str, values: list[str], is_told: bool, tiny_model: str, tmp_path: Path
+) -> None:
+    words = "fine warm dull cold".split()  # noqa: SIM905
+    rows = [
+        {"text": f"a {words[n % 4]} day {n}", "label": "ab"[n // 2 % 2], column: values[n % 4]}
+        for n in range(80)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+    options = {"text_column": "text", "label_column": "label", "model": tiny_model}
+    found = finetune.check("text", dataset=str(tmp_path / "a.csv"), **options).findings
+    told = [each for each in found if each.name == "split_column"]
+    assert [each.severity for each in told] == ["warning"] * is_told
+    sentence = f"'{column}' says which split each row belongs to, and is not read; write a file"
+    assert all(each.sentence.startswith(sentence) for each in told)
