@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 import finetune
 from finetune import cli
 from finetune.data import corrections, files
-from finetune.data.correction_files import FILE
+from finetune.data.correction_files import FILE, is_edited
 from finetune.errors import UserError
 from finetune.pipeline import corrected
 from finetune.pipeline.report import report
@@ -180,6 +180,64 @@ def test_files_that_correct_nothing_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         applied(tmp_path / "a.csv", rows)
+
+
+def test_an_edited_label_is_not_dropped(tmp_path: Path) -> None:
+    """Where the new one belongs into another column; a spreadsheet may write it otherwise."""
+    path, new = tmp_path / "a.csv", row_of(3, new_label="bad")
+    edited = {**row_of(5), "label": "bad"}
+    with pytest.raises(UserError, match=r"a\.csv: line 3: 'label' .*edit new_label, not label"):
+        applied(path, [new, edited])
+    for label in ("GOOD", "", " good"):
+        assert applied(path, [new, {**row_of(5), "label": label}])[1]
+    assert applied(path, [new, {**edited, "digest": "x0"}])[1]  # of another row
+    assert applied(path, [new, edited], relabel=[], exclude=[str(path)])[1]
+    again = tmp_path / "b.csv"  # written before the first corrected the row, or after
+    for label in ("good", "bad"):
+        rows = [{**row_of(3), "label": label}, row_of(1, new_label="bad")]
+        corrections.write(path, [new])
+        assert applied(again, rows, relabel=[str(path), str(again)])[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "label", "edited"),
+    [
+        ("1", "1.0", False), ("1,5", "1.5", True), ("2", "1.0", True), ("TRUE", "True", False),
+        ("'=a", "=a", False), ('["b", "a"]', '["a", "b"]', False), ('["b"]', '["a", "b"]', True),
+        (None, "a", False), ("b", "a", True),
+    ],
+)  # fmt: skip
+def test_what_a_spreadsheet_writes_is_no_edit(
+    written: str | None, label: str, edited: bool
+) -> None:
+    assert is_edited(written, label) == edited
+
+
+def test_one_row_is_not_corrected_twice(tmp_path: Path) -> None:
+    """Also where it has another number in the file than in the data."""
+    path = tmp_path / "a.csv"
+    rows = [{**row_of(3, new_label="bad"), "id": "none"}, row_of(3, new_label="drop")]
+    with pytest.raises(UserError, match=r"line 2 and line 3 want|line 3 and line 2 want"):
+        applied(path, rows)
+
+
+def test_a_row_that_is_relabelled_and_left_out_is_told(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    corrections.write(other, [row_of(3), row_of(0)])
+    rows = [row_of(3, new_label="bad"), row_of(5, new_label="bad")]
+    found, notes = applied(path, rows, exclude=[str(other)])
+    assert found["train"]["id"][:] == [7, 1, 5]
+    assert notes[2:] == [
+        f"--exclude {other}: 1 row of these is in a file of --relabel too, with a new label: left "
+        "out nevertheless"
+    ]
+
+
+@pytest.mark.parametrize("flag", ["relabel", "exclude"])
+def test_the_directory_of_a_run_is_no_file(flag: str, tmp_path: Path) -> None:
+    options = {"relabel": [], "exclude": [], flag: [str(tmp_path)]}
+    with pytest.raises(UserError, match=rf"--{flag} .* is a directory; name .*/suspects\.csv"):
+        applied(tmp_path / "a.csv", [row_of(3)], **options)
 
 
 def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:

@@ -84,14 +84,16 @@ def test_splits_of_any_kind() -> None:
 def test_splits_of_a_data_set_keep_their_features() -> None:
     features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
     rows = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features)
-    whole = DatasetDict({"train": rows, "val": rows, "unsupervised": rows})
+    whole = DatasetDict({"train": rows, "validation_matched": rows, "unsupervised": rows})
     found = sources.read(memory.named(whole), note=(notes := list[str]()).append)
     assert found["train"].features == {**features, "id": Value("int64")}
     assert notes == [
         "not read: the split 'unsupervised'; --dataset_splits test=unsupervised takes it for test",
-        "not read: the split 'val'; --dataset_splits validation=val takes it for validation",
+        "not read: the split 'validation_matched'; --dataset_splits test=validation_matched takes "
+        "it for test",
     ]
-    assert set(read(whole, names={"validation": "val"})[0]) == {"train", "validation"}
+    names = {"validation": "validation_matched"}
+    assert set(read(whole, names=names)[0]) == {"train", "validation"}
     assert set(read({**whole, "test": rows}, names={"test": "none"})[0]) == {"train"}
     with pytest.raises(UserError, match=r"has no train split \(it has: val\); --dataset_splits"):
         read({"val": ROWS})
@@ -248,6 +250,11 @@ def test_a_frame_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
     assert seen.rows == 80
     assert seen.rows_trained_on
     assert seen.notes[0] == "evaluated the test split; not evaluated: train"
+    alone = finetune.evaluate(run, {"test": labelled(20, seed=1)}, **COLUMNS)
+    assert (alone.metrics, alone.source, alone.notes) == (other.metrics, other.source, [])
+    held = {"val": labelled(4), "Test": labelled(20, seed=1)}
+    assert (found := finetune.evaluate(run, held, **COLUMNS)).metrics == other.metrics
+    assert found.notes == ["evaluated the Test split; not evaluated: val"]
     again = finetune.train("text", **given, resume=True)  # the same rows, in another object
     assert again.path == run.path
     frame = pl.DataFrame(labelled(3)).cast({"queue": pl.Categorical})
@@ -255,9 +262,7 @@ def test_a_frame_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:
     assert list(predicted) == ["body", "queue", "label", "probability"]
     assert predicted["queue"].tolist() == ["bad", "good", "bad"]
     assert list(finetune.predict(run, pl.Series(["a film"]))["text"]) == ["a film"]
-    with pytest.raises(
-        UserError, match="1 of 20 rows without a text in 'body': position 3; --drop_invalid"
-    ):
+    with pytest.raises(UserError, match="1 of 20 rows without a text in 'body': position 3; --dro"):
         finetune.evaluate(run, labelled(20).assign(body=lambda f: f.body.where(f.index != 3)),
                           **COLUMNS)  # fmt: skip
 

@@ -531,6 +531,8 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
          "(available: n, text)"),
         (["in.csv", "--output", "out.xls"], "--output out.xls: expected a file ending in .csv"),
         (["in.csv", "--output", "in.csv"], "--output in.csv is the input"),
+        (["in.csv", "--output", "hard.csv"], "--output hard.csv is the input"),
+        (["in.csv", "--output", "soft.csv"], "--output soft.csv is the input"),
         (["in.csv", "--output", "no/out.csv"], "no such directory: no"),
         (["in.csv", "--resume"], "--resume: needs --output"),
         (["-", "--resume", "--output", "a.csv"], "--resume: the standard input cannot be read"),
@@ -569,6 +571,8 @@ def test_mistakes_are_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(Path("in.csv"), numbered(3))
+    Path("hard.csv").hardlink_to("in.csv")
+    Path("soft.csv").symlink_to("in.csv")
     Path("empty").mkdir()
     Path("ragged.csv").write_text("n,text\n1,a\n2\n")
     Path("latin.csv").write_bytes("text\ncafé\n".encode("latin1"))
@@ -583,6 +587,38 @@ def test_mistakes_are_told(
     Path("more.jsonl").write_text('{"text": "a"}\n' * 16 + '{"text": "a", "more": 1}\n')
 
     assert message in refusal(run, *words)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "output", "splits"),
+    [
+        ("data/own.csv", "data/own.csv", None),
+        ("data/own.csv", "hard.csv", None),
+        ("data/o*.csv", "data/own.csv", None),
+        ("data", "data/own.csv", "train=own"),
+        ("data", "data/test.csv", "train=own"),
+    ],
+)
+def test_the_data_of_the_run_is_not_written_over(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: str,
+    output: str,
+    splits: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for name in ("in.csv", "data/own.csv", "data/test.csv", "data/more.csv"):
+        write(Path(name), numbered(3))
+    Path("hard.csv").hardlink_to("data/own.csv")
+    options = {**run.manifest.options, "dataset": dataset, "dataset_splits": splits}
+    manifest = dataclasses.replace(run.manifest, options=options)
+    monkeypatch.setattr(Run, "manifest", property(lambda self: manifest))
+    with pytest.raises(UserError, match=rf"--output {output} is data that .* was trained on"):
+        finetune.predict_file(run, "in.csv", output)
+    finetune.predict_file(run, "in.csv", "data/more.csv")
+    assert list(read(Path("data/own.csv"))[0]) == ["n", "text"]
 
 
 def test_the_loop_over_several_files_can_be_typed(

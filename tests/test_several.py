@@ -1,8 +1,14 @@
 """Options of several values: what stands in quotation marks is one value."""
 
+import shlex
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
-from finetune.data.several import joined, values_in
+import finetune
+from finetune.data import labels
+from finetune.data.several import joined, joined_pairs, pairs_in, values_in
 
 
 @pytest.mark.parametrize(
@@ -15,3 +21,37 @@ def test_values_are_read_as_they_were_joined(values: list[str]) -> None:
 def test_a_quoted_comma_is_part_of_a_value() -> None:
     assert values_in('"Food, drinks", service,,') == ["Food, drinks", "service"]
     assert values_in("a,,b", empty=True) == ["a", "", "b"]
+
+
+def test_blanks_are_kept_in_quotation_marks_only() -> None:
+    assert values_in('" a", "b " , c ,"d, "') == [" a", "b ", "c", "d, "]
+    assert values_in('"", " ",a') == ["a"]
+    assert labels.mapping('" Yes"=yes, No = no ,"a, b "=c') == {
+        " Yes": "yes", "No": "no", "a, b ": "c"
+    }  # fmt: skip
+    assert labels.mapping('" Yes=yes","No = no"') == {" Yes": "yes", "No": "no"}
+
+
+@pytest.mark.parametrize(
+    "pair", [(" Yes", "yes"), ("Yes ", "yes"), ("a, b", "c"), (' "a" ', "b"), ("No", "no, not")]
+)
+def test_pairs_are_read_as_they_were_joined(pair: tuple[str, str]) -> None:
+    text = joined_pairs([pair, ("x", "y")])
+    assert [each for _, *each in pairs_in(text)] == [[*pair], ["x", "y"]]
+
+
+def test_check_advises_a_map_of_labels_with_blanks(tiny_model: str, tmp_path: Path) -> None:
+    names = ["Yes", "No", "Yes", " Yes"]
+    rows = [{"text": f"a fine day {n}", "label": names[n % 4]} for n in range(80)]
+    pd.DataFrame(rows).to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    options = {"dataset": str(tmp_path / "a.jsonl"), "model": tiny_model}
+    (advice,) = [
+        each.message
+        for each in finetune.check("text", **options).findings
+        if "similar labels" in each.message
+    ]
+    (written,) = shlex.split(advice.partition("--label_map ")[2])
+    assert written == '" Yes"=Yes'
+    found = finetune.check("text", **options, label_map=written)
+    assert sorted(found.splits["train"].classes) == ["No", "Yes"]
+    assert not [each for each in found.findings if "similar labels" in each.message]

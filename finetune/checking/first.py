@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from datasets import DatasetDict
+import pyarrow.compute as pc
+from datasets import Dataset, DatasetDict
 
 from finetune.checking import classes, numbers, texts
 from finetune.checking.finding import Finding
+from finetune.data import arrow
 from finetune.data.labels import Places
+from finetune.data.split_names import meant
+
+_SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
 
 
 def findings(
@@ -17,6 +22,7 @@ def findings(
     columns: Sequence[str],
     places: Places,
     names: Sequence[str] = ("label",),
+    split_by: Collection[str] = (),
 ) -> list[Finding]:
     """Return what is suspicious, besides what splitting the rows tells by itself.
 
@@ -26,6 +32,7 @@ def findings(
         columns: The columns of the data that the model reads.
         places: Returns the positions of rows of a split of the source, by their ``id``.
         names: Of the targets that are numbers.
+        split_by: The columns that the rows are split by.
     """
     found = [
         finding
@@ -35,7 +42,36 @@ def findings(
             *numbers.findings(rows, split, names, places),
         )
     ]
+    found += _of_columns(source, {*columns, *split_by, "id", "label"})
     return [*found, *classes.findings(splits), *classes.shifts(source)]
+
+
+def _of_columns(source: DatasetDict, read: Collection[str]) -> list[Finding]:
+    """Return columns that say which split a row belongs to, and are not read."""
+    named = [
+        name
+        for rows in source.values()
+        for name in rows.column_names
+        if name not in read and name.lower() in _SPLIT_COLUMNS and _names_splits(rows, name)
+    ]
+    return [
+        Finding(
+            name="split_column",
+            severity="warning",
+            message=f"'{name}' says which split each row belongs to, and is not read",
+            mend="write a file for each: train.csv, validation.csv, test.csv",
+        )
+        for name in dict.fromkeys(named)
+    ]
+
+
+def _names_splits(rows: Dataset, name: str) -> bool:
+    """Return whether the values of a column are names of two splits or three."""
+    values = arrow.column(rows, name)
+    if not arrow.is_text(values.type):
+        return False
+    found = {meant(each) for each in pc.unique(values).to_pylist() if (each or "").strip()}
+    return len(found) > 1 and None not in found
 
 
 def told(found: Sequence[Finding]) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, List
 
@@ -49,6 +51,10 @@ class File:
 
     def __init__(self, flag: str, name: str) -> None:
         self.flag, self._path, self.called = flag, files.existing(name), f"{flag} {name}"
+        #: The rows of the last call of :meth:`wanted` that have no ``new_label``.
+        self.untouched: list[Wanted] = []
+        if self._path.is_dir():
+            raise UserError(f"{self.called} is a directory; name {Path(name) / FILE}")
         self._layout = files.inspected(self._path)[0]
 
     def place(self, *numbers: int) -> str:
@@ -77,6 +83,7 @@ class File:
             run = run or str(row.get("run") or "")
             new = (row.get("new_label") or "").strip()
             if self.flag == "--relabel" and not new:
+                self.untouched.append(_asked(number, row, None))
                 continue
             if not row["digest"]:
                 raise UserError(
@@ -84,13 +91,8 @@ class File:
                     "rows are found by it"
                 )
             leaves_out = self.flag == "--exclude" or (new == DROP and DROP not in names)
-            each = Wanted(
-                number=number,
-                split=str(row["split"]),
-                id=str(row["id"]),
-                digest=str(row["digest"]).strip(),
-                label=row.get("label"),
-                new=None if leaves_out else self._label(number, new, rows, names),
+            each = _asked(
+                number, row, None if leaves_out else self._label(number, new, rows, names)
             )
             other = seen.setdefault((each.split, each.id), each)
             if other.new != each.new:
@@ -131,6 +133,36 @@ class File:
         except ValueError:
             pass
         raise UserError(f"{where}: expected a number in 'new_label', found {new!r}")
+
+
+def _asked(number: int, row: Mapping[str, Any], new: str | None) -> Wanted:
+    return Wanted(
+        number=number,
+        split=str(row["split"]),
+        id=str(row["id"]),
+        digest=str(row["digest"]).strip(),
+        label=row.get("label"),
+        new=new,
+    )
+
+
+def is_edited(written: str | None, label: str) -> bool:
+    """Return whether a label in a file is another one, however a spreadsheet writes that.
+
+    Args:
+        written: In the file.
+        label: Of the row in the data, as it was written there.
+    """
+    if written is None or not written.strip():
+        return False
+    one, other = (sorted(map(str.strip, several(each))) for each in (written, label))
+    words = [[each.removeprefix("'").casefold() for each in some] for some in (one, other)]
+    if words[0] == words[1] or len(one) != 1 or len(other) != 1:
+        return words[0] != words[1]
+    try:
+        return not math.isclose(float(words[0][0]), float(words[1][0]), rel_tol=1e-6)
+    except ValueError:
+        return True
 
 
 def several(cell: str) -> list[str]:

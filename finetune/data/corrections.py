@@ -20,7 +20,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict
 
 from finetune.data import arrow, delimited, digests, files, targets
-from finetune.data.correction_files import File, Wanted, several
+from finetune.data.correction_files import File, Wanted, is_edited, several
 from finetune.errors import UserError, counted
 from finetune.runtime.files import replacing
 
@@ -124,12 +124,14 @@ def apply(
     Raises:
         UserError: if a file is not of these rows, names unknown labels, or corrects nothing.
     """
-    done = []
+    done, before, relabelled = [], splits, set[tuple[str, str]]()
     files_of = {"--relabel": relabel, "--exclude": exclude}
     for flag, name in ((flag, name) for flag, names in files_of.items() for name in names):
         file = File(flag, name)
         wanted, run = file.wanted(splits["train"])
         places = _placed(file, wanted, splits, source, column)
+        _refuse_two_wishes(file, wanted, places)
+        _refuse_edited_labels(file, [before, splits], source, column)
         found = _Counts()
         for number, each in enumerate(wanted):
             found.add(each, places.get(number))
@@ -144,11 +146,74 @@ def apply(
             )
         )
         note(found.sentence(flag, name))
+        ids = _ids(splits, places)
+        if flag == "--exclude" and (both := len(relabelled & {*ids.values()})):
+            note(
+                f"{flag} {name}: {counted(both, 'row')} of these {'are' if both > 1 else 'is'} in "
+                "a file of --relabel too, with a new label: left out nevertheless"
+            )
+        elif flag == "--relabel":
+            relabelled |= {ids[n] for n in places if wanted[n].new is not None}
         news: dict[str, dict[int, str | None]] = {split: {} for split in splits}
         for number, (split, at) in places.items():
             news[split][at] = wanted[number].new
         splits = DatasetDict({split: _corrected(splits[split], news[split]) for split in news})
     return splits, done
+
+
+def _ids(splits: DatasetDict, places: Mapping[int, tuple[str, int]]) -> dict[int, tuple[str, str]]:
+    """Return the split and the ``id`` of rows, by what they are the places of."""
+    ids = {split: arrow.column(rows, "id") for split, rows in splits.items()}
+    return {n: (split, str(ids[split][at].as_py())) for n, (split, at) in places.items()}
+
+
+def _refuse_two_wishes(
+    file: File, wanted: Sequence[Wanted], places: Mapping[int, tuple[str, int]]
+) -> None:
+    """Refuse two rows of a file that are one row of the data, and want different things of it."""
+    first: dict[tuple[str, int], Wanted] = {}
+    for number, place in places.items():
+        each, other = wanted[number], first.setdefault(place, wanted[number])
+        if each.new != other.new:
+            raise UserError(
+                f"{file.called}, {file.place(other.number)} and {file.place(each.number)} want "
+                "different things of one row"
+            )
+
+
+def _refuse_edited_labels(
+    file: File, states: Sequence[DatasetDict], source: DatasetDict, column: str
+) -> None:
+    """Refuse rows without a new label whose label is not that of the data.
+
+    Args:
+        file: Its rows were read.
+        states: The splits before all corrections, and before those of this file.
+        source: As it was read.
+        column: What the model reads.
+    """
+    asked = file.untouched
+    edited = {n for n, each in enumerate(asked) if each.label}
+    for splits in states:
+        at = _places(splits, source, ((asked[n].split, asked[n].id) for n in edited))
+        found = {n: at[key] for n in edited if (key := (asked[n].split, asked[n].id)) in at}
+        edited &= found.keys()
+        for split, rows in splits.items():
+            here = {n: number for n, (name, number) in found.items() if name == split}
+            there = digests_of(rows, column, np.array([*here.values()], dtype=np.int64))
+            labels = arrow.column(rows, "label")
+            edited -= {
+                n
+                for n, number in here.items()
+                if there[number] != asked[n].digest
+                or not is_edited(asked[n].label, shown(rows, labels[number].as_py()))
+            }
+    if edited:
+        places = file.place(*(asked[n].number for n in sorted(edited)))
+        raise UserError(
+            f"{file.called}: {places}: 'label' is not the label in the data, and 'new_label' is "
+            "empty: edit new_label, not label"
+        )
 
 
 def _placed(

@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 
 from finetune.data import images
 from finetune.data.labels import listed
-from finetune.data.listing import OTHER_NAMES, SPLITS
+from finetune.data.split_names import OTHER_NAMES, SPLITS
 from finetune.errors import UserError, counted
 from finetune.runtime import formats
 

@@ -19,7 +19,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
 from finetune.data import arrow, placeholders, targets
 from finetune.data.cells import list_in
 from finetune.data.numeric_names import exact, has_fractions, natural
-from finetune.data.several import joined, values_in
+from finetune.data.several import joined_pairs, pairs_in
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
@@ -93,9 +93,8 @@ def mapping(text: str) -> dict[str, str]:
         UserError: if it is not ``LABEL=NAME,LABEL=NAME``.
     """
     found: dict[str, str] = {}
-    for part in values_in(text, empty=True):
-        label, equals, name = (each.strip() for each in part.partition("="))
-        if not (label and equals and name):
+    for part, label, name in pairs_in(text):
+        if not (label and name):
             raise UserError(f"--label_map {text}: expected LABEL=NAME,LABEL=NAME, found '{part}'")
         if label in found:
             raise UserError(f"--label_map {text}: '{label}' is given two names")
@@ -210,7 +209,7 @@ def _merging(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
     """
     most = {tuple(each): max(each, key=lambda name: counts[name]) for each in alike}
     pairs = [(name, to) for each, to in most.items() for name in each if name != to]
-    written = joined(f"{name}={to}" for name, to in pairs)
+    written = joined_pairs(pairs)
     try:
         is_read = mapping(written) == dict(pairs) and written.isascii() and written.isprintable()
     except UserError:

@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from finetune.data import files
+from finetune.data import files, split_names
+from finetune.data.split_names import OTHER_NAMES, SPLITS
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 
-SPLITS = ("train", "validation", "test")
-#: What others call the splits, and suffixes of data that is not read as it is.
-OTHER_NAMES = {
-    "training": "train",
-    **dict.fromkeys(("val", "valid", "dev", "eval", "development", "evaluation"), "validation"),
-    "testing": "test",
-}
+#: Suffixes of data that is not read as it is, among others.
 _DATA = {each[1:] for each in formats.FILES} | {"xz", "txt"}
 #: What follows the name of a split in that of a part of it: ``train-00000-of-00002``, ``train_1``.
 _PART = r"[-_.]?(?:part[-_.]?)?(?P<number>\d+)(?:[-_]of[-_](?P<of>\d+))?"
@@ -113,6 +108,12 @@ def _matching(pattern: str, called: Mapping[str, str]) -> Listing:
     several = [_readable(path) for path in found]
     splits = _by_split(several, called) or _by_split(several, called, by_folder=True)
     if not splits:
+        if advice := _of_splits(several):
+            raise UserError(
+                f"--dataset '{pattern}': "
+                f"{', '.join(path.name for path in several[:_SHOWN])} would all be trained on, and "
+                f"some are named like held-out data; {advice}, or rename those that are not"
+            )
         return Listing(files={"train": several})
     return _complete(pattern, splits, called, several)
 
@@ -154,8 +155,18 @@ def _advice(readable: Sequence[Path]) -> str:
         return ""
     if len(readable) == 1:
         return f": for its rows, --dataset {readable[0]}"
+    if advice := _of_splits(readable):
+        return f": {advice}"
     pattern = readable[0].parent / f"*{readable[0].suffix}"
     return f": to read several files as one, --dataset '{pattern}'"
+
+
+def _of_splits(several: Sequence[Path]) -> str:
+    """Return how to read files whose names say which split they are; empty if they do not."""
+    whole = [formats.stem(path) for path in several]
+    advice = split_names.advice([re.sub(f"{_PART}$", "", stem) or stem for stem in whole])
+    is_clear = len(set(whole)) == len(whole)  # else they are of several folders or formats
+    return advice if is_clear or not advice else split_names.FOLDERS
 
 
 def _rows_in(folder: Path) -> list[Path]:

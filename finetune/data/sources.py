@@ -28,7 +28,8 @@ from datasets import (
 
 from finetune.data import arrow, bounds, conversion, embedded, labels, listing, memory, seals
 from finetune.data.layout import ReadOptions
-from finetune.data.listing import NONE, OTHER_NAMES, SPLITS, Listing
+from finetune.data.listing import NONE, Listing
+from finetune.data.split_names import SPLITS, for_training, meant, refuse_unread
 from finetune.errors import UserError, suggestion
 from finetune.runtime import hub
 
@@ -315,10 +316,11 @@ def _of_names(
     if called["train"] not in found:
         raise UserError(
             f"data set '{dataset}' has no train split (it has: {there}); --dataset_splits "
-            f"train={next(iter(found))} takes another"
+            f"train={for_training(list(found))} takes another"
         )
+    refuse_unread(dataset, found, called)
     for other in sorted(set(found) - set(called.values())):
-        split = OTHER_NAMES.get(other, "test")
+        split = meant(other) or "test"
         free = split in called and called[split] not in found
         hint = f"; --dataset_splits {split}={other} takes it for {split}" if free else ""
         note(f"not read: the split '{other}'{hint}")

@@ -88,6 +88,9 @@ def evaluate(
     run.require_model()
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
+    notes = [run.unfinished] if run.unfinished else []
+    if "dataset_splits" not in reading:
+        data = _held_out(data, notes)
     data = None if data is None else memory.named(data)
     recipe = run.recipe()
     for one, other in recipe.exclusive:
@@ -105,8 +108,6 @@ def evaluate(
             "cpu_kernels": cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
         },
     )
-
-    notes = [run.unfinished] if run.unfinished else []
 
     def prepared() -> tuple[Recipe, int | None]:
         if (shared := sharing.taken(_SHARED)) is None:
@@ -137,6 +138,19 @@ def evaluate(
     refuse_other_labels(over.targets("test"), output.label_ids)
     found = _found(data, run, over, output)
     return replace(found, rows_trained_on=trained_on, notes=notes)
+
+
+def _held_out(data: Any, notes: list[str]) -> Any:
+    """Return the rows of held-out splits in memory that have no training split; else ``data``."""
+    from finetune.data.split_names import meant
+
+    splits = {meant(str(name)): name for name in data} if isinstance(data, Mapping) else {}
+    names = [splits[each] for each in ("test", "validation") if each in splits]
+    if "train" in splits or not names:
+        return data
+    if others := sorted(str(name) for name in data if name != names[0]):
+        notes.append(f"evaluated the {names[0]} split; not evaluated: {', '.join(others)}")
+    return data[names[0]]
 
 
 def sources(run: Run, data: str | None) -> dict[str, str | None]:

@@ -145,6 +145,7 @@ def predict_file(
 
     def prepared() -> Request:
         loaded = Run.load(run, trust_recipe=trust_recipe)
+        _refuse_own_data(loaded, output)
         reading = read_options(loaded, source, options)
         opened = Input.open(str(source), reading, columns_read(loaded, options))
         request = Request(loaded, opened, options)
@@ -251,13 +252,42 @@ def output_mistakes(source: str, output: str | Path) -> list[str]:
         "holds the test predictions of a run: name another file": path.name == PREDICTIONS
         and (path.parent / MANIFEST).exists(),
         "is the input: name another file": bool(source)
-        and path.resolve() == Path(source).expanduser().resolve(),
+        and _is_same(path, Path(source).expanduser()),
     }
     return [
         f"--output {output}{':' if why.startswith('expected') else ''} {why}"
         for why, is_so in wrong.items()
         if is_so
     ]
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Return whether two names are those of one file, also by a link of either kind."""
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return path.resolve() == other.resolve()
+
+
+def _refuse_own_data(run: Run, output: str | Path) -> None:
+    """Refuse an output that is a file of the data that the run was trained on.
+
+    Raises:
+        UserError: if it is.
+    """
+    from finetune.data import listing, sources
+    from finetune.data.several import values_in
+
+    path, options = Path(output).expanduser(), run.manifest.options
+    dataset = options.get("dataset")
+    if not path.is_file() or not dataset or not sources.is_local(dataset):
+        return
+    named = (each.partition("=") for each in values_in(options.get("dataset_splits") or ""))
+    try:
+        listed = listing.listed(dataset, {split: name for split, _, name in named})
+    except UserError:  # it is not there any more
+        return
+    if any(_is_same(path, each) for several in listed.files.values() for each in several):
+        raise UserError(f"--output {output} is data that {run.path} was trained on: name another")
 
 
 def _framed(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:

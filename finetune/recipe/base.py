@@ -198,7 +198,7 @@ class Recipe(Splitting):
         from finetune.data import findings, group_names, labels, numbers
 
         source = self.source
-        loaded, renames = len(self.notes), hasattr(self, "label_map")
+        loaded, renames, by = len(self.notes), hasattr(self, "label_map"), self.split_columns()
         remarks = labels.remarks(source, renames=renames)
         dataset, self.notes_of_splitting = self.split(source), self.notes[loaded:]
         dataset = self.corrected(dataset, source, self.input_column)
@@ -212,12 +212,12 @@ class Recipe(Splitting):
             places,
             column=self.label_name,
             renames=renames,
-            split_by=self.split_columns(),
+            split_by=by,
         )
         remarks += findings.remarks(dataset) + group_names.remarks(source, self.group_column)
         remarks += numbers.remarks(dataset["train"], own := self.target_names or [self.label_name])
         self.remarks = [*self.remarks_of_source, *remarks]
-        self.findings = first.findings(source, dataset, self.columns_read(), places, own)
+        self.findings = first.findings(source, dataset, self.columns_read(), places, own, by)
         self.notes[loaded:loaded] = [*remarks, *first.told(self.findings)]
         return dataset
 
