@@ -98,6 +98,7 @@ def test_other_splits_may_stay_unread() -> None:
         (["Test", "Train"], "Train"),
         (["dev", "training"], "training"),
         (["held_test", "fit"], "fit"),
+        (["fit", "held_out"], "fit"),
         (["Test"], "NAME"),
         (["a", "b"], "NAME"),
     ],

@@ -87,7 +87,8 @@ def refuse_unread(dataset: str, there: Collection[str], called: Mapping[str, str
 def for_training(there: Sequence[str]) -> str:
     """Return the split of a source to train on that has no ``train``, or NAME for the user."""
     likely = [name for name in there if meant(name) == "train"]
-    others = [name for name in there if meant(name) is None and said_in(name) is None]
+    unclear = [name for name in there if meant(name) is None and said_in(name) is None]
+    others = [name for name in unclear if not re.search(r"hold|held", name.lower())]
     if likely:
         return likely[0]
     return others[0] if len(others) == 1 else "NAME"
