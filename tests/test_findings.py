@@ -283,7 +283,7 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
     assert recipe.splits["train"].features["label"].names == ["7", "BAD", "bad", "good", "good "]
     assert recipe.notes == [
         "similar labels kept as separate classes: 'BAD' and 'bad'; 'good' and 'good '; to merge "
-        "them, make them identical in the data",  # --label_map strips blanks
+        "them, make them identical in the data, or --label_map 'BAD=bad,\"good \"=good'",
         "labels are words except in 1 row: '7'; if these are mistakes, correct them in the data",
         "3 classes with a single row: '7', 'BAD', 'good '; one row cannot serve both training and "
         "evaluation: add rows, or remove such classes",

@@ -600,8 +600,9 @@ def test_a_module_that_fails_later_ends_the_run_with_a_sentence(
         place / "late.py", 'assert len(references) < 9, "too many rows"; return {"x": 1}'
     )
     told = r"^./late.py, line \d+: AssertionError: too many rows$"
+    best = dict(metric_for_best_model="f1", greater_is_better=None)
     with pytest.raises(UserError, match=told):
-        trained(place, reviews, tiny_model, metrics=f"f1,{path}", metric_for_best_model="f1")
+        trained(place, reviews, tiny_model, metrics=f"f1,{path}", **best)
     manifest = Run.load(place / "run").manifest
     assert manifest.status == "failed"
     assert "too many rows" in str(manifest.failure)
