@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +336,21 @@ def test_what_cannot_be_pickled_is_not_shared(monkeypatch: pytest.MonkeyPatch) -
     assert not store
 
 
+def answers_of(rank: Callable[[int, int, Any], None]) -> list[Any]:
+    """Run two ranks, each in a process; return what they put into the queue."""
+    context = multiprocessing.get_context("fork")
+    answers, port = context.Queue(), free_port()
+    both = [context.Process(target=rank, args=(number, port, answers)) for number in (0, 1)]
+    for process in both:
+        process.start()
+    try:
+        return [answers.get(timeout=HANGS) for _ in both]
+    finally:
+        for process in both:
+            process.join(60)
+            process.kill()
+
+
 def meet(rank: int, port: int, answers: Any) -> None:
     """Be a rank whose preparation takes longer than the process group waits."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
@@ -358,19 +373,7 @@ def meet(rank: int, port: int, answers: Any) -> None:
 
 @pytest.mark.processes
 def test_a_preparation_slower_than_the_process_group_waits_is_no_timeout() -> None:
-    context = multiprocessing.get_context("fork")
-    answers, port = context.Queue(), free_port()
-    both = [context.Process(target=meet, args=(rank, port, answers)) for rank in (0, 1)]
-    for process in both:
-        process.start()
-    try:
-        found = [answers.get(timeout=HANGS) for _ in both]
-    finally:
-        for process in both:
-            process.join(60)
-            process.kill()
-
-    assert found == [([0, 1], "of rank 0")] * 2
+    assert answers_of(meet) == [([0, 1], "of rank 0")] * 2
 
 
 def come(rank: int, port: int, answers: Any) -> None:
@@ -391,19 +394,7 @@ def come(rank: int, port: int, answers: Any) -> None:
 
 @pytest.mark.processes
 def test_another_machine_begins_when_rank_0_has_something_to_share() -> None:
-    context = multiprocessing.get_context("fork")
-    answers, port = context.Queue(), free_port()
-    both = [context.Process(target=come, args=(rank, port, answers)) for rank in (0, 1)]
-    for process in both:
-        process.start()
-    try:
-        found = {answers.get(timeout=HANGS) for _ in both}
-    finally:
-        for process in both:
-            process.join(60)
-            process.kill()
-
-    assert found == {"of rank 0", "of rank 1"}
+    assert {*answers_of(come)} == {"of rank 0", "of rank 1"}
 
 
 # ---- the verb ------------------------------------------------------------------------------------

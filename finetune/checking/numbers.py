@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from datasets import Dataset
+import pyarrow.compute as pc
+from datasets import Dataset, List
 
 from finetune.checking.finding import EXCLUDE, MUCH, Finding, of_rows
 from finetune.data import arrow, targets
@@ -29,8 +30,9 @@ def findings(rows: Dataset, split: str, names: Sequence[str], places: Places) ->
     """
     if targets.are_classes(rows) or not len(rows):
         return []
-    labels = np.asarray(arrow.column(rows, "label").to_pylist(), dtype=np.float64)
-    columns = labels.reshape(len(labels), -1)
+    labels = arrow.column(rows, "label")
+    several = pc.list_flatten(labels) if isinstance(rows.features["label"], List) else labels
+    columns = several.to_numpy().astype(np.float64).reshape(len(rows), -1)
     if len(names) != columns.shape[1]:
         names = [f"target {each + 1}" for each in range(columns.shape[1])]
     found = []

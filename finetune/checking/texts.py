@@ -58,7 +58,7 @@ _DAMAGES = {
     ),
     "null_bytes": _Damage(
         what="with null bytes, which no text has unless its file was damaged",
-        mend="export it again, or remove these bytes",
+        mend="export it again, or remove these bytes; else",
         is_rare=True,
     ),
     "control_characters": _Damage(
@@ -122,8 +122,8 @@ def findings(
             "far_longer",
             f"far longer than the others{where}, up to {characters.max(initial=0):,} characters, "
             f"where half have {usual:,} or fewer",
-            "did rows run together, by a quotation mark that is never closed for instance? Correct "
-            "them, or leave them out: check --suspects FILE.csv, then --exclude FILE.csv",
+            "did rows run together, by a quotation mark that is never closed for instance? If so, "
+            f"correct them; else {EXCLUDE}",
             np.sort(every[is_long]),
             severity="warning",
         )

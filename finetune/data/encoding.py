@@ -32,6 +32,11 @@ _HEAD = 4
 _WHOLE: dict[str, Any] = {"verbose": False, "return_special_tokens_mask": True}
 
 
+def characters(text: Read) -> int:
+    """Return how many characters a text has, or its parts together."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
 def knows_pairs(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the tokenizer puts a special token between the two texts of a pair."""
     special = tokenizer.num_special_tokens_to_add

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from finetune.data import lengths
-from finetune.data.encoding import Read
+from finetune.data.encoding import Read, characters
 from finetune.data.windows import documents_of, first_lengths
 from finetune.recipe import TextClassification
 
@@ -53,7 +53,7 @@ def sampled(recipe: TextClassification, most: int) -> np.ndarray:
         texts = list[Read]()
         for place, text in zip(some.tolist(), whole(numbers[some]), strict=True):
             texts.append(_bounded(text))
-            scale[place] = _characters(text) / max(1, _characters(texts[-1]))
+            scale[place] = characters(text) / max(1, characters(texts[-1]))
         return texts
 
     tokens = np.array([len(each) for each in encoder(read(np.arange(len(numbers))))["input_ids"]])
@@ -66,7 +66,3 @@ def _bounded(text: Read) -> Read:
     estimated.
     """
     return text[:_COUNTED] if isinstance(text, str) else [part[:_COUNTED] for part in text]
-
-
-def _characters(text: Read) -> int:
-    return len(text) if isinstance(text, str) else sum(map(len, text))

@@ -21,7 +21,7 @@ import torch
 
 from finetune.data.batches import cut, split
 from finetune.data.digests import TEXTS
-from finetune.data.encoding import Read
+from finetune.data.encoding import Read, characters
 from finetune.data.lengths import refuse_end_in_texts
 from finetune.data.windows import Pool, documents_of
 from finetune.errors import UserError
@@ -143,7 +143,7 @@ class Predictor:
         """Yield the texts part by part, the longest first, so that the model need not wait."""
         assert isinstance(self.recipe, TextClassification)
         encoder = self.recipe.encoder()
-        order = np.argsort([-_characters(text) for text in texts], kind="stable")
+        order = np.argsort([-characters(text) for text in texts], kind="stable")
         for numbers in np.split(order, range(_TOKENIZED_AT_ONCE, len(order), _TOKENIZED_AT_ONCE)):
             encoded = encoder([texts[number] for number in numbers])
             names, columns = list(encoded), list(encoded.values())
@@ -244,10 +244,6 @@ class Predictor:
         with torch.inference_mode():
             logits: torch.Tensor = self._model(**batch)["logits"]
         return logits.float().reshape(len(numbers), -1).cpu().numpy()
-
-
-def _characters(text: Read) -> int:
-    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:

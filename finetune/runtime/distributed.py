@@ -154,11 +154,9 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
         return prepare()
     store, first_here = store_of_job(), me.rank - me.local_rank
     _agree_on_world(store, me)
-    if me.rank == first_here != 0:
-        _wait(store, f"{_READY}/0", _LONGEST_PREPARATION, sooner=_INVITED)
-    else:
-        for rank in {0, first_here} - {me.rank}:
-            _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION)
+    sooner = None if me.local_rank else _INVITED
+    for rank in {0, first_here} - {me.rank}:
+        _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION, sooner)
     try:
         prepared = prepare()
         store.set(f"{_READY}/{me.rank}", "1")
