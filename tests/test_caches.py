@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from datasets import Dataset, DatasetDict
@@ -21,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from finetune import UserError
 from finetune.cli import cache, dispatch
 from finetune.config import settings
-from finetune.data import caches, tokenize
+from finetune.data import caches, digests, sources, tokenize
 from finetune.data.encoding import Encoder
 from finetune.errors import RunError
 from finetune.pipeline import preparation
@@ -411,6 +412,47 @@ def come(rank: int, port: int, answers: Any) -> None:
 @pytest.mark.processes
 def test_another_machine_begins_when_rank_0_has_something_to_share() -> None:
     assert {*answers_of(come)} == {"of rank 0", "of rank 1"}
+
+
+# ---- hashes of texts -----------------------------------------------------------------------------
+
+
+def test_hashes_of_many_texts_are_computed_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_KEPT", 20)
+    texts = {"text": [f" text {number % 30}" for number in range(40)], "other": ["x", "y"] * 20}
+    Dataset.from_dict(texts).to_parquet(tmp_path / "rows.parquet")
+
+    def hashed(column: str, *numbers: int) -> dict[str, Any]:
+        rows = sources.read(str(tmp_path / "rows.parquet"))["train"]
+        rows = rows.select(numbers) if numbers else rows
+        wanted = np.arange(len(rows) - 10)  # the others may be invalid
+        found = vars(digests.digests(rows, column, wanted))
+        return {name: each[wanted].tolist() for name, each in found.items()}
+
+    first = {column: hashed(column) for column in texts}
+    few = hashed("text", *range(35, 0, -1))
+    kept = sorted((home / "finetune-digests").glob("*.npz"))
+    assert len(kept) == 3
+
+    def none(*given: Any) -> None:
+        raise AssertionError("hashed again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(digests, "_hash_rows", none)
+        assert {column: hashed(column) for column in texts} == first
+        assert hashed("text", *range(35, 0, -1)) == few
+    assert first["text"]["exact"] != first["text"]["plain"] != first["other"]["plain"]
+    assert few["exact"][:5] == first["text"]["exact"][5:0:-1]  # of texts 35 to 31, 30 rows later
+
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-40])
+    assert hashed("text") == first["text"]
+    monkeypatch.setattr(digests, "_hash_rows", none)
+    rows = sources.read(str(tmp_path / "rows.parquet"))["train"]
+    with pytest.raises(AssertionError, match="hashed again"):  # those that are missing
+        digests.digests(rows, "text")
 
 
 # ---- the verb ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import datetime
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import openpyxl
@@ -14,7 +15,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 import finetune
-from finetune.data import columnar, files, listing, positions, sources
+from finetune.data import bounds, columnar, files, listing, positions, sources
 from finetune.data.layout import ReadOptions
 from finetune.errors import UserError
 from finetune.runtime import hub
@@ -473,3 +474,46 @@ def test_large_rows_of_parquet_are_read_few_at_once(tmp_path: Path) -> None:
             assert columnar._tables_at_once(file.metadata, 1024) == expected
         ends = [end for _, end in columnar.parquet(tmp_path / f"{name}.parquet", 1024)]
         assert ends == [1024, 2048, 3072, 4096, 5000]
+
+
+def test_of_a_row_group_of_many_texts_few_are_in_memory(tmp_path: Path) -> None:
+    words = random.Random(0).choices(ascii_lowercase, k=2000)
+    texts = [f"{number} " + "".join(words) for number in range(20_000)]  # 40 MB
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.table({"text": texts}), path)
+    del texts
+    before, most, rows = pa.total_allocated_bytes(), 0, 0
+    for table, _ in columnar.parquet(path, 1024):
+        most = max(most, pa.total_allocated_bytes() - before)
+        assert table["text"][0].as_py().startswith(f"{rows} ")
+        rows += len(table)
+    assert rows == 20_000
+    assert most < 10 * 2**20
+
+
+ALIKE = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "stay"),
+    [
+        ([f"text {number}" for number in range(50)], {}, []),
+        ([f"text {number}" for number in range(50)], {"use_dictionary": False}, []),
+        # of this encoding a text is what differs from the one before
+        ([f"text {number}" for number in range(50)], ALIKE, ["text"]),
+        # a single one may be of a page, and not the dictionary
+        (["the same"], {}, ["text"]),
+        # 3,000 rows are 900 MB
+        ([f"{number:300000}" for number in range(50)], {}, ["text"]),
+    ],
+)
+def test_texts_that_may_be_far_larger_than_their_file_stay_dictionaries(
+    texts: list[str], options: dict[str, Any], stay: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "texts.parquet"
+    numbers = pa.array([row % len(texts) for row in range(3000)], pa.int32())
+    table = pa.table({"text": pa.DictionaryArray.from_arrays(numbers, texts)})
+    pq.write_table(table, path, store_schema=False, **options)
+    opened, dictionaries = bounds.open_parquet(path, 1024, [0])
+    with opened:
+        assert dictionaries == stay

@@ -204,6 +204,28 @@ def with_column(rows: Dataset, name: str, values: pa.Array, feature: Any) -> Dat
     )
 
 
+def content_hash(rows: Dataset, name: str) -> str:
+    """Return a hash of a column as it is stored, in a tenth of a second for 650,000 texts: the same
+    for rows of the same file.
+
+    Args:
+        rows: With the column.
+        name: Of the column, none of whose values holds others.
+    """
+    whole = xxhash.xxh3_128()
+    before: list[int] = []
+    for chunk in rows.data.column(name).chunks:
+        buffers = [buffer for buffer in chunk.buffers() if buffer is not None]
+        whole.update(f"{chunk.type} {chunk.offset} {len(chunk)} {len(buffers)}\n".encode())
+        places = [buffer.address for buffer in buffers]
+        for buffer in buffers if places != before else ():  # the next slice of the same ones
+            whole.update(buffer)
+        before = places
+    if (kept := indices(rows)) is not None:
+        whole.update(kept.tobytes())
+    return whole.hexdigest()
+
+
 def _hash_of(values: pa.Array) -> str:
     """Return a hash of an array, as it is in memory."""
     whole = xxhash.xxh3_128()

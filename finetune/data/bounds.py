@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,13 @@ DEEPEST = 100
 _LARGEST_RATIO = 100
 #: Bytes of a chunk of rows, and the share of the available memory that they may take.
 _MOST, _SHARE_OF_MEMORY = 2**30, 8
+#: Bytes of some rows that may be unpacked without being counted before.
+_SMALL = 2**28
+#: Bytes of a column that are read at once.
+_BUFFER = 2**20
+#: Encodings of Parquet: texts, lengths and levels one after the other; and numbers of a dictionary.
+_WRITTEN_OUT = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
+_BY_NUMBER = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])')
 
 
@@ -75,25 +82,65 @@ def refuse_half_characters(text: str, place: str) -> None:
         ) from error
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a parquet file whose texts stay compressed as dictionaries; see :func:`unpacked`.
+def open_parquet(path: Path, size: int, groups: Sequence[int]) -> tuple[pq.ParquetFile, list[str]]:
+    """Open a parquet file.
+
+    Args:
+        path: The file.
+        size: Rows that are read at once.
+        groups: The row groups that are read; of the others only the metadata is.
+
+    Returns:
+        The file, and the columns whose texts stay compressed as dictionaries, because unpacked they
+        may be far larger than the file says; see :func:`unpacked`.
 
     Raises:
         UserError: if a column is far larger than its file and than the memory.
     """
     with pq.ParquetFile(path) as file:
         about = file.metadata
-        texts = []
-        for number in range(about.num_columns):
-            column = about.schema.column(number)
-            if column.physical_type == "BYTE_ARRAY" and column.path == column.name:
-                texts.append(column.path)
-            for group in range(about.num_row_groups):
-                chunk = about.row_group(group).column(number)
-                size = chunk.total_uncompressed_size
-                if size > _LARGEST_RATIO * max(1, chunk.total_compressed_size):
-                    _refuse_large(size, f"{path}, column '{column.path}'")
-    return pq.ParquetFile(path, read_dictionary=texts)
+    texts = []
+    for number in range(about.num_columns):
+        column = about.schema.column(number)
+        chunks = {group: about.row_group(group).column(number) for group in groups}
+        for chunk in chunks.values():
+            unpacked_size = chunk.total_uncompressed_size
+            if unpacked_size > _LARGEST_RATIO * max(1, chunk.total_compressed_size):
+                _refuse_large(unpacked_size, f"{path}, column '{column.path}'")
+        is_text = column.physical_type == "BYTE_ARRAY" and column.path == column.name
+        if is_text and not _is_stored_whole(path, column.path, chunks, size):
+            texts.append(column.path)
+    return _opened(path, texts), texts
+
+
+def _opened(path: Path, dictionaries: Sequence[str]) -> pq.ParquetFile:
+    # read ahead, a row group of 650,000 texts is in memory as a whole
+    return pq.ParquetFile(
+        path, read_dictionary=list(dictionaries), pre_buffer=False, buffer_size=_BUFFER
+    )
+
+
+def _is_stored_whole(
+    path: Path, name: str, chunks: Mapping[int, pq.ColumnChunkMetaData], size: int
+) -> bool:
+    """Return whether the texts of a column take about the memory that the file says: each is
+    written out, or is one of a dictionary of texts none of which is long.
+    """
+    with _opened(path, [name]) as file:
+        for group, chunk in chunks.items():
+            encodings = {*chunk.encodings}
+            if not encodings <= _WRITTEN_OUT | _BY_NUMBER:
+                return False
+            if encodings & _BY_NUMBER and chunk.num_values:
+                rows = file.iter_batches(batch_size=1, row_groups=[group], columns=[name])
+                first = next(rows).column(0)
+                if not isinstance(first, pa.DictionaryArray):
+                    return False
+                lengths = pc.binary_length(first.dictionary)
+                # a single one is perhaps that of the row, and the dictionary comes later
+                if len(lengths) < 2 or size * pc.max(lengths).as_py() > _SMALL:
+                    return False
+    return True
 
 
 def unpacked(batches: Sequence[pa.RecordBatch], schema: pa.Schema, place: str) -> pa.Table:

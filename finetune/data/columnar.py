@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 
 from finetune.data import bounds, delimited
 
-#: Tables that are read at once at most, and about how many bytes: each reading makes the dictionary
-#: of the row group again, which took 20 s for 650,000 texts in one group, and takes 2 with these.
+#: Tables that are read at once at most, and about how many bytes, where texts stay dictionaries:
+#: each reading makes that of the row group again, which took 20 s for 650,000 texts in one group,
+#: and takes 2 with these.
 _AT_ONCE, _BYTES = 16, 2**26
 
 
@@ -25,14 +26,18 @@ def parquet(
 
     A row group without a row of those is not read.
     """
-    schema = pq.read_schema(path)
+    with pq.ParquetFile(path) as file:
+        about, schema = file.metadata, file.schema_arrow
     delimited.refuse_repeated(path, schema.names)
-    with bounds.open_parquet(path) as file:
-        rows = file.metadata.num_rows
-        own = [number for number in range(-(-rows // size)) if mine(number)]
-        read = itertools.groupby(_slices(file, size, own), key=lambda each: each[0])
-        for number, start in enumerate(range(0, rows, size)):
-            end = min(start + size, rows)
+    runs = _runs(about, size, [each for each in range(-(-about.num_rows // size)) if mine(each)])
+    opened, dictionaries = bounds.open_parquet(
+        path, size, sorted({group for _, groups in runs for group in groups})
+    )
+    with opened as file:
+        at_once = size * (_tables_at_once(about, size) if dictionaries else 1)
+        read = itertools.groupby(_slices(file, size, runs, at_once), key=lambda each: each[0])
+        for number, start in enumerate(range(0, about.num_rows, size)):
+            end = min(start + size, about.num_rows)
             if not mine(number):
                 yield end - start, end
                 continue
@@ -43,29 +48,49 @@ def parquet(
             yield bounds.unpacked(some, schema, f"{path}, rows {start + 1} to {end}"), end
 
 
-def _slices(
-    file: pq.ParquetFile, size: int, tables: Sequence[int]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield what the row groups have of each of these tables, with its number."""
-    about, at_once = file.metadata, size * _tables_at_once(file.metadata, size)
+def _ends(about: pq.FileMetaData) -> np.ndarray:
+    """Return the number of rows up to the end of each row group, shape ``(groups,)``."""
     groups = range(about.num_row_groups)
-    ends = np.cumsum([about.row_group(group).num_rows for group in groups], dtype=np.int64)
+    return np.cumsum([about.row_group(group).num_rows for group in groups], dtype=np.int64)
+
+
+def _runs(
+    about: pq.FileMetaData, size: int, tables: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Return which of these tables are read in one go, with their row groups: none begins in a
+    later group than the last ends in.
+    """
+    ends = _ends(about)
 
     def group_of(row: int) -> int:
         return int(np.searchsorted(ends, row, side="right"))
 
-    runs: list[list[int]] = []  # read in one go: none begins in a later group than the last ends in
+    runs: list[list[int]] = []
     for number in tables:
         after = runs[-1][-1] + 1 if runs else -1
         if number == after or (runs and group_of(number * size) == group_of(after * size - 1)):
             runs[-1].append(number)
         else:
             runs.append([number])
-    for run in runs:
+    lasts = [min((run[-1] + 1) * size, about.num_rows) - 1 for run in runs]
+    return [
+        (run, [*range(group_of(run[0] * size), group_of(last) + 1)])
+        for run, last in zip(runs, lasts, strict=True)
+    ]
+
+
+def _slices(
+    file: pq.ParquetFile, size: int, runs: Sequence[tuple[list[int], list[int]]], at_once: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield what the row groups have of each table, with its number, reading so many rows at
+    once.
+    """
+    about = file.metadata
+    ends = _ends(about)
+    for run, groups in runs:
         own, end = {*run}, min((run[-1] + 1) * size, about.num_rows)
-        several = [*range(group_of(run[0] * size), group_of(end - 1) + 1)]
-        row = int(ends[several[0] - 1]) if several[0] else 0
-        for batch in file.iter_batches(batch_size=at_once, row_groups=several):
+        row = int(ends[groups[0] - 1]) if groups[0] else 0
+        for batch in file.iter_batches(batch_size=at_once, row_groups=groups):
             start = 0
             while start < batch.num_rows and row < end:
                 some = batch.slice(start, size - row % size)

@@ -27,10 +27,9 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from PIL import Image, ImageOps
 
-from finetune.data import seals
+from finetune.data import kept
 from finetune.errors import UserError
-from finetune.runtime import activity, hub
-from finetune.runtime.files import replacing
+from finetune.runtime import activity
 
 #: Of the files that are taken for images.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -39,6 +38,7 @@ PLAIN, TRANSPARENT, DEEP, MISSING, UNREADABLE = range(5)
 _CACHE_VERSION = 1  # increment when the same images should be judged otherwise
 _AT_ONCE = 512  # images in memory, not decoded
 _DIGEST = 16  # bytes
+_FOLDER = "finetune-images"
 _MOST_THREADS = 8
 _THUMBNAIL = 64  # pixels
 
@@ -118,20 +118,15 @@ def inspect(rows: Dataset, column: str, work: str) -> Inspection:
     """
     undecoded = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     facts = _facts(undecoded, column)
-    cached = hub.caches()["datasets"] / "finetune-images" / f"{facts}.npz"
-    if facts and seals.intact(cached, lambda sentence: None):
-        with np.load(cached) as known:
-            return Inspection(known["digests"], known["kinds"])
+    if facts and (known := kept.find(_FOLDER, facts)):
+        return Inspection(**known)
     digests, kinds = np.zeros((len(rows), _DIGEST), np.uint8), np.zeros(len(rows), np.uint8)
     for number, (hashed, kind) in enumerate(_looked_at(undecoded, column)):
         digests[number], kinds[number] = np.frombuffer(hashed, np.uint8), kind
         if not number % _AT_ONCE:
             activity.advance(f"decoding {work}", number, len(rows), "images")
     if facts:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cached) as new, new.open("wb") as file:
-            np.savez(file, digests=digests, kinds=kinds)
-        seals.seal(cached)
+        kept.keep(_FOLDER, facts, digests=digests, kinds=kinds)
     return Inspection(digests, kinds)
 
 

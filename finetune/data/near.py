@@ -9,7 +9,6 @@ docs/decisions/near-duplicates.md.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from collections import defaultdict
@@ -22,9 +21,8 @@ import pyarrow as pa
 import xxhash
 from datasets import Dataset
 
-from finetune.data import arrow, caches, digests, seals
+from finetune.data import arrow, digests, kept
 from finetune.runtime import activity, extras
-from finetune.runtime.files import replacing
 
 #: The Jaccard index from which on two texts are nearly the same.
 SIMILARITY = 0.8
@@ -93,16 +91,10 @@ def resembling(held: Sequence[Part], own: Part, column: str, *, within: bool) ->
     for part in parts:
         plain = digests.digests(part.rows, column, np.sort(part.numbers)).plain[part.numbers]
         key.update(f"{len(part.numbers)} ".encode() + plain.tobytes())
-    cached = caches.place(_FOLDER, f"{key.hexdigest()}.npz")
-    if seals.intact(cached, lambda sentence: None):
-        with np.load(cached) as content:
-            return Resembling(content["row"], content["similarity"])
+    if known := kept.find(_FOLDER, key.hexdigest()):
+        return Resembling(**known)
     found = _compared(parts, column, within)
-    with contextlib.suppress(OSError):  # a cache that is only read
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cached) as new, new.open("wb") as file:
-            np.savez_compressed(file, row=found.row, similarity=found.similarity)
-        seals.seal(cached)
+    kept.keep(_FOLDER, key.hexdigest(), row=found.row, similarity=found.similarity)
     return found
 
 

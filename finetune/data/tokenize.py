@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, concatenate_datasets
+from datasets import Dataset, DatasetDict
 from datasets.fingerprint import Hasher
+from datasets.table import MemoryMappedTable, concat_tables
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from finetune.data import caches, parts, seals
@@ -97,16 +98,16 @@ def tokenize(
     encode = _encoding(encoder, targets, windows)
     cached = {name: rows for name, rows in dataset.items() if _is_cached(rows)}
     files: dict[str, list[_Part]] = {}
+    how = _how(encoder, windows) if cached else []
     for split, rows in cached.items():
-        directory = caches.place(caches.TOKENIZED, _key(split, rows, encoder, windows))
+        directory = caches.place(caches.TOKENIZED, _key(split, rows, how))
         caches.use(directory, **(about or {}), split=split, rows=len(rows))
         files[split] = _parts_of(split, len(rows), directory)
     _make([part for each in files.values() for part in each], cached, encode, note, processes)
     tokenized = DatasetDict()
     for split, rows in dataset.items():
         if split in files:
-            loaded = [Dataset.from_file(str(part.path)) for part in files[split]]
-            tokenized[split] = concatenate_datasets(loaded)
+            tokenized[split] = _mapped(files[split])
         else:
             tokenized[split] = _in_memory(split, rows, encode)
     return tokenized
@@ -131,15 +132,26 @@ def _is_cached(rows: Dataset) -> bool:
     return bool(len(rows)) and (bool(rows.cache_files) or len(rows) > PART)
 
 
-def _key(split: str, rows: Dataset, encoder: Encoder, windows: Windows | None) -> str:
-    """Return the name of a split in the cache."""
-    content = fingerprint(DatasetDict({split: rows}), "text")
+def _how(encoder: Encoder, windows: Windows | None) -> list[Any]:
+    """Return what decides, besides the rows, on what is in the files."""
     how: list[Any] = [identity(encoder.tokenizer), encoder.max_length, _VERSION]
     if windows is not None:
         how += ["windows", windows.shared]
     elif encoder.truncation == "head_tail":  # the others are sides of the tokenizer
         how.append(encoder.truncation)
+    return how
+
+
+def _key(split: str, rows: Dataset, how: list[Any]) -> str:
+    """Return the name of a split in the cache."""
+    content = fingerprint(DatasetDict({split: rows}), "text")
     return str(Hasher.hash([content, str(rows.features["label"]), *how]))
+
+
+def _mapped(files: list[_Part]) -> Dataset:
+    """Return the rows of a split; joining data sets of each file takes 20 ms a file."""
+    tables = [MemoryMappedTable.from_file(str(part.path)) for part in files]
+    return Dataset(concat_tables(tables), fingerprint=files[0].path.parent.name)
 
 
 def _parts_of(split: str, rows: int, directory: Path) -> list[_Part]:
