@@ -416,6 +416,41 @@ def test_spreadsheets_that_cannot_be_read(tmp_path: Path) -> None:
         sources.read(str(workbook(tmp_path / "c.xlsx", {"A": [["text", "label"]]})))
 
 
+def test_hidden_rows_of_a_sheet_are_read_and_told(tmp_path: Path) -> None:
+    path, notes = workbook(tmp_path / "a.xlsx", {"A": CELLS, "B": CELLS}), list[str]()
+    book = openpyxl.load_workbook(path)
+    for row in (1, 2, 3, 5):  # the header, and an empty row, are no rows
+        book["A"].row_dimensions[row].hidden = True
+    book.save(path)
+    assert len(sources.read(str(path), note=notes.append)["train"]) == 3
+    assert notes == [
+        "a.xlsx: read the sheet 'A', not 'B' (--sheet); read 2 hidden rows of the sheet 'A' too, "
+        "as of a filter (rows 2, 5); to leave them out, copy the visible rows into another sheet "
+        "and read that (--sheet)"
+    ]
+    sources.read(str(path), options=ReadOptions(sheet="B"), note=notes.append)
+    assert len(notes) == 1
+
+
+def test_merged_cells_and_formulas_without_a_value_are_refused_by_name(tmp_path: Path) -> None:
+    names = [f"c{n}" for n in range(25)]
+    rows = [("text", *names, "label"), *(("a", *names, "x") for _ in range(4))]
+    path = workbook(tmp_path / "a.xlsx", {"A": rows})
+    book = openpyxl.load_workbook(path)
+    book["A"].merge_cells("A2:B2")  # in a row
+    book.save(path)
+    assert len(sources.read(str(path))["train"]) == 4
+    book["A"].merge_cells("AA2:AA3")
+    book["A"].merge_cells("AA4:AA5")
+    book.save(path)
+    with pytest.raises(UserError, match=r"sheet 'A': the cells AA2:AA3 are merged \(and 1 more"):
+        sources.read(str(path))
+    rows = [("text", "label"), ("a", "x"), ("b", '=IF(A2="a","x","y")'), ("c", "=B3")]
+    path = workbook(tmp_path / "b.xlsx", {"A": [["title"]], "B": rows})
+    with pytest.raises(UserError, match=r"sheet 'B', cell B3: a formula without a value.*1 more"):
+        sources.read(str(path))
+
+
 @pytest.mark.trains
 @pytest.mark.usefixtures("one_thread")
 def test_a_spreadsheet_goes_all_the_way(tmp_path: Path, tiny_model: str) -> None:

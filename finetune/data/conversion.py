@@ -23,7 +23,7 @@ from finetune.runtime import activity, formats
 
 #: In the schema of a cached file: what was unusual, and how it is read.
 _NOTE, _LAYOUT = b"finetune.note", b"finetune.layout"
-_CACHE_VERSION = 8
+_CACHE_VERSION = 9
 #: Bytes that may be written without looking at the disk, and that stay free on it, if that is no
 #: more than a share of it.
 _FEW, _RESERVE, _SHARE = 2**24, 2**30, 0.02
