@@ -154,8 +154,31 @@ def test_part_ten_comes_after_part_two(tmp_path: Path) -> None:
 def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
     shards(tmp_path)
     (tmp_path / "train-00001-of-00003.csv").unlink()
-    with pytest.raises(UserError, match=r"'train' has 2 of 3 parts"):
+    with pytest.raises(UserError, match=r"'train' has 2 of 3 parts.*rename them without -of-00003"):
         sources.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "dataset", "told"),
+    [
+        (["train_1", "train_3"], "", "train_1.csv to train_3.csv: no part 2; is a file missing?"),
+        (["train/b1", "train/b2", "train/b5", "train/b6", "train/b7"], "", "b7.csv: no parts 3, 4"),
+        (["a-00000-of-00004", "a-00002-of-00004"], "a-*", "00002-of-00004.csv: no parts 1, 3; is"),
+        (["a-1-of-2", "a-2-of-2"], "a-*", ""),
+        (["tickets-1003", "tickets-2044"], "*", ""),
+        (["2024-01", "2024-02", "other"], "*", ""),
+    ],
+)
+def test_a_gap_in_the_numbers_of_files_is_told(
+    names: Sequence[str], dataset: str, told: str, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        FRAME.to_csv(tmp_path / f"{name}.csv", index=False)
+    sources.read(str(tmp_path / dataset), note=notes.append)
+    assert len(notes) == bool(told)
+    assert told in " ".join(notes)
 
 
 def test_folders_of_splits_and_of_the_hub(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def read(
             if left := [f"{split}={NONE}" for split in SPLITS if split not in called]:
                 expected = f"{' and '.join(called)}: --dataset_splits {','.join(left)}"
             note(f"not read: {names_of}{others} (expected {expected})")
+        for gap in listed.gaps:
+            note(gap)
         splits = _local(listed, names, options or ReadOptions(), note)
     elif dataset.startswith(embedded.PREFIX):
         _refuse_options(options, dataset)
