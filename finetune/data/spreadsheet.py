@@ -82,9 +82,17 @@ def rows(path: Path, sheet: str) -> Iterator[Numbered]:
                 _refuse_merged(path, cells, number, len(header))
                 continue
             if extra := next((each for each in texts[len(header) :] if each), None):
+                title = (
+                    f"; is the first row, {header[0]!r}, a title? Remove what is above the names"
+                )
                 raise UserError(
                     f"{path}, sheet '{sheet}', row {number}: {extra[:40]!r} is in a column without "
-                    "a name in the first row"
+                    f"a name in the first row{title * (len(header) == 1)}"
+                )
+            if len(header) > 1 and texts[: len(header)] == header:
+                raise UserError(
+                    f"{path}, sheet '{sheet}', row {number}: the names of the columns again: were "
+                    "sheets joined with their first rows? Remove every such row but the first"
                 )
             yield number, dict(zip(header, texts, strict=False))
 
