@@ -116,10 +116,7 @@ def _write(
         cached.parent.mkdir(parents=True, exist_ok=True)
         room = tempfile.TemporaryDirectory(dir=cached.parent)
     except OSError as error:
-        raise UserError(
-            f"the cache {cached.parent.parent.parent} cannot be written ({error.strerror}): set "
-            "HF_HOME or HF_DATASETS_CACHE to a directory of yours"
-        ) from error
+        raise caches.unwritable(error) from error
     with room as directory:
         written = Path(directory) / cached.name
         try:

@@ -11,6 +11,7 @@ and time of change, so that the next run reads no image before it needs it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -128,10 +129,11 @@ def inspect(rows: Dataset, column: str, work: str) -> Inspection:
         if not number % _AT_ONCE:
             activity.advance(f"decoding {work}", number, len(rows), "images")
     if facts:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cached) as new, new.open("wb") as file:
-            np.savez(file, digests=digests, kinds=kinds)
-        seals.seal(cached)
+        with contextlib.suppress(OSError):  # a cache that is only read
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cached) as new, new.open("wb") as file:
+                np.savez(file, digests=digests, kinds=kinds)
+            seals.seal(cached)
     return Inspection(digests, kinds)
 
 

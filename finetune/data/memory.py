@@ -116,9 +116,13 @@ def _are_rows(data: Any) -> bool:
 def _kept(whole: Mapping[str, Any]) -> str:
     """Write splits into the cache, whole or not at all, and return the hash of their content."""
     parent = caches.place(caches.MEMORY, "")
-    parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=parent, prefix=".") as directory:
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        room = tempfile.TemporaryDirectory(dir=parent, prefix=".")
+    except OSError as error:
+        raise caches.unwritable(error) from error
+    with room as directory:
         for split in sorted(whole):
             if "/" in split or split.startswith("."):
                 raise UserError(f"dataset: '{split}' cannot be the name of a split")
