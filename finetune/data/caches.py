@@ -79,8 +79,8 @@ def place(folder: str, name: str) -> Path:
 def unwritable(error: OSError) -> UserError:
     """Return the refusal of a cache that cannot be written."""
     return UserError(
-        f"the cache {hub.caches()['datasets']} cannot be written ({error.strerror}): set HF_HOME or "
-        "HF_DATASETS_CACHE to a directory of yours"
+        f"the cache {hub.caches()['datasets']} cannot be written ({error.strerror}): set HF_HOME "
+        "or HF_DATASETS_CACHE to a directory of yours"
     )
 
 

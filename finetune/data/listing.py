@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from finetune.data import files, split_names
-from finetune.data.split_names import OTHER_NAMES, SPLITS
+from finetune.data.split_names import OTHER_NAMES, SPLITS, NoTrainSplit
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 
@@ -148,6 +148,8 @@ def _below(directory: Path, called: Mapping[str, str]) -> Listing:
             "validation, test if there are any), found "
             f"{', '.join(each.name for each in there[:_SHOWN]) or 'nothing'}{_advice(readable)}"
         )
+        if len(mistakes) == 1:
+            raise NoTrainSplit(mistakes[0], splits)
     raise UserError(*mistakes)
 
 
@@ -203,7 +205,7 @@ def _complete(
     """
     if "train" not in splits:
         found = ", ".join(path.name for several in splits.values() for path in several[:_SHOWN])
-        raise UserError(f"{where}: expected files of '{called['train']}', found {found}")
+        raise NoTrainSplit(f"{where}: expected files of '{called['train']}', found {found}", splits)
     mistakes = [
         f"{where}: --dataset_splits {split}={name}: no such file{suggestion(name, _stems(there))}"
         for split, name in called.items()
