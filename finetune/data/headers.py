@@ -20,6 +20,8 @@ from finetune.data.numeric_names import number
 _FEWEST_WORDS, _LONGEST_NAME = 3, 60
 _FORM = ("?", ":", ")", "*")
 _LOOKED_AT = 1000
+#: Where a column is missing, a name of so many words may be a text.
+_TEXT_WORDS = 5
 #: How a comment begins, and "# of visits" does not.
 _COMMENT = re.compile(r"#+\s*(?!of\b)\S+\s+\S|//|--")
 
@@ -67,14 +69,22 @@ def above(names: Sequence[str]) -> str:
     return "title" if are_unnamed and not names[0].startswith("Unnamed: ") else ""
 
 
-def hint(rows: Dataset) -> str:
-    """Return a hint, where a column is missing, if the first line is probably none of names."""
-    names = [name for name in rows.column_names if name != "id"]
+def hint_of_names(names: Sequence[str]) -> str:
+    """Return a hint, where a column is missing, if the first line is probably none of names, by
+    these alone.
+    """
     if kind := above(names):
         return (
             f"; is the first line, '{_short(names[0])}', a {kind}? Remove what is above the names "
             "of the columns"
         )
+    if any(len(name.split()) >= _TEXT_WORDS and not name.endswith(_FORM) for name in names):
+        return "; if the first line is a row, add a line with the names of the columns on top"
+    return ""
+
+
+def hint(rows: Dataset) -> str:
+    """Return a hint, where a column is missing, if the first line is probably none of names."""
     for name in rows.column_names:
         values = rows.data.column(name).slice(0, _LOOKED_AT)
         if arrow.is_text(values.type) and pc.any(pc.equal(values, name)).as_py():
@@ -82,7 +92,7 @@ def hint(rows: Dataset) -> str:
                 f"; '{_short(name)}' is a value of the column of that name, too: is the first line "
                 "a row? Add a line with the names of the columns on top"
             )
-    return ""
+    return hint_of_names([name for name in rows.column_names if name != "id"])
 
 
 def _occurs(rows: Dataset, column: str) -> bool:
