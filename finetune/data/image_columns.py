@@ -14,7 +14,7 @@ from finetune.data.delimited import separator_hint
 from finetune.errors import UserError, counted, suggestion
 
 _LOOKED_AT = 200  # rows
-_URL, _DRIVE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://"), re.compile(r"[A-Za-z]:/")
+_OF_WINDOWS = re.compile(r"\\|^[A-Za-z]:/")
 _MOST_NAMED = 5
 
 
@@ -89,33 +89,19 @@ def _is_path(value: str) -> bool:
 
 
 def _is_url(value: str) -> bool:
-    return _URL.match(value) is not None
-
-
-def _is_of_windows(value: str) -> bool:
-    return "\\" in value or _DRIVE.match(value) is not None
+    return "://" in value
 
 
 def _refuse_elsewhere(column: str, files: Sequence[str | None]) -> None:
     """Refuse a column of which most are URLs, or paths that only Windows can read."""
     paths = [each for each in files if each]
-    for kind, are_such, mend in (
-        (
-            "URLs",
-            _is_url,
-            "download the images, and write the paths of the files, relative to the table",
-        ),
-        (
-            "paths of Windows",
-            _is_of_windows,
-            "write them relative to the table and with slashes, as 'images/1.png'",
-        ),
-    ):
-        found = [each for each in paths if are_such(each)]
-        if 2 * len(found) > len(paths):
-            raise UserError(
-                f"--image_column: '{column}' holds {kind}, such as '{found[0]}': {mend}"
-            )
+    found = [each for each in paths if _is_url(each) or _OF_WINDOWS.search(each)]
+    if 2 * len(found) <= len(paths):
+        return
+    kind, mend = "paths of Windows", "write them relative to the table and with slashes, as a/1.png"
+    if _is_url(found[0]):
+        kind, mend = "URLs", "download the images, and write their paths, relative to the table"
+    raise UserError(f"--image_column: '{column}' holds {kind}, such as '{found[0]}': {mend}")
 
 
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
