@@ -45,6 +45,8 @@ LIMITS = (
     Limit(_AT_SCALE, _OURS, "exponent of memory", 1.1),
     Limit(_AT_SCALE, f"{preparation.SECOND}, {_LARGEST}", "s", 5),
     Limit(_AT_SCALE, f"{preparation.FEW}, {_LARGEST}", "s", 5),
+    Limit(_AT_SCALE, preparation.RANKS, "s", least=preparation.TIMEOUT),
+    Limit(_AT_SCALE, preparation.RANKS, "times one process", 1.3),
     Limit("scale", "scale, statistics with TF-IDF, 8,000 x 2,000", "s", 20),
     Limit("scale", "scale, results, 50,000 x 2,000", "MiB", 2048),
     Limit("scale", "scale, results, 200,000 x 5", "statistics and page, s", 15),

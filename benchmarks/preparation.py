@@ -10,6 +10,9 @@ everything in the cache, and so does one that wants a thousand rows of training,
 Processor seconds are of all processes of a way. Memory is that of the process that prepares: what
 it holds beyond its imports, and at its peak with the pages of files that it has mapped, which the
 system takes back where others need the memory.
+
+Then two ranks of `torchrun` train one step, with a process group that waits less than preparation
+takes. What preparation took is the difference to the same again, which finds all in the cache.
 """
 
 import json
@@ -33,6 +36,9 @@ OURS, SECOND, MAP = "ours", "ours, second start", "datasets.map alone"
 FEW = "ours, --train_samples 1000"
 WAYS = (MAP, OURS, SECOND, FEW)
 CASE = "preparation, rows of 174 tokens, cost by rows"
+#: How long the process group of two ranks waits, and the rows that they prepare meanwhile.
+TIMEOUT, _ROWS_OF_TWO = 10, 100_000
+RANKS = f"two ranks, --ddp_timeout {TIMEOUT}, {_ROWS_OF_TWO:,} rows"
 #: Of a size from which on one round is enough, as it takes minutes.
 _LARGE = 300_000
 _MEMORY = "MiB beyond imports"
@@ -42,6 +48,7 @@ Line = dict[str, Any]
 def measure(rounds: int, sizes: tuple[int, ...] = ROWS) -> list[Line]:
     """Return a line for each way and number of rows, medians of the rounds."""
     lines: list[Line] = []
+    alone = math.nan
     with tempfile.TemporaryDirectory() as name:
         for rows in sizes:
             data = compose(rows, Path(name) / f"{rows}.parquet")
@@ -61,6 +68,9 @@ def measure(rounds: int, sizes: tuple[int, ...] = ROWS) -> list[Line]:
                         "exponent of memory": _exponent(lines, way, rows, median, _MEMORY),
                     }
                 )
+                alone = median["processor s"] if way == OURS else alone
+            if rows == _ROWS_OF_TWO:
+                lines.append(_of_two_ranks(data, Path(name), alone))
     return lines
 
 
@@ -101,20 +111,56 @@ def _exponent(
     return math.log(now[what] / earlier[0][what]) / math.log(rows / first)
 
 
-def _round(data: Path, home: Path) -> dict[str, dict[str, float]]:
-    """Return what each way took, once."""
+def _of_two_ranks(data: Path, home: Path, alone: float) -> Line:
+    """Return what preparation takes two ranks whose process group waits less.
+
+    Args:
+        data: Rows that nothing is cached of below ``home``.
+        home: A directory.
+        alone: Processor seconds of one process.
+    """
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words += ["-m", "finetune", "text", "--dataset", str(data), "--model", "embedded:minilm"]
+    words += ["--max_length", str(MAX_LENGTH), "--max_steps", "1", "--eval_samples", "100"]
+    words += ["--no_baseline", "--overwrite", "--ddp_timeout", str(TIMEOUT)]
+    took = []
+    for _ in range(2):
+        started, processor = time.perf_counter(), _processor()
+        subprocess.run(
+            [*words, "--output_dir", str(home / "two")],
+            env=_environment(home / "two-ranks"),
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        took.append((time.perf_counter() - started, _processor() - processor))
+    seconds, processor = (first - second for first, second in zip(*took, strict=True))
+    return {
+        "case": CASE,
+        "way": RANKS,
+        "s": seconds,
+        "processor s": processor,
+        "times one process": processor / alone,
+    }
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Return that of a process with caches of its own."""
     house = Path(__file__).resolve().parent.parent
-    environment = {
+    return {
         **os.environ,
         "PYTHONPATH": f"{house}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         "HF_HOME": str(home),
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def _round(data: Path, home: Path) -> dict[str, dict[str, float]]:
+    """Return what each way took, once."""
     found = {}
     for way in WAYS:
         done = subprocess.run(
             [sys.executable, __file__, "--way", way, str(data)],
-            env=environment,
+            env=_environment(home),
             check=True,
             stdout=subprocess.PIPE,
             text=True,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 
 import finetune
 from finetune import Run, UserError, cli
@@ -166,19 +167,26 @@ def test_rows_left_out_of_an_evaluation_are_counted(run: Run, tmp_path: Path) ->
             ["train", "validation", "test"],
             "evaluated the test split; not evaluated: train, validation",
         ),
+        (["test"], "evaluated the test split"),
+        (["test", "validation"], "evaluated the test split; not evaluated: validation"),
+        (["validation"], "evaluated the validation split, as {} has no test split"),
     ],
 )
 def test_the_split_of_a_directory_that_is_evaluated_is_told(
     splits: list[str], note: str, run: Run, tmp_path: Path
 ) -> None:
     held_out = run.predictions[["text", "label"]]
-    for number, split in enumerate(splits):
-        held_out.head(10 + number).to_csv(tmp_path / f"{split}.csv", index=False)
-
-    found = evaluate(run, str(tmp_path))
-
-    assert found.rows == 10 + len(splits) - 1
-    assert found.notes == [note.format(tmp_path)]
+    some = {split: held_out.head(10 + len(split)) for split in splits}
+    (folder := tmp_path / "files").mkdir()
+    for split, rows in some.items():
+        rows.to_csv(folder / f"{split}.csv", index=False)
+    DatasetDict(
+        {split: Dataset.from_pandas(rows, preserve_index=False) for split, rows in some.items()}
+    ).save_to_disk(saved := tmp_path / "saved")
+    for data in (folder, folder / "*.csv", *[saved] * (splits != ["train"])):
+        found = evaluate(run, str(data))
+        assert found.rows == 10 + len(note.split()[2])
+        assert found.notes == [note.format(data)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
 
-from finetune.data import findings
+from finetune.data import findings, memory
 from finetune.data.prediction_columns import is_own
 from finetune.errors import UserError
 from finetune.recipe import TextClassification, catalog
@@ -40,15 +40,22 @@ def mistakes(dataset: str | Path, **options: str | bool | int) -> tuple[str, ...
     return refusal.value.mistakes
 
 
+@pytest.mark.parametrize(
+    ("cache", "why"), [("/proc/nope", "No such file or directory"), ("a.csv/x", "Not a directory")]
+)
 def test_a_cache_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.csv", *lines(20))
-    monkeypatch.setenv("HF_DATASETS_CACHE", "/proc/nope")
-    assert mistakes(path) == (
-        "the cache /proc/nope cannot be written (No such file or directory): set HF_HOME or "
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / cache))
+    expected = (
+        f"the cache {tmp_path / cache} cannot be written ({why}): set HF_HOME or "
         "HF_DATASETS_CACHE to a directory of yours",
     )
+    assert mistakes(path) == expected
+    with pytest.raises(UserError) as refusal:
+        memory.named([{"text": "a", "label": "x"}])
+    assert refusal.value.mistakes == expected
 
 
 def test_a_wrong_column_lists_those_there_are(reviews: Path) -> None:

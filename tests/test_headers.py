@@ -1,11 +1,14 @@
 """A table without a line of names would lose its first row without a word."""
 
+import subprocess
 from pathlib import Path
 
+import openpyxl
 import pytest
 
 import finetune
 from finetune import TextClassification, UserError
+from finetune.data import files, sources
 from finetune.recipe import catalog
 
 ROWS = [(f"the soup of visit {n} was {'good' if n % 3 else 'cold'}", n % 3) for n in range(60)]
@@ -75,10 +78,79 @@ def test_it_is_told_where_columns_are_chosen_or_missing(tmp_path: Path, tiny_mod
         catalog.find("yelp")(dataset=str(path)).load()
 
 
-def test_names_of_columns_among_the_rows_are_told(tmp_path: Path) -> None:
-    (path := tmp_path / "a.csv").write_text(lines("text,label\n") + lines("text,label\n"))
-    recipe = Texts(dataset=str(path))
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize(
+    ("names", "row"), [("text,label", "{},{}"), ('number,"text",label', '1,"{}",{}')]
+)
+def test_names_of_columns_among_the_rows_are_refused(
+    names: str, row: str, mark: str, tmp_path: Path
+) -> None:
+    once = f"{mark}{names}\n" + "".join(row.format(*each) + "\n" for each in ROWS)
+    (path := tmp_path / "a.csv").write_text(once * 3, "utf-8")
+    with pytest.raises(UserError, match=r"a.csv, lines 62, 123: the names of the columns again: w"):
+        Texts(dataset=str(path)).load()
+    (path := tmp_path / "one.csv").write_text("text\ngood\ntext\n")  # a text may be that word
+    assert sources.read(str(path))["train"]["text"][:] == ["good", "text"]
+    book = openpyxl.Workbook()
+    for each in (("text", "label"), ("a", "x"), ("text", "label")):
+        book.worksheets[0].append(each)
+    book.save(tmp_path / "a.xlsx")
+    with pytest.raises(UserError, match="sheet 'Sheet', row 3: the names of the columns again"):
+        sources.read(str(tmp_path / "a.xlsx"))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt", "utf16.jsonl", "quoted.csv"])
+def test_byte_order_marks_of_files_that_were_joined_are_left_out(name: str, tmp_path: Path) -> None:
+    parts = {
+        "a.csv": ["text,label\na,x\n", "b,y\n"],
+        "quoted.csv": ["text,label\na,x\n", '"b",y\n'],
+        "a.txt": ["a\n", "b\n"],
+    }
+    some = parts.get(name, ['{"text": "a"}\n', '{"text": "b"}\n'])
+    encoding = "utf-16" if name.startswith("utf16") else "utf-8-sig"
+    (path := tmp_path / name).write_bytes(b"".join(each.encode(encoding) for each in some))
+    assert [row["text"] for each in files.chunks(path) for row in each.dictionaries()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [("# exported by tool 3, on 2024", "comment"), ("Tickets of 2024,", "title")],
+)
+def test_a_comment_or_a_title_above_the_names_is_told(
+    first: str, kind: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / "a.csv").write_text(f"{first}\n" + lines("text,label\n"))
+    columns = first.split(",")
+    recipe = Texts(dataset=str(path), text_column=columns[0])
+    recipe.label_column = columns[1] or "Unnamed: 1"
     recipe.load()
-    assert (
-        "a.csv: the names of the columns are 1 row, too: were files joined with" in recipe.notes[0]
-    )
+    assert f"{columns[0]!r}, looks like a {kind}, not like names of columns" in recipe.notes[0]
+    with pytest.raises(UserError, match=f"is the first line, '{columns[0]}', a {kind}[?] Remove"):
+        Texts(dataset=str(path), text_column="text").load()
+
+
+@pytest.mark.parametrize("first", ["# exported by tool 3", "Tickets; all of 2024"])
+def test_a_first_line_of_one_field_may_be_a_title(first: str, tmp_path: Path) -> None:
+    (path := tmp_path / "a.csv").write_text(f"{first}\n" + lines("text,label\n"))
+    with pytest.raises(UserError, match=f"or if the first line, '{first}', is a title or a comme"):
+        sources.read(str(path))
+    book = openpyxl.Workbook()
+    for each in ((first,), ("text", "label"), ("a", "x")):
+        book.worksheets[0].append(each)
+    book.save(path := tmp_path / "a.xlsx")
+    with pytest.raises(UserError, match=f"is the first row, '{first}', a title[?]"):
+        sources.read(str(path))
+
+
+def test_quotation_marks_behind_a_backslash_are_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "a.csv").write_text('text,label\n"a, b",x\n"say \\"hi\\", twice",y\n')
+    with pytest.raises(UserError, match=r"a.csv, line 3: quotation marks inside of texts are") as e:
+        sources.read(str(path))
+    command = str(e.value).partition("convert it: ")[2]
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert sources.read(str(tmp_path / "NEW.csv"))["train"]["text"][:] == [
+        "a, b",
+        'say "hi", twice',
+    ]
+    path.write_text('text,label\n"C:\\dir\\",x\n"b",y\n')
+    assert sources.read(str(path))["train"]["text"][:] == ["C:\\dir\\", "b"]

@@ -44,6 +44,22 @@ def test_a_table_of_paths_is_the_same_as_the_folder(photos: Path, suffix: str) -
     assert subject.splits["test"]["file"][0].startswith("photos/")
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("https://a.org/{}.png?size=9", "URLs, such as 'https://a.org/0.png?size=9': download"),
+        ("photos\\{}.png", "paths of Windows, such as 'photos\\0.png': write them relative to"),
+        ("C:/photos/{}.png", "paths of Windows, such as 'C:/photos/0.png': write them relative"),
+    ],
+)
+def test_paths_of_another_system_are_refused_once(path: str, told: str, tmp_path: Path) -> None:
+    rows = [f"{path.format(n)},{LABELS[n % 2]}\n" for n in range(8)]
+    (tmp_path / "list.csv").write_text("".join(["file,kind\n", *rows]))
+    with pytest.raises(UserError, match=re.escape(f"--image_column: 'file' holds {told}")) as error:
+        recipe(tmp_path / "list.csv", label_column="kind").load()
+    assert len(error.value.mistakes) == 1
+
+
 def test_images_in_a_parquet_file(photos: Path, tmp_path: Path) -> None:
     files = sorted(photos.rglob("*.png"))
     rows = {

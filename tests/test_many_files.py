@@ -155,8 +155,31 @@ def test_part_ten_comes_after_part_two(tmp_path: Path) -> None:
 def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
     shards(tmp_path)
     (tmp_path / "train-00001-of-00003.csv").unlink()
-    with pytest.raises(UserError, match=r"'train' has 2 of 3 parts"):
+    with pytest.raises(UserError, match=r"'train' has 2 of 3 parts.*rename them without -of-00003"):
         sources.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "dataset", "told"),
+    [
+        (["train_1", "train_3"], "", "train_1.csv to train_3.csv: no part 2; is a file missing?"),
+        (["train/b1", "train/b2", "train/b5", "train/b6", "train/b7"], "", "b7.csv: no parts 3, 4"),
+        (["a-00000-of-00004", "a-00002-of-00004"], "a-*", "00002-of-00004.csv: no parts 1, 3; is"),
+        (["a-1-of-2", "a-2-of-2"], "a-*", ""),
+        (["tickets-1003", "tickets-2044"], "*", ""),
+        (["2024-01", "2024-02", "other"], "*", ""),
+    ],
+)
+def test_a_gap_in_the_numbers_of_files_is_told(
+    names: Sequence[str], dataset: str, told: str, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        FRAME.to_csv(tmp_path / f"{name}.csv", index=False)
+    sources.read(str(tmp_path / dataset), note=notes.append)
+    assert len(notes) == bool(told)
+    assert told in " ".join(notes)
 
 
 def test_folders_of_splits_and_of_the_hub(tmp_path: Path) -> None:
@@ -415,6 +438,41 @@ def test_spreadsheets_that_cannot_be_read(tmp_path: Path) -> None:
         sources.read(str(path))
     with pytest.raises(UserError, match="holds no rows"):
         sources.read(str(workbook(tmp_path / "c.xlsx", {"A": [["text", "label"]]})))
+
+
+def test_hidden_rows_of_a_sheet_are_read_and_told(tmp_path: Path) -> None:
+    path, notes = workbook(tmp_path / "a.xlsx", {"A": CELLS, "B": CELLS}), list[str]()
+    book = openpyxl.load_workbook(path)
+    for row in (1, 2, 3, 5):  # the header, and an empty row, are no rows
+        book["A"].row_dimensions[row].hidden = True
+    book.save(path)
+    assert len(sources.read(str(path), note=notes.append)["train"]) == 3
+    assert notes == [
+        "a.xlsx: read the sheet 'A', not 'B' (--sheet); read 2 hidden rows of the sheet 'A' too, "
+        "as of a filter (rows 2, 5); to leave them out, copy the visible rows into another sheet "
+        "and read that (--sheet)"
+    ]
+    sources.read(str(path), options=ReadOptions(sheet="B"), note=notes.append)
+    assert len(notes) == 1
+
+
+def test_merged_cells_and_formulas_without_a_value_are_refused_by_name(tmp_path: Path) -> None:
+    names = [f"c{n}" for n in range(25)]
+    rows = [("text", *names, "label"), *(("a", *names, "x") for _ in range(4))]
+    path = workbook(tmp_path / "a.xlsx", {"A": rows})
+    book = openpyxl.load_workbook(path)
+    book["A"].merge_cells("A2:B2")  # in a row
+    book.save(path)
+    assert len(sources.read(str(path))["train"]) == 4
+    book["A"].merge_cells("AA2:AA3")
+    book["A"].merge_cells("AA4:AA5")
+    book.save(path)
+    with pytest.raises(UserError, match=r"sheet 'A': the cells AA2:AA3 are merged \(and 1 more"):
+        sources.read(str(path))
+    rows = [("text", "label"), ("a", "x"), ("b", '=IF(A2="a","x","y")'), ("c", "=B3")]
+    path = workbook(tmp_path / "b.xlsx", {"A": [["title"]], "B": rows})
+    with pytest.raises(UserError, match=r"sheet 'B', cell B3: a formula without a value.*1 more"):
+        sources.read(str(path))
 
 
 @pytest.mark.trains

@@ -116,6 +116,27 @@ def test_what_is_not_a_number_is_missing() -> None:
         ]
 
 
+def test_an_index_called_like_a_column_is_read_once_or_refused() -> None:
+    frame = pd.DataFrame({"text": ["a", "b"], "label": ["x", "y"]})
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    assert read(frame.set_index("text", drop=False))[0]["train"] == rows
+    assert read(frame.set_index(["text", "label"], drop=False))[0]["train"] == rows
+    with pytest.raises(UserError, match=r"the index of the train data is called 'text', as one of"):
+        read(frame.rename_axis("text"))
+
+
+def test_periods_and_intervals_are_read_as_text() -> None:
+    values = {
+        "month": pd.array(["2020-01", None], dtype="period[M]"),
+        "range": pd.cut(np.array([1, np.nan]), [0, 5]),
+        "interval": pd.arrays.IntervalArray.from_tuples([(0, 1), (1, 2)]),
+    }
+    assert read(pd.DataFrame({"text": ["a", "b"]}).assign(**values))[0]["train"] == [
+        {"text": "a", "month": "2020-01", "range": "(0.0, 5.0]", "interval": "(0, 1]"},
+        {"text": "b", "month": None, "range": None, "interval": "(1, 2]"},
+    ]
+
+
 def test_an_index_with_a_name_is_a_column() -> None:
     frame = pd.DataFrame({"text": ["a", "b"], "label": ["x", "y"]})
     assert read(frame.set_index("label"))[0]["train"][0] == {"label": "x", "text": "a"}

@@ -30,7 +30,7 @@ from finetune import Run, TextClassification, UserError
 from finetune.cli import predict
 from finetune.data import files
 from finetune.pipeline.events import Seldom
-from finetune.predicting import engine
+from finetune.predicting import engine, odd_texts
 from finetune.recipe import catalog
 from tests.conftest import ROOT, Command
 from tests.runs import trained
@@ -261,6 +261,34 @@ def test_a_missing_text_gets_no_label_and_is_told(run: Run, tmp_path: Path, capf
     assert [row["label"] is None for row in rows] == [False, True, True, False]
     assert rows[2] == {"other": [1], "label": None, "probability": None}
     assert "2 rows without a value in 'text': their predictions are empty" in captured.err
+
+
+def test_odd_texts_are_told_as_in_training(run: Run, tmp_path: Path) -> None:
+    texts = ["great", "a\0b", "dull", "word " * 20_001, "\0" * 3]
+    source = write(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    told = finetune.predict_file(run, source, tmp_path / "out.jsonl").notes
+    assert [note.partition(",")[0] for note in told] == [
+        "2 rows with null bytes",
+        "1 row with a text of more than 100",
+    ]
+    long = [("a" * 100_001, "b"), ("c" * 100_001, None), None, "d"]
+    assert odd_texts.count(long[:3]) == (0, 0)  # as long as the others
+    assert odd_texts.count([*long, *["d"] * 3]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        ("I like this soup so much", "; if the first line is a row, add a line with the names of"),
+        ("# exported by me", "; is the first line, '# exported by me', a comment? Remove what is"),
+        ("Tickets of 2024,", "; is the first line, 'Tickets of 2024', a title? Remove what is abo"),
+    ],
+)
+def test_a_first_line_without_names_is_told(
+    first: str, told: str, run: Run, tmp_path: Path
+) -> None:
+    (source := tmp_path / "in.csv").write_text(f"{first}\n{first}\n")
+    assert f"no column 'text' in {source}{told}" in refusal(run, source)
 
 
 def test_a_file_that_is_replaced_is_told_before(run: Run, tmp_path: Path, capfd: Any) -> None:

@@ -332,6 +332,20 @@ def test_a_stray_number_among_bits_is_asked(
     assert insisted.kind.name == "regression"
 
 
+@pytest.mark.parametrize(("low", "high"), [(-1, 1), (1, 2), (0.5, 2.5)])
+def test_two_other_numbers_in_several_columns_are_asked(
+    tmp_path: Path, low: float, high: float
+) -> None:
+    columns = {"a": [high, low, high], "b": [high, high, low]}
+    assert refusal(recipe_of(tmp_path / "a.jsonl", columns, label_columns="a,b")) == (
+        f"--label_columns: 'a' holds {low} (train data, line 2), and the columns a, b "
+        f"hold {low} and {high} only: if these are labels, write 0 and 1 instead; if they are "
+        "quantities, add --task regression"
+    )
+    insisted = recipe_of(tmp_path / "a.jsonl", columns, label_columns="a,b", task="regression")
+    assert insisted.kind.name == "regression"
+
+
 def test_numbers_beside_bits_are_asked(tmp_path: Path) -> None:
     columns = {"stars": [3.5, 1.25, 2], "kept": [1, 0, 1]}
     told = refusal(recipe_of(tmp_path / "a.csv", columns, label_columns="stars,kept"))

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "finetune"
-MOST_ROOMS, MOST_LOOSE, MOST_LINES, MOST_IN_ALL = 22, 4, 400, 40_000
+MOST_ROOMS, MOST_LOOSE, MOST_LINES, MOST_IN_ALL = 22, 4, 400, 41_000
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

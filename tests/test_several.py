@@ -3,12 +3,15 @@
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import finetune
+from finetune import UserError
 from finetune.data import labels
-from finetune.data.several import joined, joined_pairs, pairs_in, values_in
+from finetune.data.several import as_text, joined, joined_pairs, pairs_in, values_in
+from finetune.tasks import weights
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,18 @@ def test_blanks_are_kept_in_quotation_marks_only() -> None:
 def test_pairs_are_read_as_they_were_joined(pair: tuple[str, str]) -> None:
     text = joined_pairs([pair, ("x", "y")])
     assert [each for _, *each in pairs_in(text)] == [[*pair], ["x", "y"]]
+
+
+def test_a_mapping_may_have_names_with_blanks() -> None:
+    text = as_text({" Yes": "yes", "No": "no"}, "LABEL=NAME,LABEL=NAME", "--label_map")
+    assert labels.mapping(text) == {" Yes": "yes", "No": "no"}
+    text = as_text({" Yes": 3, "No": 1}, "NAME=WEIGHT,NAME=WEIGHT", "--class_weights")
+    found = weights.of_classes(text, [" Yes", "No"], np.array([0, 1]))
+    assert found is not None
+    assert found.tolist() == [1.5, 0.5]
+    for wrong in ({"Yes": " yes"}, {" ": "yes"}, [" Yes=yes"]):
+        with pytest.raises(UserError, match="without blanks around them"):
+            as_text(wrong, "LABEL=NAME,LABEL=NAME", "--label_map")
 
 
 def test_check_advises_a_map_of_labels_with_blanks(tiny_model: str, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _CANDIDATE = r"[\x{c2}-\x{f4}][^\x00-\x7f]"
 _USUAL = "\xc2\xc3\xe2\xf0"
 _WORD = r"\p{L}"
 #: Characters from which on a text is far longer than others, if it is so many times the median.
-_LONG, _TIMES_LONGER = 100_000, 100
+LONG, TIMES_LONGER = 100_000, 100
 _CONTROL = r"[\x00-\x08\x0e-\x1f]"
 
 
@@ -117,7 +117,7 @@ def findings(
         every = np.concatenate(numbers)
         characters = lengths.characters
         usual = int(np.median(characters[characters > 0])) if characters.any() else 0
-        is_long = characters > max(_LONG, _TIMES_LONGER * usual)
+        is_long = characters > max(LONG, TIMES_LONGER * usual)
         yield from tell(
             "far_longer",
             f"far longer than the others{where}, up to {characters.max(initial=0):,} characters, "

@@ -77,6 +77,14 @@ def place(folder: str, name: str) -> Path:
     return hub.caches()["datasets"] / folder / name
 
 
+def unwritable(error: OSError) -> UserError:
+    """Return the refusal of a cache that cannot be written."""
+    return UserError(
+        f"the cache {hub.caches()['datasets']} cannot be written ({error.strerror}): set HF_HOME "
+        "or HF_DATASETS_CACHE to a directory of yours"
+    )
+
+
 def use(directory: Path, **about: Any) -> None:
     """Keep the directory of an entry, made if need be, from being removed while this process runs.
 
@@ -107,10 +115,7 @@ def use(directory: Path, **about: Any) -> None:
             write_whole(directory / _ABOUT, json.dumps(about, default=str))
     except OSError as error:
         if not directory.is_dir():  # else it is of somebody who lets us read it
-            raise UserError(
-                f"the cache cannot be written: {error.strerror}: {error.filename}; set "
-                "HF_DATASETS_CACHE to a directory of yours"
-            ) from error
+            raise unwritable(error) from error
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from finetune.runtime import activity, formats
 
 #: In the schema of a cached file: what was unusual, and how it is read.
 _NOTE, _LAYOUT = b"finetune.note", b"finetune.layout"
-_CACHE_VERSION = 8
+_CACHE_VERSION = 9
 #: Bytes that may be written without looking at the disk, and that stay free on it, if that is no
 #: more than a share of it.
 _FEW, _RESERVE, _SHARE = 2**24, 2**30, 0.02
@@ -116,10 +116,7 @@ def _write(
         cached.parent.mkdir(parents=True, exist_ok=True)
         room = tempfile.TemporaryDirectory(dir=cached.parent)
     except OSError as error:
-        raise UserError(
-            f"the cache {cached.parent.parent.parent} cannot be written ({error.strerror}): set "
-            "HF_HOME or HF_DATASETS_CACHE to a directory of yours"
-        ) from error
+        raise caches.unwritable(error) from error
     with room as directory:
         written = Path(directory) / cached.name
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from finetune.data import headers
 from finetune.data import lines as of_lines
 from finetune.data.layout import NAMES, OTHERS, Layout, opened
 from finetune.data.lines import Line
@@ -25,6 +26,7 @@ _SEPARATED = "fields are separated by commas in a .csv and by tabs in a .tsv"
 _FEW = 3
 _LONGEST_FIELD = 2**24  # characters; anything longer is an unclosed quote
 _NULL = re.compile(b"\0")
+_SHOWN = 60  # characters
 
 #: With which a formula begins, also written in full width.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
@@ -67,6 +69,12 @@ def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]
             return "minimal", ""
     quotes, no_quotes = (replace(layout, quoting=each) for each in ("minimal", "none"))
     strictly = _count(path, quotes, strict=True)
+    if not strictly.whole and _count(path, quotes, strict=True, doubled=True).whole:
+        raise UserError(
+            f'{path}, line {strictly.lines + 2}: quotation marks inside of texts are written \\", '
+            'and a .csv doubles them, as in ""; export it like that, or convert it: '
+            f'sed \'s/\\\\"/""/g\' {path.name} > NEW{path.suffix}'
+        )
     quoted = strictly if strictly.whole else _count(path, quotes)
     if quoted.whole and quoted.rows == quoted.lines:
         first = strictly.lines + 2  # behind the header and the rows without a mistake
@@ -253,14 +261,20 @@ def _malformed(layout: Layout, path: Path, line: int, error: csv.Error) -> UserE
 
 def _how_to_mend(fields: Sequence[str], header: Sequence[str], layout: Layout) -> str:
     """Return what a row with another number of fields than the first line needs."""
-    if hint := separator_hint(header):
+    if hint := separator_hint(header, fields):
         return hint
     if len(fields) < len(header):
         return ": is the line cut off, or a line break in a text without quotation marks around it?"
     name = NAMES.get(layout.separator, f"{layout.separator!r}")
     if layout.quoting == "none":
         return f": do texts hold {name}? Read with --csv_quoting none they cannot"
-    return f": put a text that holds {name} in quotation marks"
+    mend = f": put a text that holds {name} in quotation marks"
+    if len(header) == 1 and len(header[0].split()) > 1:
+        mend += (
+            f"; or if the first line, {header[0][:_SHOWN]!r}, is a title or a comment, remove what "
+            "is above the names of the columns"
+        )
+    return mend
 
 
 def _is_separator_line(fields: Sequence[str]) -> bool:
@@ -270,12 +284,14 @@ def _is_separator_line(fields: Sequence[str]) -> bool:
     )
 
 
-def separator_hint(columns: Sequence[str]) -> str:
-    """Return a hint if a single column looks like several with another separator."""
+def separator_hint(columns: Sequence[str], fields: Sequence[str] | None = None) -> str:
+    """Return a hint if a single column, and ``fields`` of a row, look like several with another
+    separator.
+    """
     if len(columns) != 1:
         return ""
     for character in (*NAMES, *OTHERS):
-        if character in columns[0]:
+        if character in columns[0] and (fields is None or character in "".join(fields)):
             name = NAMES.get(character, f"'{character}'")
             written = "tab" if character == "\t" else f"'{character}'"
             return f"; if fields are separated by {name}: --csv_separator {written}"
@@ -312,14 +328,18 @@ class _Count:
     header: Sequence[str]
 
 
-def _count(path: Path, layout: Layout, strict: bool = False) -> _Count:
+def _count(path: Path, layout: Layout, strict: bool = False, *, doubled: bool = False) -> _Count:
+    """Count the rows of a file, as if quotation marks behind a backslash were ``doubled``."""
     rows = lines = 0
     row: Row = {}
     whole = True
     with opened(path) as binary, long_fields():
         file = io.TextIOWrapper(binary, encoding=layout.encoding, newline="")
+        text = (line.removeprefix(of_lines.MARK) for line in file)
+        if doubled:
+            text = (line.replace('\\"', '""') for line in text)
         try:
-            for first, last, row in records(layout, strict, path, file):  # noqa: B007
+            for first, last, row in records(layout, strict, path, text):  # noqa: B007
                 rows, lines = rows + 1, lines + last - first + 1
         except UserError:
             whole = False
@@ -336,7 +356,25 @@ def harmless(cell: Any) -> Any:
     return f"'{cell}"
 
 
-def null_byte(table: pa.Table) -> tuple[int, str] | None:
+def no_row(table: pa.Table) -> tuple[list[int], str] | None:
+    """Return the rows of a table of text that are none, and why they are refused; None if there are
+    no such rows.
+    """
+    if null := _null_byte(table):
+        row, name = null
+        return [row], (
+            f"the column '{name}' holds a null byte, which is no text: is the file damaged? Export "
+            "it again, or remove the byte"
+        )
+    if again := headers.again(table):
+        return again, (
+            "the names of the columns again: were files joined with their first lines? Remove "
+            "every such line but the first"
+        )
+    return None
+
+
+def _null_byte(table: pa.Table) -> tuple[int, str] | None:
     """Return the row and the column of a null byte in columns of text; None if there is none."""
     parts = (part.buffers()[2] for column in table.columns for part in column.chunks)
     if not any(_NULL.search(part) for part in parts if part is not None):

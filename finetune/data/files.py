@@ -317,12 +317,9 @@ def _delimited(layout: Layout, path: Path, mine: Mine) -> Iterator[Read]:
             continue
         schema = pa.schema([(name, pa.string()) for name in rows[0]])
         table = pa.Table.from_pylist(rows, schema=schema)
-        if null := delimited.null_byte(table):
-            row, name = null
-            raise UserError(
-                f"{path}, {places(path, [before + row], layout)}: the column '{name}' holds a null "
-                "byte, which is no text: is the file damaged? Export it again, or remove the byte"
-            )
+        if wrong := delimited.no_row(table):
+            where = places(path, [before + row for row in wrong[0]], layout)
+            raise UserError(f"{path}, {where}: {wrong[1]}")
         before += len(rows)
         yield table, end
 

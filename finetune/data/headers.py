@@ -1,21 +1,29 @@
-"""Notice a table whose first line is a row: it has no line with the names of its columns."""
+"""Notice a table whose first line has no names of columns, or one that has these names again."""
 
 from __future__ import annotations
 
+import functools
 import math
+import re
+from collections.abc import Sequence
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import arrow
 from finetune.data.numeric_names import number
-from finetune.errors import counted
 
 #: A name of so many words that is a text of the column itself, too, is a text; one of so many
 #: characters is, unless it ends like the question of a form.
 _FEWEST_WORDS, _LONGEST_NAME = 3, 60
 _FORM = ("?", ":", ")", "*")
 _LOOKED_AT = 1000
+#: Where a column is missing, a name of so many words may be a text.
+_TEXT_WORDS = 5
+#: How a comment begins, and "# of visits" does not.
+_COMMENT = re.compile(r"#+\s*(?!of\b)\S+\s+\S|//|--")
 
 
 def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
@@ -42,20 +50,41 @@ def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
     return None
 
 
-def repeated(rows: Dataset, text: str, label: str) -> str:
-    """Return a sentence if rows repeat the names of the columns: files joined with their first
-    lines; else an empty one.
+def again(table: pa.Table) -> list[int]:
+    """Return the rows of a table of text that are the names of its columns, two or more."""
+    named = [name for name in table.column_names if not name.startswith("Unnamed: ")]
+    if len(named) < 2:
+        return []
+    found = functools.reduce(pc.and_, (pc.equal(table.column(name), name) for name in named))
+    return list(np.flatnonzero(found.fill_null(False)).tolist())
+
+
+def above(names: Sequence[str]) -> str:
+    """Return what a first line probably is instead of the names of columns: ``comment`` or
+    ``title``; else an empty text.
     """
-    if not (_occurs(rows, label) and _occurs(rows, text)):
-        return ""
-    is_text, is_label = (pc.equal(rows.data.column(name), name) for name in (text, label))
-    same = pc.and_(is_text, is_label)
-    count = pc.sum(same).as_py() or 0
-    return f"the names of the columns are {counted(count, 'row')}, too" if count else ""
+    if _COMMENT.match(names[0]):
+        return "comment"
+    are_unnamed = len(names) > 1 and all(name.startswith("Unnamed: ") for name in names[1:])
+    return "title" if are_unnamed and not names[0].startswith("Unnamed: ") else ""
+
+
+def hint_of_names(names: Sequence[str]) -> str:
+    """Return a hint, where a column is missing, if the first line is probably none of names, by
+    these alone.
+    """
+    if kind := above(names):
+        return (
+            f"; is the first line, '{_short(names[0])}', a {kind}? Remove what is above the names "
+            "of the columns"
+        )
+    if any(len(name.split()) >= _TEXT_WORDS and not name.endswith(_FORM) for name in names):
+        return "; if the first line is a row, add a line with the names of the columns on top"
+    return ""
 
 
 def hint(rows: Dataset) -> str:
-    """Return a hint, where a column is missing, if the name of one is a value in it."""
+    """Return a hint, where a column is missing, if the first line is probably none of names."""
     for name in rows.column_names:
         values = rows.data.column(name).slice(0, _LOOKED_AT)
         if arrow.is_text(values.type) and pc.any(pc.equal(values, name)).as_py():
@@ -63,7 +92,7 @@ def hint(rows: Dataset) -> str:
                 f"; '{_short(name)}' is a value of the column of that name, too: is the first line "
                 "a row? Add a line with the names of the columns on top"
             )
-    return ""
+    return hint_of_names([name for name in rows.column_names if name != "id"])
 
 
 def _occurs(rows: Dataset, column: str) -> bool:

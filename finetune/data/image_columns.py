@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from finetune.data.delimited import separator_hint
 from finetune.errors import UserError, counted, suggestion
 
 _LOOKED_AT = 200  # rows
+_OF_WINDOWS = re.compile(r"\\|^[A-Za-z]:/")
 _MOST_NAMED = 5
 
 
@@ -48,7 +50,8 @@ def columns_of(dataset: DatasetDict, image_column: str, label_column: str) -> tu
         )
     if not image_column:
         found = [name for name in names if _holds_images(rows, name, is_path=_never)]
-        found = found or [name for name in names if _holds_images(rows, name, is_path=_is_path)]
+        for is_path in (_is_path, _is_url):
+            found = found or [name for name in names if _holds_images(rows, name, is_path=is_path)]
         several = f"several columns could be the image ({', '.join(found)})"
         none = f"no column holds images or paths of images (available: {', '.join(names)})"
         if len(found) != 1:
@@ -85,6 +88,22 @@ def _is_path(value: str) -> bool:
     return Path(value).suffix.lower() in images.SUFFIXES
 
 
+def _is_url(value: str) -> bool:
+    return "://" in value
+
+
+def _refuse_elsewhere(column: str, files: Sequence[str | None]) -> None:
+    """Refuse a column of which most are URLs, or paths that only Windows can read."""
+    paths = [each for each in files if each]
+    found = [each for each in paths if _is_url(each) or _OF_WINDOWS.search(each)]
+    if 2 * len(found) <= len(paths):
+        return
+    kind, mend = "paths of Windows", "write them relative to the table and with slashes, as a/1.png"
+    if _is_url(found[0]):
+        kind, mend = "URLs", "download the images, and write their paths, relative to the table"
+    raise UserError(f"--image_column: '{column}' holds {kind}, such as '{found[0]}': {mend}")
+
+
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     """Return rows whose column ``image`` holds images; their paths stay beside it, as ``file``.
 
@@ -94,7 +113,7 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
         dataset: The table, to whose folder paths are relative; or any other source.
 
     Raises:
-        UserError: if another column is called ``image``.
+        UserError: if another column is called ``image``, or the paths are none of this system.
     """
     if column != "image" and "image" in rows.column_names:
         raise UserError(
@@ -104,6 +123,7 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
         path = Path(dataset).expanduser().absolute()
         folder = path if path.is_dir() else path.parent
         files: list[str | None] = rows[column][:]
+        _refuse_elsewhere(column, files)
         whole = [file and str(folder / Path(file).expanduser()) for file in files]
         if "file" not in rows.column_names:
             rows = rows.rename_column(column, "file")

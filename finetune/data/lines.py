@@ -6,7 +6,6 @@ import codecs
 import io
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +14,8 @@ from finetune.runtime import formats
 
 #: A line with its end; bytes where it can be decoded by itself.
 Line = bytes | str
+#: A byte order mark, decoded.
+MARK = "\ufeff"
 #: Encodings that have ASCII in them, of which a byte 0x0A or 0x0D is nothing but the end of a line.
 _OF_ASCII = re.compile(r"ascii|utf-8(-sig)?|iso8859-\d+|cp125\d|koi8-[rtu]")
 
@@ -46,10 +47,13 @@ def split(path: Path, layout: Layout, binary: IO[bytes]) -> Iterator[Line]:
 
 
 def decoder(lines: Iterator[Line], layout: Layout) -> Callable[[Line], str]:
-    """Return what makes text of one of these lines; it raises if it is in another encoding."""
+    """Return what makes text of one of these lines; it raises if it is in another encoding. The
+    byte order mark of a file that was appended to another one is left out.
+    """
     if isinstance(lines, io.TextIOWrapper):
-        return str
-    return partial(str, encoding="utf-8" if layout.encoding == "utf-8-sig" else layout.encoding)
+        return lambda line: str(line).removeprefix(MARK)
+    encoding = "utf-8" if layout.encoding == "utf-8-sig" else layout.encoding
+    return lambda line: str(line, encoding).removeprefix(MARK)  # type: ignore[arg-type]
 
 
 def not_blank(lines: Iterator[Line], layout: Layout) -> Iterator[tuple[int, Line]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from finetune.data import files, split_names
-from finetune.data.split_names import OTHER_NAMES, SPLITS
+from finetune.data.split_names import OTHER_NAMES, SPLITS, NoTrainSplit
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 
@@ -35,11 +35,13 @@ class Listing:
             saved.
         files: Of each split, in the order of their rows; of a saved data set its directory.
         unread: Names of data files that lie there, too, and are not read.
+        gaps: A sentence for each series of files of which some seem to be missing.
     """
 
     kind: Kind = "rows"
     files: Mapping[str, Sequence[Path]]
     unread: Sequence[str] = field(default_factory=list)
+    gaps: Sequence[str] = field(default_factory=list)
 
 
 def listed(dataset: str, names: Mapping[str, str] | None = None) -> Listing:
@@ -114,7 +116,7 @@ def _matching(pattern: str, called: Mapping[str, str]) -> Listing:
                 f"{', '.join(path.name for path in several[:_SHOWN])} would all be trained on, and "
                 f"some are named like held-out data; {advice}, or rename those that are not"
             )
-        return Listing(files={"train": several})
+        return Listing(files={"train": several}, gaps=_gaps(several))
     return _complete(pattern, splits, called, several)
 
 
@@ -146,6 +148,8 @@ def _below(directory: Path, called: Mapping[str, str]) -> Listing:
             "validation, test if there are any), found "
             f"{', '.join(each.name for each in there[:_SHOWN]) or 'nothing'}{_advice(readable)}"
         )
+        if len(mistakes) == 1:
+            raise NoTrainSplit(mistakes[0], splits)
     raise UserError(*mistakes)
 
 
@@ -201,7 +205,7 @@ def _complete(
     """
     if "train" not in splits:
         found = ", ".join(path.name for several in splits.values() for path in several[:_SHOWN])
-        raise UserError(f"{where}: expected files of '{called['train']}', found {found}")
+        raise NoTrainSplit(f"{where}: expected files of '{called['train']}', found {found}", splits)
     mistakes = [
         f"{where}: --dataset_splits {split}={name}: no such file{suggestion(name, _stems(there))}"
         for split, name in called.items()
@@ -224,14 +228,38 @@ def _complete(
         elif expected and len(numbers) < (most := expected.pop()):
             mistakes.append(
                 f"{where}: '{split}' has {len(numbers)} of {most} parts, the last that is there is "
-                f"{several[-1].name}: download the others, or name those that are wanted by a "
-                "pattern without -of-"
+                f"{several[-1].name}: download the others, or to train on these, rename them "
+                f"without -of-{most:05}"
             )
     if mistakes:
         raise UserError(*mistakes)
     read = {path for several in splits.values() for path in several}
     unread = sorted({path.name for path in {*there} - read})
-    return Listing(files={s: splits[s] for s in SPLITS if s in splits}, unread=unread)
+    gaps = [gap for split in SPLITS for gap in _gaps(splits.get(split, ()))]
+    return Listing(files={s: splits[s] for s in SPLITS if s in splits}, unread=unread, gaps=gaps)
+
+
+def _gaps(several: Sequence[Path]) -> list[str]:
+    """Return a sentence for each series of files, ``a_1`` and ``a_3``, of which parts are missing:
+    fewer than there are, or any where the names say how many there should be.
+    """
+    series: dict[tuple[str, str, str | None], dict[int, Path]] = {}
+    for path in several:
+        if part := re.fullmatch(f"(?P<name>.*?){_PART}", formats.stem(path)):
+            key = (str(path.parent), part["name"], part["of"])
+            series.setdefault(key, {})[int(part["number"])] = path
+    gaps = []
+    for (_, _, of), parts in series.items():
+        numbers = sorted(parts)
+        last = numbers[-1] if of is None else max(int(of) - (numbers[0] == 0), numbers[-1])
+        lacking = [n for n in range(min(numbers[0], 1), last + 1) if n not in parts]
+        if lacking and (of or len(lacking) < len(numbers)):
+            shown = ", ".join(map(str, lacking[:_SHOWN])) + ", ..." * (len(lacking) > _SHOWN)
+            gaps.append(
+                f"{parts[numbers[0]].name} to {parts[numbers[-1]].name}: "
+                f"no part{'s' * (len(lacking) > 1)} {shown}; is a file missing?"
+            )
+    return gaps
 
 
 def _misnamed(

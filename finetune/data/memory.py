@@ -34,6 +34,8 @@ _HINTS = {
     "Series": "; its frame has the labels, too",
     "generator": "; list() makes a list of it",
 }
+#: Types of pandas that datasets has none for, whose values are read as they are shown.
+_AS_TEXT = (pd.PeriodDtype, pd.IntervalDtype)
 _AT_ONCE = 10_000  # rows that are copied
 
 
@@ -114,9 +116,13 @@ def _are_rows(data: Any) -> bool:
 def _kept(whole: Mapping[str, Any]) -> str:
     """Write splits into the cache, whole or not at all, and return the hash of their content."""
     parent = caches.place(caches.MEMORY, "")
-    parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=parent, prefix=".") as directory:
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        room = tempfile.TemporaryDirectory(dir=parent, prefix=".")
+    except OSError as error:
+        raise caches.unwritable(error) from error
+    with room as directory:
         for split in sorted(whole):
             if "/" in split or split.startswith("."):
                 raise UserError(f"dataset: '{split}' cannot be the name of a split")
@@ -167,18 +173,32 @@ def _table(split: str, rows: Any) -> pa.Table:
 
 def _of_frame(split: str, frame: pd.DataFrame) -> pa.Table:
     """Return the columns of a frame, and an index that has a name."""
-    if any(name is not None for name in frame.index.names):
-        frame = frame.reset_index()
+    frame = _with_index(split, frame)
     names = [str(each) for each in frame.columns]
     _refuse_repeated(split, names)
     columns = {}
     for place, name in enumerate(names):
         values = frame.iloc[:, place]
+        if isinstance(getattr(values.dtype, "categories", values).dtype, _AS_TEXT):
+            values = values.astype("string")
         try:
             columns[name] = pa.array(values, from_pandas=True)
         except (pa.ArrowException, UnicodeError) as error:
             raise _unlike(split, name, values.tolist()) from error
     return pa.table(columns)
+
+
+def _with_index(split: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame whose named index is a column, unless one of that name has the same values."""
+    clashing: list[Any] = [each for each in frame.index.names if each in frame.columns]
+    for name in clashing:
+        if not frame.index.get_level_values(name).equals(pd.Index(frame[name])):
+            raise UserError(
+                f"dataset: the index of the {split} data is called '{name}', as one of its columns "
+                "is: rename one, or leave the index out, by reset_index(drop=True)"
+            )
+        frame = frame.reset_index(level=name, drop=True)
+    return frame.reset_index() if any(name is not None for name in frame.index.names) else frame
 
 
 def _of_dicts(split: str, rows: Sequence[Any]) -> pa.Table:

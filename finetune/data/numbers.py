@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, List, Value
 
-from finetune.data import arrow
+from finetune.data import arrow, listing
 from finetune.data.cells import about_comma, list_in
 from finetune.data.labels import Places, listed
 from finetune.data.numeric_names import number
@@ -23,6 +23,8 @@ from finetune.errors import UserError
 _MOST_ROUNDED = 1e-3
 #: Standard deviations from the mean beyond which a single row decides a squared error.
 _FARTHEST = 20
+#: What stands for a label that a benchmark keeps to itself.
+_HIDDEN = -1
 
 
 def encoded(
@@ -51,17 +53,18 @@ def encoded(
     Raises:
         UserError: if there are other values than finite numbers and ``drop`` is false; one line
             for each column and kind of value, with how many there are and where. Also if
-            different numbers of training are one and the same in float32.
+            different numbers of training are one and the same in float32, or held-out ones all -1.
     """
     names = [(called or {}).get(each, each) for each in columns]
     mistakes, merged = list[str](), list[str]()
     kept, width = {}, _width(dataset, columns)
+    exact: dict[str, np.ndarray] = {}
     for split, rows in dataset.items():
         parsed = []
         for column, shown in zip(columns, names, strict=True):
             for values in _single(rows[column][:], width):
-                exact, found = _parsed(values, rows, split, shown, places)
-                parsed.append(exact)
+                read, found = _parsed(values, rows, split, shown, places)
+                parsed.append(read)
                 mistakes += [each for each in found if each not in mistakes]
         stacked = np.stack(parsed, axis=1)
         valid = np.isfinite(stacked).all(axis=1)
@@ -71,17 +74,30 @@ def encoded(
         is_list = len(columns) > 1 or width > 0
         if split == "train":
             merged = _merged(stacked[valid], names)
+        exact[split] = stacked[valid]
         kept[split] = _with_numbers(whole, stacked[valid], is_list=is_list)
     if mistakes and not drop:
         advice = "--drop_invalid leaves them out"
         if not all(map(len, kept.values())):
             advice = "is it the right column? words are labels of --task single_label"
         raise UserError(*(f"{each}; {advice}" for each in mistakes))
-    if merged:
+    if merged := [*merged, *_hidden(exact)]:
         raise UserError(*merged)
     for each in mistakes:
         note(f"dropped {each}")
     return DatasetDict(kept)
+
+
+def _hidden(exact: Mapping[str, np.ndarray]) -> list[str]:
+    """Return a line for each held-out split whose labels are all -1, which no training row has."""
+    if not (exact["train"] != _HIDDEN).all():
+        return []
+    return [
+        f"all {len(labels):,} {split} rows have the label {_HIDDEN}, which no training row has"
+        f"{listing.unread(split)}"
+        for split, labels in exact.items()
+        if len(labels) > 1 and (labels == _HIDDEN).all()
+    ]
 
 
 def _merged(exact: np.ndarray, columns: Sequence[str]) -> list[str]:

@@ -33,7 +33,8 @@ def intact(path: Path, note: Callable[[str], object]) -> bool:
     """
     sealed = _seal(path)
     if not path.exists():
-        sealed.unlink(missing_ok=True)
+        with contextlib.suppress(NotADirectoryError):
+            sealed.unlink(missing_ok=True)
         return False
     if not sealed.exists() and not os.access(path.parent, os.W_OK):
         return True  # of an earlier release, in a cache that is only read

@@ -91,16 +91,16 @@ def as_text(value: Any, form: str, flag: str) -> Any:
         raise UserError(f"{expected}, found nothing in {value!r}")
     if not isinstance(value, Mapping):
         return joined(_word(each, flag) for each in value)
-    names = [_word(each, flag) for each in value]
+    names = [_word(each, flag, blanks=True) for each in value]
     if unclear := [each for each in names if "=" in each]:
         raise UserError(f"{flag}: '{unclear[0]}' has '=', which stands between name and value")
     words = [_word(each, flag) for each in value.values()]
-    return joined(f"{name}={word}" for name, word in zip(names, words, strict=True))
+    return joined_pairs(zip(names, words, strict=True))
 
 
-def _word(value: Any, flag: str) -> str:
+def _word(value: Any, flag: str, *, blanks: bool = False) -> str:
     if not isinstance(value, (str, Number, os.PathLike)):
         raise UserError(f"{flag}: expected text or a number in the list, found {value!r}")
-    if (word := str(value)) != word.strip() or not word:
+    if not (word := str(value)).strip() or (word != word.strip() and not blanks):
         raise UserError(f"{flag}: expected values without blanks around them, found {word!r}")
     return word

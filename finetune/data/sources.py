@@ -29,7 +29,7 @@ from datasets import (
 from finetune.data import arrow, bounds, conversion, embedded, labels, listing, memory, seals
 from finetune.data.layout import ReadOptions
 from finetune.data.listing import NONE, Listing
-from finetune.data.split_names import SPLITS, for_training, meant, refuse_unread
+from finetune.data.split_names import SPLITS, NoTrainSplit, for_training, meant, refuse_unread
 from finetune.errors import UserError, suggestion
 from finetune.runtime import hub
 
@@ -85,6 +85,8 @@ def read(
             if left := [f"{split}={NONE}" for split in SPLITS if split not in called]:
                 expected = f"{' and '.join(called)}: --dataset_splits {','.join(left)}"
             note(f"not read: {names_of}{others} (expected {expected})")
+        for gap in listed.gaps:
+            note(gap)
         splits = _local(listed, names, options or ReadOptions(), note)
     elif dataset.startswith(embedded.PREFIX):
         _refuse_options(options, dataset)
@@ -314,9 +316,10 @@ def _of_names(
                 f"{suggestion(name, list(found))} (it has: {there})"
             )
     if called["train"] not in found:
-        raise UserError(
+        raise NoTrainSplit(
             f"data set '{dataset}' has no train split (it has: {there}); --dataset_splits "
-            f"train={for_training(list(found))} takes another"
+            f"train={for_training(list(found))} takes another",
+            found,
         )
     refuse_unread(dataset, found, called)
     for other in sorted(set(found) - set(called.values())):

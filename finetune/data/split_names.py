@@ -23,6 +23,19 @@ _WORDS = {"train", "val", "valid", "dev", "validation", "test"}
 FOLDERS = "put the files into a folder for each split (train, validation, test)"
 
 
+class NoTrainSplit(UserError):
+    """A source has no split to train on.
+
+    Args:
+        mistake: The message.
+        there: The splits that it has.
+    """
+
+    def __init__(self, mistake: str, there: Collection[str]) -> None:
+        super().__init__(mistake)
+        self.there = there
+
+
 def meant(name: str) -> str | None:
     """Return the split that a name stands for, whatever its case; None if for none."""
     name = name.strip().lower()

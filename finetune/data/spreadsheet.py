@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finetune.data import delimited
+from finetune.data import delimited, sheet_xml
 from finetune.errors import UserError, suggestion
 
 #: A row of the sheet, counted from 1, and what is in it by column.
@@ -21,14 +21,15 @@ _ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
 
 
 def chosen(path: Path, wanted: str | None = None) -> tuple[str, str]:
-    """Return the name of the sheet that is read, and a sentence where there are others.
+    """Return the name of the sheet that is read, and a sentence where there are others or rows of
+    it are hidden.
 
     Args:
         path: Of a spreadsheet.
         wanted: The sheet that the user names; the first with rows, which is not hidden, if None.
 
     Raises:
-        UserError: if it cannot be read, or has no such sheet.
+        UserError: if it cannot be read, has no such sheet, or formulas in it were never computed.
     """
     from python_calamine import SheetVisibleEnum
 
@@ -47,19 +48,23 @@ def chosen(path: Path, wanted: str | None = None) -> tuple[str, str]:
                 f"--sheet {wanted}: {path} has no such sheet{suggestion(wanted, names)} (it has: "
                 f"{', '.join(names)})"
             )
-        return wanted, ""
-    if not seen:
+        sheet, others = wanted, ""
+    elif not seen:
         raise UserError(f"{path} holds no rows")
-    others = [f"'{name}'" for name in seen[1:]]
-    told = f"{path.name}: read the sheet '{seen[0]}', not {', '.join(others)} (--sheet)"
-    return seen[0], told if others else ""
+    else:
+        sheet, others = seen[0], ", ".join(f"'{name}'" for name in seen[1:])
+    told = [
+        f"read the sheet '{sheet}', not {others} (--sheet)" if others else "",
+        sheet_xml.inspected(path, sheet),
+    ]
+    return sheet, f"{path.name}: {'; '.join(filter(None, told))}" if any(told) else ""
 
 
 def rows(path: Path, sheet: str) -> Iterator[Numbered]:
     """Yield the rows of a sheet, by the columns that its first row names; empty rows are not rows.
 
     Raises:
-        UserError: if it has two columns of one name, or values without one.
+        UserError: if it has two columns of one name, values without one, or merged rows.
     """
     with _workbook(path) as book:
         cells = _sheet(book, sheet)
@@ -74,13 +79,47 @@ def rows(path: Path, sheet: str) -> Iterator[Numbered]:
                 while header and not header[-1]:
                     header.pop()
                 delimited.refuse_repeated(path, header)
+                _refuse_merged(path, cells, number, len(header))
                 continue
             if extra := next((each for each in texts[len(header) :] if each), None):
+                title = (
+                    f"; is the first row, {header[0]!r}, a title? Remove what is above the names"
+                )
                 raise UserError(
                     f"{path}, sheet '{sheet}', row {number}: {extra[:40]!r} is in a column without "
-                    "a name in the first row"
+                    f"a name in the first row{title * (len(header) == 1)}"
+                )
+            if len(header) > 1 and texts[: len(header)] == header:
+                raise UserError(
+                    f"{path}, sheet '{sheet}', row {number}: the names of the columns again: were "
+                    "sheets joined with their first rows? Remove every such row but the first"
                 )
             yield number, dict(zip(header, texts, strict=False))
+
+
+def _refuse_merged(path: Path, cells: Any, header: int, width: int) -> None:
+    """Refuse cells that are merged over rows below the header: only the first has the value."""
+    merged = [
+        f"{_name(first)}:{_name(last)}"
+        for first, last in sorted(cells.merged_cell_ranges or ())
+        if last[0] > first[0] and last[0] >= header and first[1] < width
+    ]
+    if merged:
+        more = f" (and {len(merged) - 1:,} more such)" if len(merged) > 1 else ""
+        raise UserError(
+            f"{path}, sheet '{cells.name}': the cells {merged[0]} are merged{more}: only the first "
+            "row has their value; unmerge them, and fill in the others"
+        )
+
+
+def _name(cell: tuple[int, int]) -> str:
+    """Return what a spreadsheet calls a cell, by its row and column from 0: ``B2``."""
+    row, column = cell
+    letters = ""
+    while column >= 0:
+        column, letter = divmod(column, 26)
+        letters, column = chr(ord("A") + letter) + letters, column - 1
+    return f"{letters}{row + 1}"
 
 
 def _sheet(book: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.data.split_names import NoTrainSplit
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe.labelled import Labelled
@@ -17,7 +18,7 @@ from finetune.runtime import distributed, formats, hub, sharing, versions
 from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, DatasetDict
     from transformers.trainer_utils import PredictionOutput
 
     from finetune.recipe import Recipe
@@ -218,23 +219,30 @@ def _on(
             usual["csv_quoting"] = "auto"
     if "image_column" in known and image_files.are_folders(data):
         usual |= {"image_column": "", "label_column": ""}  # which are those of the run's table
-    source = replace(recipe, **{**usual, **reading})
+    only, wanted = "", {**usual, **reading}
     try:
-        raw = numbered(source.load())
+        try:
+            source = replace(recipe, **wanted)
+            raw = source.load()
+        except NoTrainSplit as error:
+            only, source, raw = _without_training(error, recipe, wanted)
+        raw = numbered(raw)
         findings.refuse_unlabelled(raw, recipe.input_column)
     except UserError as error:
         told = (_in_own_flags(_without_split(each, data)) for each in error.mistakes)
         raise UserError(*told) from error
-    split = next(name for name in ("test", "validation", "train") if name in raw)
-    rows = raw[split]
+    there = (name for name in ("test", "validation", "train") if name in raw)
+    split = "train" if only else next(there)
+    rows, called = raw[split], only or split
     notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
-    if not (is_one_split(data) or image_files.are_classes(data)):
+    are_alone = called == "train" and len(raw) == 1 and image_files.are_classes(data)
+    if not (are_alone or is_one_split(data)):
         others = sorted(set(raw) - {split})
-        without = "" if split == "test" else f", as {data} has no test split"
+        without = "" if called == "test" else f", as {data} has no test split"
         notes.append(
-            f"evaluated the {split} split{without}"
+            f"evaluated the {called} split{without}"
             + (f"; not evaluated: {', '.join(others)}" if others else "")
         )
     try:
@@ -246,6 +254,22 @@ def _on(
     over = recipe.over(matched)
     over.kind = replace(task, loss_function=recipe.loss_function or "")
     return over
+
+
+def _without_training(
+    error: NoTrainSplit, recipe: Recipe, wanted: dict[str, Any]
+) -> tuple[str, Recipe, DatasetDict]:
+    """Return which split a source has that has none to train on, and the recipe with its rows read
+    as those of training.
+
+    Raises:
+        UserError: ``error``, if it has neither a test nor a validation split, or splits are named.
+    """
+    only = next((name for name in ("test", "validation") if name in error.there), None)
+    if only is None or wanted.get("dataset_splits"):
+        raise error
+    source = replace(recipe, **{**wanted, "dataset_splits": f"train={only},{only}=none"})
+    return only, source, source.load()
 
 
 def _by_name(

@@ -166,9 +166,10 @@ def predict_file(
                 if added:
                     write(request.input.columns, chunk, added)
                     done += len(chunk)
-        predicted, request.missing = map(
-            sum, zip(*distributed.gather((done, request.missing)), strict=True)
+        predicted, request.missing, *odd = map(
+            sum, zip(*distributed.gather((done, request.missing, *request.odd)), strict=True)
         )
+        request.odd = (odd[0], odd[1])
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if me.rank == 0:

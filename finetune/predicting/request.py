@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data import bounds, files
+from finetune.data import bounds, files, headers
 from finetune.data.delimited import separator_hint
 from finetune.data.files import Chunk, Mine
 from finetune.data.findings import names_in
 from finetune.data.images import decoded
 from finetune.data.layout import ReadOptions
 from finetune.errors import Mistakes, UserError, counted, suggestion
-from finetune.predicting import engine, shares
+from finetune.predicting import engine, odd_texts, shares
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
 from finetune.predicting.overlap import ahead
@@ -68,6 +68,7 @@ class Request:
         cpu_kernels: ``auto`` or ``off``, on a CPU.
         rows: The rows so far.
         missing: How many of those for this process have no value in one of these columns.
+        odd: How many have null bytes, and how many are far longer than others.
     """
 
     def __init__(self, run: Run, input: Input, options: Mapping[str, Any]) -> None:
@@ -108,6 +109,7 @@ class Request:
         trained = run.manifest.arguments.get("cpu_kernels", "auto")
         self.cpu_kernels = self.options.cpu_kernels or trained
         self.rows = self.missing = 0
+        self.odd = (0, 0)
 
     @property
     def columns(self) -> list[str]:
@@ -128,7 +130,7 @@ class Request:
                 f"{counted(self.missing, 'row')} without a value in {columns}: their predictions "
                 "are empty"
             )
-        return found
+        return [*found, *odd_texts.notes(*self.odd)]
 
     def facts(self) -> dict[str, Any]:
         """Return everything that the predictions depend on, by names that a user knows."""
@@ -189,6 +191,8 @@ class Request:
             start = chunk.end
             self.rows += len(chunk)
             self.missing += sum(value is None for value in values)
+            null_bytes, far_longer = odd_texts.count(values)
+            self.odd = (self.odd[0] + null_bytes, self.odd[1] + far_longer)
             tell(start, self.rows)
 
     def _chunks(self, mine: Mine) -> Iterator[Chunk]:
@@ -351,10 +355,12 @@ def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[s
 def _refuse_lacking(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
     is_named = isinstance(run.recipe(scores=False), (ImageClassification, TextClassification))
     of = flag if is_named else f"the model of {run.path} does not read text"
+    has_header = input.kind in (*formats.SEPARATORS, formats.SPREADSHEET)
+    instead = headers.hint_of_names(input.columns) if has_header else ""
     separated = separator_hint(input.columns) if input.kind in formats.SEPARATORS else ""
     mistakes = [
         f"{of}: no column '{column}' in {input.name}"
-        f"{separated or suggestion(column, input.columns)} "
+        f"{instead or separated or suggestion(column, input.columns)} "
         f"(available: {', '.join(map(str, input.columns))})"
         for column in columns
         if column not in input.columns

@@ -81,16 +81,15 @@ class Sourced(Recipe):
                 continue
             if formats.suffix(path) not in (*formats.SEPARATORS, formats.SPREADSHEET):
                 continue
-            if again := headers.repeated(rows, text, label):
+            if kind := headers.above(names := [n for n in rows.column_names if n != "id"]):
                 told = (
-                    f"{path.name}: {again}: were files joined with their first lines? Remove these "
-                    "rows"
+                    f"{path.name}: the first line, {names[0]!r}, looks like a {kind}, not like "
+                    "names of columns: remove the lines above them"
                 )
             elif why := headers.looks_like_row(rows, text, label):
                 by = conversion.layout(path, self.read_options()).separator
-                names = {text: "text", label: "label"}
-                there = (name for name in rows.column_names if name != "id")
-                line = by.join(names.get(each, f"column_{n}") for n, each in enumerate(there, 1))
+                usual = {text: "text", label: "label"}
+                line = by.join(usual.get(each, f"column_{n}") for n, each in enumerate(names, 1))
                 told = (
                     f"{path.name}: the first line looks like a row, not like names of columns "
                     f"({why}), and is not read as a row: add a line {line!r} on top"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import zipfile
@@ -108,14 +109,15 @@ def remembered(key: str, fit: Callable[[], Fitted | None], size: int = 0) -> Fit
     fitted = fit()
     if fitted and not as_text:
         fitted = fitted[0].astype(np.float32), fitted[1]
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    if fitted and not as_text:
-        with replacing(cached) as new, new.open("wb") as file:
-            np.savez_compressed(file, classes=fitted[0], limits=np.array(fitted[1], dtype=str))
-    else:
-        content = fitted and {"classes": fitted[0].tolist(), "limits": fitted[1]}
-        write_whole(cached, json.dumps(content))
-    seals.seal(cached)
+    with contextlib.suppress(OSError):  # a cache that is only read
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        if fitted and not as_text:
+            with replacing(cached) as new, new.open("wb") as file:
+                np.savez_compressed(file, classes=fitted[0], limits=np.array(fitted[1], dtype=str))
+        else:
+            content = fitted and {"classes": fitted[0].tolist(), "limits": fitted[1]}
+            write_whole(cached, json.dumps(content))
+        seals.seal(cached)
     return fitted
 
 

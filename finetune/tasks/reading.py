@@ -230,6 +230,15 @@ def _of_columns(rows: Dataset, how: Reading) -> tuple[Name, str]:
             f"--label_columns: {how.holds(rows, row, name)}: expected 0 and 1, or true and "
             "false, or numbers in all of these columns; one column of classes is --label_column"
         )
+    distinct = sorted({each for found in numbers.values() for each in found if each is not None})
+    if len(distinct) == 2:
+        name = next(each for each in how.columns if distinct[0] in numbers[each])
+        where = how.holds(rows, numbers[name].index(distinct[0]), name)
+        raise UserError(
+            f"--label_columns: {where}, and {several} hold {distinct[0]:g} and {distinct[1]:g} "
+            "only: if these are labels, write 0 and 1 instead; if they are quantities, add "
+            "--task regression"
+        )
     strays = {
         name: [row for row, each in enumerate(found) if each is None]
         for name, found in truths.items()

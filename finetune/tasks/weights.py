@@ -88,7 +88,8 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
     weights, mistakes, seen = np.ones(len(names)), list[str](), set[str]()
     numbers = {name: index for index, name in enumerate(names)}
     for part in values_in(text, empty=True) or [""]:
-        name, equals, written = (each.strip() for each in part.rpartition("="))
+        name, equals, written = part.rpartition("=")
+        name, written = name if name in numbers else name.strip(), written.strip()
         if not (name and equals and written):
             found = part.strip()
             hint = "" if found in names else suggestion(found, (BALANCED, NONE))
