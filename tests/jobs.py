@@ -47,6 +47,7 @@ class Job:
     """A command that runs."""
 
     def __init__(self, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str]) -> None:
+        self.cwd = cwd
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             list(map(str, words)),

@@ -3,6 +3,7 @@
 It ends by itself: the timeout of the process group is half an hour, and a test waits for less.
 """
 
+import contextlib
 import os
 import re
 import socket
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import finetune
@@ -51,12 +53,12 @@ class Faulty(Regression):
 
 
 class Fault:
-    """A fault of a job, in so many of its ranks, from the moment it happens."""
+    """A fault of a job alone in its directory, in so many of its ranks, as soon as it happens."""
 
     def __init__(self, job: Job, ranks: int = 1) -> None:
         for _ in range(ranks):
             job.wait_for("fifth batch")
-        self.job, self.processes = job, job.processes()
+        self.job, self.processes = job, list(processes_in(job.cwd))
         job.say("\n" * ranks)
 
     def end(self) -> str:
@@ -68,6 +70,14 @@ class Fault:
         return done.stderr
 
 
+def processes_in(directory: Path) -> Iterator[psutil.Process]:
+    """Whatever was started there, by whom ever."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(directory):
+                yield process
+
+
 @pytest.fixture(scope="module")
 def started() -> Iterator[Jobs]:
     with jobs() as every:
@@ -75,15 +85,19 @@ def started() -> Iterator[Jobs]:
 
 
 @pytest.fixture(scope="module")
-def train(started: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
-    """Start a job that will have this fault."""
-    directory = tmp_path_factory.mktemp("faults")
-    (directory / "faulty.py").write_text(RECIPE)
+def train(
+    started: Jobs, tmp_path_factory: pytest.TempPathFactory, warm: Servers
+) -> Callable[..., Job]:
+    """Start a job that will have this fault, in a directory of its own."""
 
-    def start(fault: str, processes: int, *flags: str) -> Job:
-        launch = [*TORCHRUN, "--standalone", f"--nproc_per_node={processes}", "-m", "finetune"]
-        named = ["--fault", fault, "--output_dir", fault]
-        return started.start([*launch, "faulty.py", *named, *flags], directory)
+    def start(fault: str, processes: int, *flags: str, cold: bool = False) -> Job:
+        directory = tmp_path_factory.mktemp(fault).resolve()
+        (directory / "faulty.py").write_text(RECIPE)
+        launch = ["--standalone", f"--nproc_per_node={processes}"]
+        words = ["faulty.py", "--fault", fault, "--output_dir", fault, *flags]
+        if cold:
+            return started.start([*TORCHRUN, *launch, "-m", "finetune", *words], directory)
+        return started.start(warm.torchrun(words, os.environ, *launch), directory)
 
     return start
 
@@ -91,7 +105,7 @@ def train(started: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 @pytest.fixture(scope="module", autouse=True)
 def stopped(train: Callable[..., Job]) -> Fault:
     """Its seconds run while the other tests do."""
-    return Fault(train("SIGSTOP", 2, "--ddp_timeout", str(TIMEOUT)))
+    return Fault(train("SIGSTOP", 2, "--ddp_timeout", str(TIMEOUT), cold=True))
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 
 import finetune
 from tests.conftest import HANGS, LAUNCHERS, ROOT, Command
+from tests.warm import Servers
 
 OPTIONS = {
     "embedded": True,
@@ -111,14 +112,19 @@ def launched(words: list[str], directory: Path, run: str) -> Launched:
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Launched]:
+def launch(tmp_path_factory: pytest.TempPathFactory, warm: Servers) -> Callable[[str], Launched]:
     """Launch the same training by a launcher of the command line, or by a notebook; each once."""
 
     @functools.cache
     def run(launcher: str) -> Launched:
         directory = tmp_path_factory.mktemp(launcher)
         if launcher in LAUNCHERS:
-            words = [*LAUNCHERS[launcher], *map(str, FLAGS), "--output_dir", "run"]
+            typed = [*map(str, FLAGS), "--output_dir", "run"]
+            words = (
+                warm.words("finetune", typed, os.environ)  # it starts cold in many other tests
+                if launcher == "python"
+                else [*LAUNCHERS[launcher], *typed]
+            )
             return launched(words, directory, "run")
         (directory / "notebook.py").write_text(NOTEBOOK)
         shutil.copy(ROOT / "examples" / "regression.py", directory / "mine.py")

@@ -1,11 +1,13 @@
 """Commands and workers that are forked from a process which has imported everything.
 
 The imports of one start take six seconds, which is more than most commands of the tests: here they
-are done once for all commands with one environment. Each is still a process of its own, with its
-own arguments, environment, directory and files; under torchrun a rank is, too. What a start itself
-does, its imports and their order, is tested where `LAUNCHERS` or `in_fresh_processes` is used.
+are done once for all commands with one environment, and of these seconds two thirds, for libraries
+that read no variable of the Hub, once for all environments. Each command is still a process of its
+own, with its own arguments, environment, directory and files; under torchrun a rank is, too. What a
+start itself does, its imports and their order, is tested where `LAUNCHERS` or `in_fresh_processes`
+is used.
 
-    python tests/warm.py serve SOCKET    # imports, then forks whoever asks
+    python tests/warm.py serve SOCKET MODULES    # imports, then forks whoever asks
     python tests/warm.py SOCKET MODULE WORDS    # as `python -m MODULE WORDS`: asks, and waits
 """
 
@@ -18,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,11 +29,12 @@ Result = TypeVar("Result")
 #: How the variables begin that the libraries read as they are imported.
 READ = ("CUDA", "DATASETS", "HF_", "HOME", "HUGGING", "MKL", "MPL", "OMP", "OPENBLAS", "TOKENIZERS")
 READ += ("TRANSFORMERS", "XDG_")
+#: Of these, the ones that libraries read which have to do with the Hub.
+OF_THE_HUB = ("DATASETS", "HF_", "HUGGING", "TOKENIZERS", "TRANSFORMERS")
 #: What the command line sets before it imports torch.
 LOGS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
-IMPORTS = (
-    "accelerate.utils",
-    "evaluate",
+#: These read none of the latter.
+WITHOUT_HUB = (
     "matplotlib.pyplot",
     "sklearn.linear_model",
     "sklearn.feature_extraction.text",
@@ -38,6 +42,12 @@ IMPORTS = (
     "torch._dynamo",
     "torch.distributed.run",
     "torch.nn.parallel",
+)
+IMPORTS = (
+    *WITHOUT_HUB,
+    "accelerate.commands.launch",
+    "accelerate.utils",
+    "evaluate",
     "transformers.trainer",
     "transformers.models.bert.modeling_bert",
     "transformers.models.vit.modeling_vit",
@@ -59,12 +69,12 @@ IMPORTS = (
 # ---- the one that is asked -----------------------------------------------------------------------
 
 
-def serve(place: str) -> None:
-    """Fork whoever asks, until standard input is closed; returns in the fork, to run it."""
+def serve(place: str, modules: str) -> None:
+    """Import, and fork whoever asks until standard input is closed; returns in the fork."""
     import gc
     import importlib
 
-    for name in IMPORTS:
+    for name in modules.split(","):
         importlib.import_module(name)
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
@@ -133,7 +143,8 @@ def ask(place: str, module: str, words: Sequence[str]) -> int:
             signal.signal(number, lambda got, _: os.kill(command, got))
         (status,) = struct.unpack("i", server.recv(4, socket.MSG_WAITALL))
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # of one that cannot be handled, as SIGKILL
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return int(status)
 
@@ -146,8 +157,9 @@ class Servers:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._places: dict[frozenset[tuple[str, str]], Path] = {}
+        self._places: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], Path] = {}
         self._started: list[subprocess.Popen[bytes]] = []
+        self._one_at_a_time = threading.Lock()
 
     def words(self, module: str, words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         """The command that runs this module warm."""
@@ -166,16 +178,38 @@ class Servers:
         flags = (*(flags or ("--standalone", "--nproc_per_node=2")), "--no-python")
         return self.words("torch.distributed.run", [*flags, *rank], environment)
 
+    def accelerate(self, words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """The command that runs `finetune` under `accelerate launch`; both are warm."""
+        rank = self.words("finetune", words, environment)
+        return self.words("accelerate.commands.launch", ["--no_python", *rank], environment)
+
     def _place(self, environment: Mapping[str, str]) -> Path:
-        key = frozenset(
-            (name, value)
+        read = {
+            name: value
             for name, value in environment.items()
             if name.startswith(READ) and name != "HF_TOKEN"  # which is read when it is sent
-        )
+        }
+        of_any_hub = {
+            name: value for name, value in read.items() if not name.startswith(OF_THE_HUB)
+        }
+        with self._one_at_a_time:
+            first = self._server([sys.executable, __file__], WITHOUT_HUB, of_any_hub, environment)
+            forked = [sys.executable, "-S", "-E", __file__, str(first), "tests.warm"]
+            return self._server(forked, IMPORTS, read, environment)
+
+    def _server(
+        self,
+        start: Sequence[str],
+        modules: Sequence[str],
+        read: Mapping[str, str],
+        environment: Mapping[str, str],
+    ) -> Path:
+        """The socket of the server of these modules and variables, started if there is none."""
+        key = (tuple(modules), frozenset(read.items()))
         if key not in self._places:
             place = self._directory / str(len(self._places))
             server = subprocess.Popen(
-                [sys.executable, __file__, "serve", str(place)],
+                [*start, "serve", str(place), ",".join(modules)],
                 env={**LOGS, **environment, "PYTHONPATH": str(Path(__file__).parent.parent)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -187,7 +221,7 @@ class Servers:
         return self._places[key]
 
     def close(self) -> None:
-        for server in self._started:
+        for server in reversed(self._started):  # the first forked the others
             server.communicate()
 
 
@@ -223,10 +257,11 @@ def _configured(configuration: Callable[..., Any], **given: Any) -> Any:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        serve(sys.argv[2], sys.argv[3])
         import runpy
 
-        sys.modules.pop("torch.distributed.run", None)  # of which runpy would warn
+        for launcher in ("torch.distributed.run", "accelerate.commands.launch"):
+            sys.modules.pop(launcher, None)  # of which runpy would warn
         runpy.run_module(sys.orig_argv[2], run_name="__main__", alter_sys=True)
     else:
         raise SystemExit(ask(sys.argv[1], sys.argv[2], sys.argv[3:]))
