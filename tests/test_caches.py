@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -22,7 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from finetune import UserError
 from finetune.cli import cache, dispatch
 from finetune.config import settings
-from finetune.data import caches, digests, sources, tokenize
+from finetune.data import arrow, caches, digests, sources, tokenize
 from finetune.data.encoding import Encoder
 from finetune.errors import RunError
 from finetune.pipeline import preparation
@@ -453,6 +454,16 @@ def test_hashes_of_many_texts_are_computed_once(
     rows = sources.read(str(tmp_path / "rows.parquet"))["train"]
     with pytest.raises(AssertionError, match="hashed again"):  # those that are missing
         digests.digests(rows, "text")
+
+
+def test_the_hash_of_a_column_tells_where_its_buffers_end() -> None:
+    def hashed(offsets: bytes, content: bytes) -> str:
+        column = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(content))
+        return arrow.content_hash(Dataset(pa.table({"text": column})), "text")
+
+    offsets = np.array([0, 4, 8], np.int32).tobytes()
+    assert hashed(offsets, b"abcdefghXXXX") != hashed(offsets + b"abcd", b"efghXXXX")
+    assert hashed(offsets, b"abcdefgh") == hashed(offsets, b"abcdefgh")
 
 
 # ---- the verb ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ WELL_FORMED: dict[str, tuple[str, str, list[str | None]]] = {
     "words": ("a.csv", "text,label\nNA,good\nnull,bad\nNone,bad\nnan,bad\n", [
         "NA", "null", "None", "nan",
     ]),
-    "byte order mark": ("a.csv", "\ufefftext,label\nx,good\n\ufeffy,bad\n", ["x", "\ufeffy"]),
+    "byte order mark": ("a.csv", "\ufefftext,label\nx,good\n\ufeffy,bad\n", ["x", "y"]),
     "CRLF": ("a.csv", 'text,label\r\nx,good\r\n"y\r\nz",bad\r\n', ["x", "y\r\nz"]),
     "CR": ("a.csv", "text,label\rx,good\ry,bad", ["x", "y"]),
     "blank lines": ("a.csv", "\ntext,label\n\nx,good\n\n\ny,bad\n\n", ["x", "y"]),

@@ -69,6 +69,17 @@ def test_names_of_columns_are_no_row(header: str, labels: tuple[str, ...], tmp_p
     assert not [each for each in recipe.notes if "first line" in each]
 
 
+def test_a_first_column_whose_name_begins_like_a_comment_is_no_comment(tmp_path: Path) -> None:
+    rows = "".join(f"{number},fine {number},good\n" for number in range(9))
+    (path := tmp_path / "a.csv").write_text(f"# likes received,text,label\n{rows}")
+    recipe = Texts(dataset=str(path), text_column="text", label_column="label")
+    recipe.load()
+    assert not [each for each in recipe.notes if "first line" in each]
+    path.write_text("id\n1\n2\n")
+    with pytest.raises(UserError, match="no column 'text'"):
+        Texts(dataset=str(path), text_column="text", label_column="label").load()
+
+
 def test_it_is_told_where_columns_are_chosen_or_missing(tmp_path: Path, tiny_model: str) -> None:
     (path := tmp_path / "a.csv").write_text(lines(""))
     found = finetune.check("text", dataset=str(path), model=tiny_model)

@@ -168,6 +168,8 @@ def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
         (["a-1-of-2", "a-2-of-2"], "a-*", ""),
         (["tickets-1003", "tickets-2044"], "*", ""),
         (["2024-01", "2024-02", "other"], "*", ""),
+        (["log-2024-01-02", "log-2024-01-03", "log-2024-01-05"], "*", ""),
+        (["train_2", "train_3"], "", ""),
     ],
 )
 def test_a_gap_in_the_numbers_of_files_is_told(
@@ -440,6 +442,19 @@ def test_spreadsheets_that_cannot_be_read(tmp_path: Path) -> None:
         sources.read(str(workbook(tmp_path / "c.xlsx", {"A": [["text", "label"]]})))
 
 
+def test_names_again_and_merged_cells_are_found_wherever_a_sheet_begins(tmp_path: Path) -> None:
+    rows = [(None, "text", "label"), *((n, "a", "x") for n in range(3)), (None, "text", "label")]
+    path = workbook(tmp_path / "index.xlsx", {"A": rows})
+    with pytest.raises(UserError, match="row 5: the names of the columns again"):
+        sources.read(str(path))
+    path = workbook(tmp_path / "b.xlsx", {"A": [(None, *row[1:]) for row in rows[:4]]})
+    book = openpyxl.load_workbook(path)
+    book["A"].merge_cells("C3:C4")
+    book.save(path)
+    with pytest.raises(UserError, match=r"the cells C3:C4 are merged:"):
+        sources.read(str(path))
+
+
 def test_hidden_rows_of_a_sheet_are_read_and_told(tmp_path: Path) -> None:
     path, notes = workbook(tmp_path / "a.xlsx", {"A": CELLS, "B": CELLS}), list[str]()
     book = openpyxl.load_workbook(path)
@@ -575,3 +590,14 @@ def test_texts_that_may_be_far_larger_than_their_file_stay_dictionaries(
     opened, dictionaries = bounds.open_parquet(path, 1024, [0])
     with opened:
         assert dictionaries == stay
+
+
+def test_columns_of_parquet_share_what_may_be_unpacked_without_counting(tmp_path: Path) -> None:
+    texts = [f"{number}" * 120_000 for number in range(3)]  # 123 MB of 1,024 rows
+    numbers = pa.array([row % 3 for row in range(1024)], pa.int32())
+    column = pa.DictionaryArray.from_arrays(numbers, texts)
+    path = tmp_path / "several.parquet"
+    pq.write_table(pa.table({name: column for name in "abcd"}), path, store_schema=False)
+    opened, dictionaries = bounds.open_parquet(path, 1024, [0])
+    with opened:
+        assert dictionaries == ["c", "d"]

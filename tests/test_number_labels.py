@@ -78,8 +78,8 @@ def test_what_is_no_finite_number_is_refused_with_its_place() -> None:
 def test_a_test_set_of_hidden_numbers_is_refused(tmp_path: Path) -> None:
     train, hidden = rows_of(score=[0.5, 2, 3])["train"], rows_of(score=["-1.0", "-1"])["train"]
     message = (
-        "^all 2 test rows have the label -1, which no training row has; if its labels are hidden, "
-        "--dataset_splits test=none does not"
+        "^all 2 test rows have the label -1, and no training row has one below 0; if its labels "
+        "are hidden, --dataset_splits test=none does not"
     )
     with pytest.raises(UserError, match=message):
         encoded(DatasetDict(train=train, test=hidden), "score")

@@ -215,8 +215,9 @@ def content_hash(rows: Dataset, name: str) -> str:
     whole = xxhash.xxh3_128()
     before: list[int] = []
     for chunk in rows.data.column(name).chunks:
+        sizes = [buffer and buffer.size for buffer in chunk.buffers()]
+        whole.update(f"{chunk.type} {chunk.offset} {len(chunk)} {sizes}\n".encode())
         buffers = [buffer for buffer in chunk.buffers() if buffer is not None]
-        whole.update(f"{chunk.type} {chunk.offset} {len(chunk)} {len(buffers)}\n".encode())
         places = [buffer.address for buffer in buffers]
         for buffer in buffers if places != before else ():  # the next slice of the same ones
             whole.update(buffer)

@@ -22,7 +22,7 @@ DEEPEST = 100
 _LARGEST_RATIO = 100
 #: Bytes of a chunk of rows, and the share of the available memory that they may take.
 _MOST, _SHARE_OF_MEMORY = 2**30, 8
-#: Bytes of some rows that may be unpacked without being counted before.
+#: Bytes of some rows, of all columns, that may be unpacked without being counted before.
 _SMALL = 2**28
 #: Bytes of a column that are read at once.
 _BUFFER = 2**20
@@ -99,7 +99,7 @@ def open_parquet(path: Path, size: int, groups: Sequence[int]) -> tuple[pq.Parqu
     """
     with pq.ParquetFile(path) as file:
         about = file.metadata
-    texts = []
+    texts, left = [], _SMALL
     for number in range(about.num_columns):
         column = about.schema.column(number)
         chunks = {group: about.row_group(group).column(number) for group in groups}
@@ -108,8 +108,13 @@ def open_parquet(path: Path, size: int, groups: Sequence[int]) -> tuple[pq.Parqu
             if unpacked_size > _LARGEST_RATIO * max(1, chunk.total_compressed_size):
                 _refuse_large(unpacked_size, f"{path}, column '{column.path}'")
         is_text = column.physical_type == "BYTE_ARRAY" and column.path == column.name
-        if is_text and not _is_stored_whole(path, column.path, chunks, size):
+        if not is_text:
+            continue
+        most = _most_repeated(path, column.path, chunks, size)
+        if most is None or most > left:
             texts.append(column.path)
+        else:
+            left -= most
     return _opened(path, texts), texts
 
 
@@ -120,27 +125,26 @@ def _opened(path: Path, dictionaries: Sequence[str]) -> pq.ParquetFile:
     )
 
 
-def _is_stored_whole(
+def _most_repeated(
     path: Path, name: str, chunks: Mapping[int, pq.ColumnChunkMetaData], size: int
-) -> bool:
-    """Return whether the texts of a column take about the memory that the file says: each is
-    written out, or is one of a dictionary of texts none of which is long.
+) -> int | None:
+    """Return how many bytes the texts of so many rows have at most beyond those in the file, as one
+    text of a dictionary may stand for many; None if that is not known.
     """
+    most = 0
     with _opened(path, [name]) as file:
         for group, chunk in chunks.items():
             encodings = {*chunk.encodings}
             if not encodings <= _WRITTEN_OUT | _BY_NUMBER:
-                return False
+                return None
             if encodings & _BY_NUMBER and chunk.num_values:
                 rows = file.iter_batches(batch_size=1, row_groups=[group], columns=[name])
                 first = next(rows).column(0)
-                if not isinstance(first, pa.DictionaryArray):
-                    return False
-                lengths = pc.binary_length(first.dictionary)
                 # a single one is perhaps that of the row, and the dictionary comes later
-                if len(lengths) < 2 or size * pc.max(lengths).as_py() > _SMALL:
-                    return False
-    return True
+                if not isinstance(first, pa.DictionaryArray) or len(first.dictionary) < 2:
+                    return None
+                most = max(most, size * pc.max(pc.binary_length(first.dictionary)).as_py())
+    return most
 
 
 def unpacked(batches: Sequence[pa.RecordBatch], schema: pa.Schema, place: str) -> pa.Table:

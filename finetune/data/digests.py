@@ -25,7 +25,7 @@ TEXTS = "texts"
 _SIZE = 16  # bytes of a digest
 #: Rows whose hashes are kept for the next run: these take half a second to compute, less to read.
 _KEPT = 100_000
-_FOLDER, _VERSION = "finetune-digests", 1
+_FOLDER, _VERSION = "finetune-digests", 2
 _WHITE_SPACE = ("  ", "\n", "\r", "\t", "\xa0")
 #: What ``str.strip`` takes off, as a class of characters of RE2.
 _SPACE = (

@@ -63,7 +63,7 @@ def above(names: Sequence[str]) -> str:
     """Return what a first line probably is instead of the names of columns: ``comment`` or
     ``title``; else an empty text.
     """
-    if _COMMENT.match(names[0]):
+    if names and _COMMENT.match(names[0]):
         return "comment"
     are_unnamed = len(names) > 1 and all(name.startswith("Unnamed: ") for name in names[1:])
     return "title" if are_unnamed and not names[0].startswith("Unnamed: ") else ""

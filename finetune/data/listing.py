@@ -18,6 +18,8 @@ from finetune.runtime import formats
 _DATA = {each[1:] for each in formats.FILES} | {"xz", "txt"}
 #: What follows the name of a split in that of a part of it: ``train-00000-of-00002``, ``train_1``.
 _PART = r"[-_.]?(?:part[-_.]?)?(?P<number>\d+)(?:[-_]of[-_](?P<of>\d+))?"
+#: How a name begins that ends with a day or a month: files of days are no parts.
+_DATE = re.compile(r"\d{4}(?:[-_.]?\d{2})?$")
 _SAVED = ("dataset_dict.json", "state.json")
 _SHOWN = 10
 #: The name, in ``--dataset_splits``, of a validation or test split that is not to be read.
@@ -245,14 +247,16 @@ def _gaps(several: Sequence[Path]) -> list[str]:
     """
     series: dict[tuple[str, str, str | None], dict[int, Path]] = {}
     for path in several:
-        if part := re.fullmatch(f"(?P<name>.*?){_PART}", formats.stem(path)):
+        part = re.fullmatch(f"(?P<name>.*?){_PART}", formats.stem(path))
+        if part and not _DATE.search(part["name"]):
             key = (str(path.parent), part["name"], part["of"])
             series.setdefault(key, {})[int(part["number"])] = path
     gaps = []
     for (_, _, of), parts in series.items():
         numbers = sorted(parts)
         last = numbers[-1] if of is None else max(int(of) - (numbers[0] == 0), numbers[-1])
-        lacking = [n for n in range(min(numbers[0], 1), last + 1) if n not in parts]
+        first = numbers[0] if of is None else min(numbers[0], 1)
+        lacking = [n for n in range(first, last + 1) if n not in parts]
         if lacking and (of or len(lacking) < len(numbers)):
             shown = ", ".join(map(str, lacking[:_SHOWN])) + ", ..." * (len(lacking) > _SHOWN)
             gaps.append(

@@ -89,11 +89,14 @@ def encoded(
 
 
 def _hidden(exact: Mapping[str, np.ndarray]) -> list[str]:
-    """Return a line for each held-out split whose labels are all -1, which no training row has."""
-    if not (exact["train"] != _HIDDEN).all():
+    """Return a line for each held-out split whose labels are all -1, where no training row has a
+    negative one.
+    """
+    if (exact["train"] < 0).any():
         return []
     return [
-        f"all {len(labels):,} {split} rows have the label {_HIDDEN}, which no training row has"
+        f"all {len(labels):,} {split} rows have the label {_HIDDEN}, and no training row has one "
+        f"below 0"
         f"{listing.unread(split)}"
         for split, labels in exact.items()
         if len(labels) > 1 and (labels == _HIDDEN).all()

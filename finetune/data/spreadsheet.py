@@ -89,7 +89,8 @@ def rows(path: Path, sheet: str) -> Iterator[Numbered]:
                     f"{path}, sheet '{sheet}', row {number}: {extra[:40]!r} is in a column without "
                     f"a name in the first row{title * (len(header) == 1)}"
                 )
-            if len(header) > 1 and texts[: len(header)] == header:
+            again = [each or "" for each in texts[: len(header)]] == header
+            if again and sum(map(bool, header)) > 1:
                 raise UserError(
                     f"{path}, sheet '{sheet}', row {number}: the names of the columns again: were "
                     "sheets joined with their first rows? Remove every such row but the first"
@@ -99,10 +100,11 @@ def rows(path: Path, sheet: str) -> Iterator[Numbered]:
 
 def _refuse_merged(path: Path, cells: Any, header: int, width: int) -> None:
     """Refuse cells that are merged over rows below the header: only the first has the value."""
+    left = (cells.start or (0, 0))[1]
     merged = [
         f"{_name(first)}:{_name(last)}"
         for first, last in sorted(cells.merged_cell_ranges or ())
-        if last[0] > first[0] and last[0] >= header and first[1] < width
+        if last[0] > first[0] and last[0] >= header and first[1] - left < width
     ]
     if merged:
         more = f" (and {len(merged) - 1:,} more such)" if len(merged) > 1 else ""

@@ -81,7 +81,9 @@ class Sourced(Recipe):
                 continue
             if formats.suffix(path) not in (*formats.SEPARATORS, formats.SPREADSHEET):
                 continue
-            if kind := headers.above(names := [n for n in rows.column_names if n != "id"]):
+            names = [name for name in rows.column_names if name != "id"]
+            # where others are the text and the label, it is one of names
+            if names[0] in (text, label) and (kind := headers.above(names)):
                 told = (
                     f"{path.name}: the first line, {names[0]!r}, looks like a {kind}, not like "
                     "names of columns: remove the lines above them"
