@@ -72,7 +72,7 @@ def main(place: Path) -> None:
     run(*source, *training, "--relabel", suspects, "--output_dir", after)
     metrics = json.loads((place / "after" / "metrics.json").read_text(encoding="utf-8"))
     print(json.dumps(metrics["statistics"]["corrected"], indent=1))
-    run("compare", before, after)
+    run("compare", before, after, "--output", str(place / "comparison.html"))
 
 
 if __name__ == "__main__":

@@ -153,8 +153,9 @@ def test_a_first_line_of_one_field_may_be_a_title(first: str, tmp_path: Path) ->
         sources.read(str(path))
 
 
-def test_quotation_marks_behind_a_backslash_are_refused(tmp_path: Path) -> None:
-    (path := tmp_path / "a.csv").write_text('text,label\n"a, b",x\n"say \\"hi\\", twice",y\n')
+@pytest.mark.parametrize("name", ["a.csv", "it's a.csv"])
+def test_quotation_marks_behind_a_backslash_are_refused(name: str, tmp_path: Path) -> None:
+    (path := tmp_path / name).write_text('text,label\n"a, b",x\n"say \\"hi\\", twice",y\n')
     with pytest.raises(UserError, match=r"a.csv, line 3: quotation marks inside of texts are") as e:
         sources.read(str(path))
     command = str(e.value).partition("convert it: ")[2]

@@ -587,7 +587,7 @@ def test_texts_that_may_be_far_larger_than_their_file_stay_dictionaries(
     numbers = pa.array([row % len(texts) for row in range(3000)], pa.int32())
     table = pa.table({"text": pa.DictionaryArray.from_arrays(numbers, texts)})
     pq.write_table(table, path, store_schema=False, **options)
-    opened, dictionaries = bounds.open_parquet(path, 1024, [0])
+    opened, dictionaries = bounds.open_parquet(path, pq.read_metadata(path), 1024, [0])
     with opened:
         assert dictionaries == stay
 
@@ -598,6 +598,6 @@ def test_columns_of_parquet_share_what_may_be_unpacked_without_counting(tmp_path
     column = pa.DictionaryArray.from_arrays(numbers, texts)
     path = tmp_path / "several.parquet"
     pq.write_table(pa.table({name: column for name in "abcd"}), path, store_schema=False)
-    opened, dictionaries = bounds.open_parquet(path, 1024, [0])
+    opened, dictionaries = bounds.open_parquet(path, pq.read_metadata(path), 1024, [0])
     with opened:
         assert dictionaries == ["c", "d"]

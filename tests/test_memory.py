@@ -137,6 +137,11 @@ def test_periods_and_intervals_are_read_as_text() -> None:
     ]
 
 
+def test_a_column_without_a_name_does_not_clash_with_an_index_without_one() -> None:
+    frame = pd.DataFrame([["a", "x", 3]], columns=pd.Index(["text", "label", None], dtype=object))
+    assert read(frame)[0]["train"] == [{"text": "a", "label": "x", "None": 3}]
+
+
 def test_an_index_with_a_name_is_a_column() -> None:
     frame = pd.DataFrame({"text": ["a", "b"], "label": ["x", "y"]})
     assert read(frame.set_index("label"))[0]["train"][0] == {"label": "x", "text": "a"}

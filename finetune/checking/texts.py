@@ -30,7 +30,7 @@ _CANDIDATE = r"[\x{c2}-\x{f4}][^\x00-\x7f]"
 _USUAL = "\xc2\xc3\xe2\xf0"
 _WORD = r"\p{L}"
 #: Characters from which on a text is far longer than others, if it is so many times the median.
-LONG, TIMES_LONGER = 100_000, 100
+LONG, _TIMES_LONGER = 100_000, 100
 _CONTROL = r"[\x00-\x08\x0e-\x1f]"
 
 
@@ -116,8 +116,7 @@ def findings(
             yield from tell(name, damage.what + where, mend, which, severity=severity)
         every = np.concatenate(numbers)
         characters = lengths.characters
-        usual = int(np.median(characters[characters > 0])) if characters.any() else 0
-        is_long = characters > max(LONG, TIMES_LONGER * usual)
+        is_long, usual = far_longer(characters)
         yield from tell(
             "far_longer",
             f"far longer than the others{where}, up to {characters.max(initial=0):,} characters, "
@@ -130,6 +129,17 @@ def findings(
         for what, is_cut in lengths.cut():
             which, mend = np.sort(every[is_cut]), f"export the whole texts; else {EXCLUDE}"
             yield from tell("cut_off", what + where, mend, which, severity="warning")
+
+
+def far_longer(characters: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return which texts are far longer than the others, shape ``(texts,)``, and what half of those
+    that are not empty have or fewer.
+
+    Args:
+        characters: How many each has, likewise.
+    """
+    usual = int(np.median(characters[characters > 0])) if characters.any() else 0
+    return characters > max(LONG, _TIMES_LONGER * usual), usual
 
 
 def _damaged(texts: pa.Array) -> dict[str, np.ndarray]:

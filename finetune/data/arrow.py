@@ -6,7 +6,7 @@ a column there it copies all others into a new file; both take seconds for 650,0
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -194,7 +194,7 @@ def with_column(rows: Dataset, name: str, values: pa.Array, feature: Any) -> Dat
     added = InMemoryTable.from_arrays([values], schema=schema)
     info = rows.info.copy()
     info.features = features
-    content = [rows._fingerprint, name, str(feature), _hash_of(values)]
+    content = [rows._fingerprint, name, str(feature), _hash_of([values]).hexdigest()]
     return Dataset(
         concat_tables([rows.data, added], axis=1),
         info=info,
@@ -212,24 +212,22 @@ def content_hash(rows: Dataset, name: str) -> str:
         rows: With the column.
         name: Of the column, none of whose values holds others.
     """
-    whole = xxhash.xxh3_128()
-    before: list[int] = []
-    for chunk in rows.data.column(name).chunks:
-        sizes = [buffer and buffer.size for buffer in chunk.buffers()]
-        whole.update(f"{chunk.type} {chunk.offset} {len(chunk)} {sizes}\n".encode())
-        buffers = [buffer for buffer in chunk.buffers() if buffer is not None]
-        places = [buffer.address for buffer in buffers]
-        for buffer in buffers if places != before else ():  # the next slice of the same ones
-            whole.update(buffer)
-        before = places
+    whole = _hash_of(rows.data.column(name).chunks)
     if (kept := indices(rows)) is not None:
         whole.update(kept.tobytes())
     return whole.hexdigest()
 
 
-def _hash_of(values: pa.Array) -> str:
-    """Return a hash of an array, as it is in memory."""
+def _hash_of(arrays: Sequence[pa.Array]) -> xxhash.xxh3_128:
+    """Return a hash of arrays, as they are in memory."""
     whole = xxhash.xxh3_128()
-    for buffer in values.buffers():
-        whole.update(b"" if buffer is None else buffer)
-    return whole.hexdigest()
+    before: list[int] = []
+    for values in arrays:
+        sizes = [buffer and buffer.size for buffer in values.buffers()]
+        whole.update(f"{values.type} {values.offset} {len(values)} {sizes}\n".encode())
+        buffers = [buffer for buffer in values.buffers() if buffer is not None]
+        places = [buffer.address for buffer in buffers]
+        for buffer in buffers if places != before else ():  # the next slice of the same ones
+            whole.update(buffer)
+        before = places
+    return whole

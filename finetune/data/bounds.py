@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -82,13 +82,16 @@ def refuse_half_characters(text: str, place: str) -> None:
         ) from error
 
 
-def open_parquet(path: Path, size: int, groups: Sequence[int]) -> tuple[pq.ParquetFile, list[str]]:
+def open_parquet(
+    path: Path, about: pq.FileMetaData, size: int, groups: Sequence[int]
+) -> tuple[pq.ParquetFile, list[str]]:
     """Open a parquet file.
 
     Args:
         path: The file.
+        about: Its metadata.
         size: Rows that are read at once.
-        groups: The row groups that are read; of the others only the metadata is.
+        groups: The row groups that are read.
 
     Returns:
         The file, and the columns whose texts stay compressed as dictionaries, because unpacked they
@@ -97,9 +100,7 @@ def open_parquet(path: Path, size: int, groups: Sequence[int]) -> tuple[pq.Parqu
     Raises:
         UserError: if a column is far larger than its file and than the memory.
     """
-    with pq.ParquetFile(path) as file:
-        about = file.metadata
-    texts, left = [], _SMALL
+    texts: dict[str, dict[int, pq.ColumnChunkMetaData]] = {}
     for number in range(about.num_columns):
         column = about.schema.column(number)
         chunks = {group: about.row_group(group).column(number) for group in groups}
@@ -107,43 +108,48 @@ def open_parquet(path: Path, size: int, groups: Sequence[int]) -> tuple[pq.Parqu
             unpacked_size = chunk.total_uncompressed_size
             if unpacked_size > _LARGEST_RATIO * max(1, chunk.total_compressed_size):
                 _refuse_large(unpacked_size, f"{path}, column '{column.path}'")
-        is_text = column.physical_type == "BYTE_ARRAY" and column.path == column.name
-        if not is_text:
-            continue
-        most = _most_repeated(path, column.path, chunks, size)
-        if most is None or most > left:
-            texts.append(column.path)
-        else:
-            left -= most
-    return _opened(path, texts), texts
+        if column.physical_type == "BYTE_ARRAY" and column.path == column.name:
+            texts[column.path] = chunks
+    dictionaries, left = list[str](), _SMALL
+    with _opened(path, about, texts) as file:
+        for name, chunks in texts.items():
+            most = _most_repeated(file, name, chunks, size)
+            if most is None or most > left:
+                dictionaries.append(name)
+            else:
+                left -= most
+    return _opened(path, about, dictionaries), dictionaries
 
 
-def _opened(path: Path, dictionaries: Sequence[str]) -> pq.ParquetFile:
+def _opened(path: Path, about: pq.FileMetaData, dictionaries: Iterable[str]) -> pq.ParquetFile:
     # read ahead, a row group of 650,000 texts is in memory as a whole
     return pq.ParquetFile(
-        path, read_dictionary=list(dictionaries), pre_buffer=False, buffer_size=_BUFFER
+        path,
+        metadata=about,
+        read_dictionary=list(dictionaries),
+        pre_buffer=False,
+        buffer_size=_BUFFER,
     )
 
 
 def _most_repeated(
-    path: Path, name: str, chunks: Mapping[int, pq.ColumnChunkMetaData], size: int
+    file: pq.ParquetFile, name: str, chunks: Mapping[int, pq.ColumnChunkMetaData], size: int
 ) -> int | None:
     """Return how many bytes the texts of so many rows have at most beyond those in the file, as one
     text of a dictionary may stand for many; None if that is not known.
     """
     most = 0
-    with _opened(path, [name]) as file:
-        for group, chunk in chunks.items():
-            encodings = {*chunk.encodings}
-            if not encodings <= _WRITTEN_OUT | _BY_NUMBER:
+    for group, chunk in chunks.items():
+        encodings = {*chunk.encodings}
+        if not encodings <= _WRITTEN_OUT | _BY_NUMBER:
+            return None
+        if encodings & _BY_NUMBER and chunk.num_values:
+            rows = file.iter_batches(batch_size=1, row_groups=[group], columns=[name])
+            first = next(rows).column(0)
+            # a single one is perhaps that of the row, and the dictionary comes later
+            if not isinstance(first, pa.DictionaryArray) or len(first.dictionary) < 2:
                 return None
-            if encodings & _BY_NUMBER and chunk.num_values:
-                rows = file.iter_batches(batch_size=1, row_groups=[group], columns=[name])
-                first = next(rows).column(0)
-                # a single one is perhaps that of the row, and the dictionary comes later
-                if not isinstance(first, pa.DictionaryArray) or len(first.dictionary) < 2:
-                    return None
-                most = max(most, size * pc.max(pc.binary_length(first.dictionary)).as_py())
+            most = max(most, size * pc.max(pc.binary_length(first.dictionary)).as_py())
     return most
 
 

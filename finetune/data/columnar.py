@@ -31,7 +31,7 @@ def parquet(
     delimited.refuse_repeated(path, schema.names)
     runs = _runs(about, size, [each for each in range(-(-about.num_rows // size)) if mine(each)])
     opened, dictionaries = bounds.open_parquet(
-        path, size, sorted({group for _, groups in runs for group in groups})
+        path, about, size, sorted({group for _, groups in runs for group in groups})
     )
     with opened as file:
         at_once = size * (_tables_at_once(about, size) if dictionaries else 1)

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,10 +71,12 @@ def quoting(path: Path, layout: Layout, wanted: str = "auto") -> tuple[str, str]
     quotes, no_quotes = (replace(layout, quoting=each) for each in ("minimal", "none"))
     strictly = _count(path, quotes, strict=True)
     if not strictly.whole and _count(path, quotes, strict=True, doubled=True).whole:
+        convert = rf"""sed 's/\\"/""/g' {shlex.quote(str(path))} > NEW{path.suffix}"""
         raise UserError(
             f'{path}, line {strictly.lines + 2}: quotation marks inside of texts are written \\", '
-            'and a .csv doubles them, as in ""; export it like that, or convert it: '
-            f'sed \'s/\\\\"/""/g\' {path.name} > NEW{path.suffix}'
+            'and a .csv doubles them, as in ""; export it like that'
+            + f", or convert it: {convert}"
+            * (not formats.compression(path))
         )
     quoted = strictly if strictly.whole else _count(path, quotes)
     if quoted.whole and quoted.rows == quoted.lines:

@@ -190,8 +190,8 @@ def _of_frame(split: str, frame: pd.DataFrame) -> pa.Table:
 
 def _with_index(split: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame whose named index is a column, unless one of that name has the same values."""
-    clashing: list[Any] = [each for each in frame.index.names if each in frame.columns]
-    for name in clashing:
+    own: list[Any] = [each for each in frame.index.names if each is not None]
+    for name in [each for each in own if each in frame.columns]:
         if not frame.index.get_level_values(name).equals(pd.Index(frame[name])):
             raise UserError(
                 f"dataset: the index of the {split} data is called '{name}', as one of its columns "

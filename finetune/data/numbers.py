@@ -96,8 +96,7 @@ def _hidden(exact: Mapping[str, np.ndarray]) -> list[str]:
         return []
     return [
         f"all {len(labels):,} {split} rows have the label {_HIDDEN}, and no training row has one "
-        f"below 0"
-        f"{listing.unread(split)}"
+        f"below 0{listing.unread(split)}"
         for split, labels in exact.items()
         if len(labels) > 1 and (labels == _HIDDEN).all()
     ]

@@ -23,10 +23,11 @@ def inspected(path: Path, sheet: str) -> str:
     try:
         with zipfile.ZipFile(path) as book:
             hidden, uncomputed = _marks(book, _part(book, sheet))
-    except (zipfile.BadZipFile, ElementTree.ParseError, KeyError):
+    except (zipfile.BadZipFile, ElementTree.ParseError, KeyError, ValueError):
         return ""  # what reads the values is more tolerant
     if uncomputed:
-        more = f" ({len(uncomputed) - 1:,} more cells likewise)" if len(uncomputed) > 1 else ""
+        others = len(uncomputed) - 1
+        more = f" ({counted(others, 'more cell')} likewise)" if others else ""
         raise UserError(
             f"{path}, sheet '{sheet}', cell {uncomputed[0]}: a formula without a value, which no "
             f"spreadsheet program has computed{more}: open the file in one and save it, or write "
@@ -51,7 +52,7 @@ def _part(book: zipfile.ZipFile, sheet: str) -> str:
     }
     for each in ElementTree.fromstring(book.read(str(_BOOK))).iter():
         if _local(each.tag) == "sheet" and each.get("name") == sheet:
-            key = next(value for name, value in each.items() if _local(name) == "id")
+            key = next((value for name, value in each.items() if _local(name) == "id"), None)
             return str(_BOOK.parent / targets[key]).removeprefix("/")
     raise KeyError(sheet)
 

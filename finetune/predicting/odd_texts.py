@@ -4,11 +4,12 @@ together.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from finetune.checking.texts import LONG, TIMES_LONGER
+import numpy as np
+
+from finetune.checking.texts import LONG, far_longer
 from finetune.errors import counted
 
 
@@ -21,24 +22,20 @@ def count(values: Sequence[Any]) -> tuple[int, int]:
     """
     rows = [value if isinstance(value, tuple) else (value,) for value in values]
     texts = [[each for each in row if isinstance(each, str)] for row in rows]
-    lengths = [sum(map(len, row)) for row in texts]
-    far_longer = 0
-    if max(lengths, default=0) > LONG:
-        usual = statistics.median(filter(None, lengths))
-        far_longer = sum(each > max(LONG, TIMES_LONGER * usual) for each in lengths)
-    return sum(any("\0" in each for each in row) for row in texts), far_longer
+    is_long, _ = far_longer(np.array([sum(map(len, row)) for row in texts], dtype=np.int64))
+    return sum(any("\0" in each for each in row) for row in texts), int(is_long.sum())
 
 
-def notes(null_bytes: int, far_longer: int) -> Iterator[str]:
+def notes(null_bytes: int, too_long: int) -> Iterator[str]:
     """Yield a sentence for each kind of odd text, by how many rows have such."""
     if null_bytes:
         yield (
             f"{counted(null_bytes, 'row')} with null bytes, which no text has unless its file was "
             "damaged: export it again, or remove these bytes"
         )
-    if far_longer:
+    if too_long:
         yield (
-            f"{counted(far_longer, 'row')} with a text of more than {LONG:,} characters, far "
+            f"{counted(too_long, 'row')} with a text of more than {LONG:,} characters, far "
             "longer than the others: did rows run together, by a quotation mark that is never "
             "closed for instance?"
         )
