@@ -1,5 +1,6 @@
 """What is cached: made once, by one process at a time, listed, and removed if nobody uses it."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -107,9 +108,14 @@ def test_too_few_workers_are_refused() -> None:
 # ---- worker processes ----------------------------------------------------------------------------
 
 
-def children() -> set[int]:
-    """The processes that this one has started, zombies among them."""
-    return {each.pid for each in psutil.Process().children()}
+def children(process: int = 0) -> set[int]:
+    """The processes that this one, or that one, has started, zombies among them."""
+    found = set()
+    for each in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(each).ppid() == (process or os.getpid()):
+                found.add(each)
+    return found
 
 
 def fails(piece: int) -> Iterator[int]:
@@ -173,16 +179,19 @@ if host:
 def targets(labels):
     global begun
     begun += 1
-    os.write(1, f"makes {labels[0]}\\n".encode())
+    write(f"makes {labels[0]}")
     if begun > int(parts):
         time.sleep(1000)
     return np.asarray(labels)
 
 def tell(work, done, *others):
     if work == "tokenizing train":
-        print("done", done, flush=True)
+        write(f"done {done}")
 
-with activity.listening(tell, lambda sentence: print(sentence, flush=True)):
+def write(line):  # at once: the workers write to the same pipe
+    os.write(1, f"{line}\\n".encode())
+
+with activity.listening(tell, write):
     encoder = Encoder(AutoTokenizer.from_pretrained(model), 16)
     rows = DatasetDict(train=Dataset.load_from_disk(rows))
     tokenize.tokenize(rows, encoder, targets, processes=2)
@@ -201,8 +210,8 @@ def lines_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
     for line in process.stdout:
         lines.append(line)
         if word in line:
-            break
-    return lines
+            return lines
+    raise AssertionError(f"it ended with {process.wait(HANGS)} and without {word!r}: {lines}")
 
 
 @pytest.mark.processes
@@ -214,8 +223,8 @@ def test_a_kill_leaves_whole_files_and_nobody_and_who_waits_goes_on(
     first, second = begin(tmp_path / "rows", tiny_model, 1), None
     try:
         lines_until(first, "done 20")
-        started = psutil.Process(first.pid).children()
-        assert len(started) == 2
+        started = [psutil.Process(each) for each in children(first.pid)]
+        assert len(started) == 2, (first.poll(), started)
         second = begin(tmp_path / "rows", tiny_model, 9)
         (said,) = lines_until(second, "waiting")
         assert f"another run (process {first.pid} on " in said
