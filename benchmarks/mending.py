@@ -3,9 +3,9 @@
     python benchmarks/mending.py              # about five minutes on two cores
     python benchmarks/mending.py DIRECTORY    # keeps files and runs there
 
-Of 3,000 training sentences of Rotten Tomatoes one label in ten is flipped. `check --deep` suspects
-rows; of these, and of no others, the labels that were flipped are set right, as a person would who
-reads them. The 1,000 test sentences keep their labels and are looked at by nothing but the tests.
+Of 3,000 training reviews of IMDB one label in ten is flipped. `check --deep` suspects rows; of
+these, and of no others, the labels that were flipped are set right, as a person would who reads
+them. The 1,000 test reviews keep their labels and are looked at by nothing but the tests.
 """
 
 import argparse
@@ -26,7 +26,7 @@ NAMES = np.array(["negative", "positive"])
 
 def write(directory: Path) -> dict[str, str]:
     """Write both splits, some training labels flipped; return the true label of each text."""
-    table = embedded.read("embedded:rotten-tomatoes")["train"].to_pandas()
+    table = embedded.read("embedded:imdb")["train"].to_pandas().drop_duplicates("text")
     rows = table.sample(ROWS, random_state=SEED).reset_index(drop=True)
     flipped = np.random.default_rng(SEED).random(ROWS) < FLIPPED
     flipped[TRAINING:] = False
@@ -64,7 +64,7 @@ def main(place: Path) -> None:
     truth = write(place / "data")
     suspects, before, after = (str(place / name) for name in ("suspects.csv", "before", "after"))
     source = ["text", "--dataset", str(place / "data"), "--model", "embedded:minilm"]
-    source += ["--max_length", "64"]
+    source += ["--max_length", "128"]
     training = ["--num_train_epochs", "2", "--learning_rate", "1e-4", "--no_baseline"]
     run(*source, *training, "--output_dir", before)
     run("check", *source, "--deep", "--suspects", suspects)

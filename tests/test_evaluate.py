@@ -190,6 +190,35 @@ def test_the_split_of_a_directory_that_is_evaluated_is_told(
 
 
 @pytest.mark.parametrize(
+    ("splits", "rows", "note"),
+    [
+        (["dev", "testing"], 17, "evaluated the test split; not evaluated: validation"),
+        (["dev"], 13, "evaluated the validation split, as {} has no test split"),
+    ],
+)
+def test_held_out_splits_may_have_other_names(
+    splits: list[str], rows: int, note: str, run: Run, tmp_path: Path
+) -> None:
+    held_out = run.predictions[["text", "label"]]
+    some = {
+        split: Dataset.from_pandas(held_out.head(10 + len(split)), preserve_index=False)
+        for split in splits
+    }
+    DatasetDict(some).save_to_disk(saved := tmp_path / "saved")
+    found = evaluate(run, str(saved))
+    assert found.rows == rows
+    assert found.notes == [note.format(saved)]
+
+
+def test_a_mistake_in_a_test_split_names_that_split(run: Run, tmp_path: Path) -> None:
+    rows = {"text": [["a list"]] * 3, "label": ["negative"] * 3}
+    DatasetDict(test=Dataset.from_dict(rows)).save_to_disk(saved := tmp_path / "saved")
+    with pytest.raises(UserError) as told:
+        evaluate(run, str(saved))
+    assert "train" not in str(told.value)
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda path: path.unlink(), "could not be checked: no such file or directory"),

@@ -49,6 +49,25 @@ def said_in(stem: str) -> str | None:
     return meant(words[-1]) if words else None
 
 
+def named(option: str | None) -> dict[str, str]:
+    """Return what a source calls the splits that ``--dataset_splits`` names, ``none`` of one that
+    is not read.
+
+    Raises:
+        UserError: if it is not written like that.
+    """
+    found: dict[str, str] = {}
+    for each in filter(None, (option or "").split(",")):
+        split, _, name = (part.strip() for part in each.partition("="))
+        if split not in SPLITS or not name or split in found or (split, name) == ("train", "none"):
+            raise UserError(
+                f"--dataset_splits {option}: expected train=NAME, validation=NAME or test=NAME, "
+                "separated by commas; test=none leaves the split out"
+            )
+        found[split] = name
+    return found
+
+
 def option(names: Mapping[str, str]) -> str:
     """Return the option by which a source calls splits so, as it is typed."""
     text = joined(f"{split}={names[split]}" for split in SPLITS if split in names)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.split_names import NoTrainSplit
+from finetune.data.several import joined
+from finetune.data.split_names import SPLITS, NoTrainSplit, meant
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe.labelled import Labelled
@@ -143,8 +144,6 @@ def evaluate(
 
 def _held_out(data: Any, notes: list[str]) -> Any:
     """Return the rows of held-out splits in memory that have no training split; else ``data``."""
-    from finetune.data.split_names import meant
-
     splits = {meant(str(name)): name for name in data} if isinstance(data, Mapping) else {}
     names = [splits[each] for each in ("test", "validation") if each in splits]
     if "train" in splits or not names:
@@ -265,11 +264,22 @@ def _without_training(
     Raises:
         UserError: ``error``, if it has neither a test nor a validation split, or splits are named.
     """
-    only = next((name for name in ("test", "validation") if name in error.there), None)
+    called: dict[str | None, str] = {}
+    for name in sorted(error.there, key=lambda name: name not in SPLITS):
+        called.setdefault(meant(name), name)
+    only = next((split for split in ("test", "validation") if split in called), None)
     if only is None or wanted.get("dataset_splits"):
         raise error
-    source = replace(recipe, **{**wanted, "dataset_splits": f"train={only},{only}=none"})
-    return only, source, source.load()
+    names = {"train": called[only], only: "none"}
+    if only == "test" and "validation" in called:
+        names["validation"] = called["validation"]
+    named = joined("=".join(each) for each in names.items())
+    source = replace(recipe, **{**wanted, "dataset_splits": named})
+    try:
+        return only, source, source.load()
+    except UserError as mistaken:
+        read_as = re.compile(r"\btrain(ing)?\b(?= (data|rows?|split)\b)")
+        raise UserError(*(read_as.sub(only, each) for each in mistaken.mistakes)) from mistaken
 
 
 def _by_name(
@@ -282,7 +292,6 @@ def _by_name(
     """
     from finetune.data import labels
     from finetune.data.findings import names_in
-    from finetune.data.several import joined
 
     flag = "--label_columns"
     columns, theirs = names_in(flag, reading["label_columns"]), recipe.label_columns
@@ -312,7 +321,6 @@ def _by_name(
 
 def _label_flag(source: Recipe) -> str:
     """Return the option that names the column of labels, and its value, for messages."""
-    from finetune.data.several import joined
 
     if isinstance(source, Labelled):
         ((flag, columns),) = source.label_sources().items()

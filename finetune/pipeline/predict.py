@@ -275,16 +275,14 @@ def _refuse_own_data(run: Run, output: str | Path) -> None:
     Raises:
         UserError: if it is.
     """
-    from finetune.data import listing, sources
-    from finetune.data.several import values_in
+    from finetune.data import listing, sources, split_names
 
     path, options = Path(output).expanduser(), run.manifest.options
     dataset = options.get("dataset")
     if not path.is_file() or not dataset or not sources.is_local(dataset):
         return
-    named = (each.partition("=") for each in values_in(options.get("dataset_splits") or ""))
     try:
-        listed = listing.listed(dataset, {split: name for split, _, name in named})
+        listed = listing.listed(dataset, split_names.named(options.get("dataset_splits")))
     except UserError:  # it is not there any more
         return
     if any(_is_same(path, each) for several in listed.files.values() for each in several):

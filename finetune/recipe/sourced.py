@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from finetune.errors import UserError
+from finetune.data import split_names
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
 
@@ -114,27 +114,8 @@ class Sourced(Recipe):
         return positions.each_place(self.dataset, split, rows, options, self._split_names())
 
     def _split_names(self) -> dict[str, str]:
-        """Return what the source calls the splits that are named, ``none`` of one not read.
-
-        Raises:
-            UserError: if it is not written like that.
-        """
-        found: dict[str, str] = {}
-        for each in filter(None, (self.dataset_splits or "").split(",")):
-            split, _, name = (part.strip() for part in each.partition("="))
-            is_none = (split, name) == ("train", "none")
-            if (
-                split not in ("train", "validation", "test")
-                or not name
-                or split in found
-                or is_none
-            ):
-                raise UserError(
-                    f"--dataset_splits {self.dataset_splits}: expected train=NAME, validation=NAME "
-                    "or test=NAME, separated by commas; test=none leaves the split out"
-                )
-            found[split] = name
-        return found
+        """Return what the source calls the splits that are named, ``none`` of one not read."""
+        return split_names.named(self.dataset_splits)
 
     def read_options(self) -> ReadOptions:
         """Return what was said of the files."""
