@@ -37,7 +37,7 @@ FEW = "ours, --train_samples 1000"
 WAYS = (MAP, OURS, SECOND, FEW)
 CASE = "preparation, rows of 174 tokens, cost by rows"
 #: How long the process group of two ranks waits, and the rows that they prepare meanwhile.
-TIMEOUT, _ROWS_OF_TWO = 10, 100_000
+TIMEOUT, _ROWS_OF_TWO = 10, ROWS[-1]
 RANKS = f"two ranks, --ddp_timeout {TIMEOUT}, {_ROWS_OF_TWO:,} rows"
 #: Of a size from which on one round is enough, as it takes minutes.
 _LARGE = 300_000
@@ -122,7 +122,7 @@ def _of_two_ranks(data: Path, home: Path, alone: float) -> Line:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     words += ["-m", "finetune", "text", "--dataset", str(data), "--model", "embedded:minilm"]
     words += ["--max_length", str(MAX_LENGTH), "--max_steps", "1", "--eval_samples", "100"]
-    words += ["--no_baseline", "--overwrite", "--ddp_timeout", str(TIMEOUT)]
+    words += ["--no_baseline", "--ddp_timeout", str(TIMEOUT)]
     took = []
     for _ in range(2):
         started, processor = time.perf_counter(), _processor()

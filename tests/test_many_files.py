@@ -2,6 +2,7 @@
 
 import datetime
 import random
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
@@ -488,6 +489,29 @@ def test_merged_cells_and_formulas_without_a_value_are_refused_by_name(tmp_path:
     path = workbook(tmp_path / "b.xlsx", {"A": [["title"]], "B": rows})
     with pytest.raises(UserError, match=r"sheet 'B', cell B3: a formula without a value.*1 more"):
         sources.read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("value", "attribute", "is_read"),
+    [("0", "", True), ("0", ' fullCalcOnLoad="1"', False), ("2", ' fullCalcOnLoad="1"', True)],
+)
+def test_a_zero_that_a_program_wrote_for_whoever_opens_the_file_is_no_value(
+    value: str, attribute: str, is_read: bool, tmp_path: Path
+) -> None:
+    """As XlsxWriter does; a zero that a spreadsheet program has computed is one."""
+    made = workbook(tmp_path / "made.xlsx", {"A": [("text", "label"), ("a", 1), ("b", "=B2-1")]})
+    path = tmp_path / "a.xlsx"
+    with zipfile.ZipFile(made) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            content = old.read(name).decode()
+            content = content.replace("<f>B2-1</f><v />", f"<f>B2-1</f><v>{value}</v>")
+            content = content.replace(' fullCalcOnLoad="1"', attribute)
+            new.writestr(name, content)
+    if is_read:
+        assert sources.read(str(path))["train"]["label"] == ["1", value]
+    else:
+        with pytest.raises(UserError, match="cell B3: a formula without a value"):
+            sources.read(str(path))
 
 
 @pytest.mark.trains

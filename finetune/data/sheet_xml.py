@@ -4,6 +4,7 @@ program has computed.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
@@ -11,6 +12,8 @@ from xml.etree import ElementTree
 from finetune.errors import UserError, counted
 
 _SHOWN_ROWS = 5
+#: What the XML of a sheet has if there is anything to find, and how long that is at most.
+_MARK, _LENGTH, _BLOCK = re.compile(rb"<(\w{1,20}:)?f[\s/>]|\bhidden="), 24, 2**20
 _BOOK = PurePosixPath("xl/workbook.xml")
 
 
@@ -22,7 +25,10 @@ def inspected(path: Path, sheet: str) -> str:
     """
     try:
         with zipfile.ZipFile(path) as book:
-            hidden, uncomputed = _marks(book, _part(book, sheet))
+            part = _part(book, sheet)
+            if not _is_marked(book, part):
+                return ""
+            hidden, uncomputed = _marks(book, part, zeros=_is_left_to_others(book))
     except (zipfile.BadZipFile, ElementTree.ParseError, KeyError, ValueError):
         return ""  # what reads the values is more tolerant
     if uncomputed:
@@ -57,9 +63,31 @@ def _part(book: zipfile.ZipFile, sheet: str) -> str:
     raise KeyError(sheet)
 
 
-def _marks(book: zipfile.ZipFile, part: str) -> tuple[list[int], list[str]]:
+def _is_marked(book: zipfile.ZipFile, part: str) -> bool:
+    """Return whether a sheet may have hidden rows or formulas: parsing it takes ten times as long."""
+    end = b""
+    with book.open(part) as file:
+        while block := file.read(_BLOCK):
+            if _MARK.search(end + block):
+                return True
+            end = block[-_LENGTH:]
+    return False
+
+
+def _is_left_to_others(book: zipfile.ZipFile) -> bool:
+    """Return whether formulas are to be computed by whoever opens the file: a program that only
+    writes files writes 0 as their value.
+    """
+    parts = ElementTree.fromstring(book.read(str(_BOOK)))
+    return any(
+        _local(each.tag) == "calcPr" and each.get("fullCalcOnLoad") in ("1", "true")
+        for each in parts
+    )
+
+
+def _marks(book: zipfile.ZipFile, part: str, *, zeros: bool) -> tuple[list[int], list[str]]:
     """Return the numbers of hidden rows below the first with values, and the names of cells of
-    formulas without a value.
+    formulas without a value, or with that of 0 if ``zeros`` are none.
     """
     hidden: list[int] = []
     uncomputed: list[str] = []
@@ -73,8 +101,10 @@ def _marks(book: zipfile.ZipFile, part: str) -> tuple[list[int], list[str]]:
             for cell in row:
                 inside = {_local(each.tag): each for each in cell}
                 value = inside.get("v")
-                has_value = "is" in inside or (value is not None and bool(value.text))
-                if "f" in inside and not has_value and cell.get("t") != "str":
+                text = value.text if value is not None else None
+                has_value = "is" in inside or bool(text)
+                is_placeholder = not has_value or (zeros and text == "0")
+                if "f" in inside and is_placeholder and cell.get("t") != "str":
                     uncomputed.append(cell.get("r") or f"of row {number}")
                 is_empty &= not has_value
             if not (is_empty or is_header) and row.get("hidden") in ("1", "true"):
