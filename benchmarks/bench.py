@@ -433,8 +433,8 @@ def main() -> None:
         if given.case in (name, "all"):
             with contextlib.redirect_stdout(sys.stderr):  # only tables are asked for
                 found[name] = case(given.rounds)
-            (kernels.show if name == "kernels" else show)(found[name])
             Path(given.output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            (kernels.show if name == "kernels" else show)(found[name])
     measured = {name: lines for name, lines in found.items() if name in CASES}
     if judged := limits.judged(measured):
         show(judged)

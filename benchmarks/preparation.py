@@ -135,7 +135,7 @@ def _of_two_ranks(data: Path, home: Path, alone: float) -> Line:
         took.append((time.perf_counter() - started, _processor() - processor))
     seconds, processor = (first - second for first, second in zip(*took, strict=True))
     return {
-        "case": CASE,
+        "case": f"{CASE}, two ranks",
         "way": RANKS,
         "s": seconds,
         "processor s": processor,

@@ -8,6 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -198,20 +199,24 @@ with activity.listening(tell, write):
 """
 
 
-def begin(rows: Path, model: str, parts: int, host: str = "") -> "subprocess.Popen[str]":
+class Tokenizing(subprocess.Popen[str]):
     """A process that tokenizes with two workers, each of which stands still after some parts."""
-    words = [sys.executable, "-c", TOKENIZES, model, str(rows), str(parts), host]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
 
+    def __init__(self, rows: Path, model: str, parts: int, host: str = "") -> None:
+        words = [sys.executable, "-c", TOKENIZES, model, str(rows), str(parts), host]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        super().__init__(words, stdout=subprocess.PIPE, stderr=self.errors, text=True)
 
-def lines_until(process: "subprocess.Popen[str]", word: str) -> list[str]:
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if word in line:
-            return lines
-    raise AssertionError(f"it ended with {process.wait(HANGS)} and without {word!r}: {lines}")
+    def lines_until(self, word: str) -> list[str]:
+        assert self.stdout is not None
+        lines = []
+        for line in self.stdout:
+            lines.append(line)
+            if word in line:
+                return lines
+        status = self.wait(HANGS)
+        self.errors.seek(0)
+        raise AssertionError(f"ended with {status} before {word!r}: {lines} {self.errors.read()}")
 
 
 @pytest.mark.processes
@@ -220,13 +225,13 @@ def test_a_kill_leaves_whole_files_and_nobody_and_who_waits_goes_on(
 ) -> None:
     texts = [f"the food was great {number}" for number in range(60)]
     Dataset.from_dict({"text": texts, "label": [0, 1] * 30}).save_to_disk(tmp_path / "rows")
-    first, second = begin(tmp_path / "rows", tiny_model, 1), None
+    first, second = Tokenizing(tmp_path / "rows", tiny_model, 1), None
     try:
-        lines_until(first, "done 20")
+        first.lines_until("done 20")
         started = [psutil.Process(each) for each in children(first.pid)]
         assert len(started) == 2, (first.poll(), started)
-        second = begin(tmp_path / "rows", tiny_model, 9)
-        (said,) = lines_until(second, "waiting")
+        second = Tokenizing(tmp_path / "rows", tiny_model, 9)
+        (said,) = second.lines_until("waiting")
         assert f"another run (process {first.pid} on " in said
         assert "is preparing the same data: waiting for it" in said
 
@@ -258,15 +263,15 @@ def test_machines_that_share_the_cache_share_out_what_is_to_be_tokenized(
 ) -> None:
     texts = [f"the food was great {number}" for number in range(80)]
     Dataset.from_dict({"text": texts, "label": range(80)}).save_to_disk(tmp_path / "rows")
-    first = begin(tmp_path / "rows", tiny_model, 1, "node1")
+    first = Tokenizing(tmp_path / "rows", tiny_model, 1, "node1")
     second = None
     try:
-        lines = lines_until(first, "done 20")
+        lines = first.lines_until("done 20")
         while sum("makes" in line for line in lines) < 4:  # two parts done, two stood still at
-            lines += lines_until(first, "makes")
+            lines += first.lines_until("makes")
         began = [int(line.split()[1]) for line in lines if "makes" in line]
-        second = begin(tmp_path / "rows", tiny_model, 99, "node2")
-        theirs = lines_until(second, "waiting")
+        second = Tokenizing(tmp_path / "rows", tiny_model, 99, "node2")
+        theirs = second.lines_until("waiting")
         first.kill()
         rest, _ = second.communicate(timeout=HANGS)
     finally:
