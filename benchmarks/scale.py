@@ -235,7 +235,7 @@ def of_baseline(rows: int, classes: int, train_rows: int) -> Measured:
     train, test = labels_of(train_rows, classes, 1), labels_of(rows, classes)
     texts, others = texts_of(train, 1), texts_of(test)
     before, started = peak_memory(), _now()
-    bounds = baseline._bounds(classes)
+    bounds = baseline.bounds(classes)
     fitted = baseline.bag_of_words(texts, train, others, 42, *bounds, classes=classes)
     seconds = _now() - started
     return {"s": _shown(seconds), "MiB": peak_memory() - before, "bounded": ", ".join(fitted[1])}

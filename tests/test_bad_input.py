@@ -1,5 +1,6 @@
 """Each mistake gets one message and status 2, before any model is loaded, and leaves no run."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +14,11 @@ GOOD = "text,label\n" + "".join(f"{row},{row.split()[-1]}\n" for row in ROWS)
 MODEL = ["--model", "no-model-is-loaded"]
 
 
-def write(name: str, content: str) -> Callable[[Path], None]:
+def write(name: str, content: str | bytes) -> Callable[[Path], None]:
     def make(cwd: Path) -> None:
         path = cwd / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     return make
 
@@ -105,6 +106,41 @@ CASES = {
         write("data.csv", "text,label\n"),
         ["yelp", "--dataset", "data.csv", *MODEL],
         ["data.csv holds no rows"],
+    ),
+    "no file of text": (
+        write("data.csv", bytes(range(256)) * 20),
+        ["text", "--dataset", "data.csv", *MODEL],
+        ["data.csv is no text: it has bytes that no encoding of text has"],
+    ),
+    "cut off gzip": (
+        write("data.csv.gz", gzip.compress(GOOD.encode() * 50)[:200]),
+        ["text", "--dataset", "data.csv.gz", *MODEL],
+        ["data.csv.gz is damaged or cut off", "copy or download it again"],
+    ),
+    "two encodings": (
+        write("data.csv", GOOD.encode() + "café,good\n".encode() * 40 + b"caf\xe9,bad\n" * 40),
+        ["text", "--dataset", "data.csv", *MODEL],
+        ["data.csv is not utf-8 throughout: line 62 is", "line 102 is not", "--encoding"],
+    ),
+    "null byte": (
+        write("data.csv", GOOD.replace("place 7", "place\0")),
+        ["text", "--dataset", "data.csv", *MODEL],
+        ["data.csv, line 9: the column 'text' holds a null byte"],
+    ),
+    "parts with other columns": (
+        both(write("d/train-1.csv", GOOD), write("d/train-2.csv", GOOD.replace("label", "stars"))),
+        ["text", "--dataset", "d", *MODEL],
+        ["train-2.csv lacks a column 'label' that ", "train-1.csv has and has a column 'stars'"],
+    ),
+    "one group": (
+        write(
+            "data.csv",
+            GOOD.replace("label", "label,by")
+            .replace("bad\n", "bad,x\n")
+            .replace("good\n", "good,x\n"),
+        ),
+        ["text", "--dataset", "data.csv", "--group_column", "by", *MODEL],
+        ["--group_column by: no rows are left for test: the data has 1 group for 3 splits"],
     ),
     "empty split": (
         both(write("data/train.csv", GOOD), write("data/test.csv", "text,label\n")),

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Column, Dataset, DatasetDict, Features, Value
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -63,6 +64,26 @@ def test_bag_of_words_of_a_large_set_is_fitted_on_a_share() -> None:
     fitted = bag_of_words(train, np.arange(100) % 2, ["lovely"], seed=0, most_rows=30, classes=2)
     assert fitted is not None
     assert fitted[1] == ["30 rows"]
+
+
+def test_of_the_texts_of_a_data_set_only_those_sampled_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train = [f"{('dull', 'lovely')[number % 2]} thing {number}" for number in range(100)]
+    rows = Dataset.from_dict({"text": train}).select(range(99, -1, -1))
+    others: Any = {"seed": 0, "most_rows": 30, "classes": 2}
+    labels = np.arange(100) % 2
+    whole = bag_of_words(train[::-1], labels, train, **others)
+    read: list[Any] = []
+    usual = Column.__getitem__
+    monkeypatch.setattr(
+        Column, "__getitem__", lambda self, key: read.append(key) or usual(self, key)
+    )
+    found = bag_of_words(rows["text"], labels, Dataset.from_dict({"text": train})["text"], **others)
+    assert found is not None
+    assert whole is not None
+    np.testing.assert_array_equal(found[0], whole[0])
+    assert [len(each) for each in read if isinstance(each, list)] == [30]
 
 
 def test_bag_of_words_of_many_terms_keeps_the_most_frequent() -> None:

@@ -97,6 +97,25 @@ def test_labels_change_and_rows_go(tmp_path: Path) -> None:
     assert found["validation"]["id"][:] == [2]
 
 
+def test_labels_that_a_spreadsheet_would_compute_are_given_as_they_are_shown(
+    tmp_path: Path,
+) -> None:
+    """The file has an apostrophe before such a label; it is copied with it."""
+    source = DatasetDict(
+        train=splits()[1]["train"].cast_column("label", ClassLabel(names=["-", "+"]))
+    )
+    path = tmp_path / "a.csv"
+    corrections.write(path, [{**row_of(3), "label": "+", "suggested": "-"}])
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        (row,) = csv.DictReader(file)
+    assert row["suggested"] == "'-"
+    corrections.write(path, [{**row_of(3, new_label="'-"), "label": "+"}])
+    found, _ = corrections.apply(
+        source, source, "text", note=lambda note: None, relabel=[str(path)], exclude=[]
+    )
+    assert found["train"]["label"][3] == 0
+
+
 def test_files_are_applied_one_after_the_other(tmp_path: Path) -> None:
     first, second = tmp_path / "a.csv", tmp_path / "b.csv"
     corrections.write(first, [row_of(3, new_label="bad"), row_of(1, new_label="bad")])
@@ -427,6 +446,18 @@ def test_check_writes_what_it_suspects(
     again = finetune.check("text", dataset=str(doubled), model=tiny_model, exclude=str(path))
     assert sum(facts.rows for facts in again.splits.values()) == 400  # the first of each stays
     assert any("40 rows of the file in no split" in each.message for each in again.findings)
+    again_file = path.read_bytes()
+    path.write_bytes(again_file.replace(b"duplicates", b"my duplicates", 1))
+    assert cli.main([*words, "--suspects", str(path)]) == 3  # nobody has written a label
+    assert path.read_bytes() == again_file
+    edited(path, lambda row: "drop")
+    kept = path.read_bytes()
+    capsys.readouterr()
+    for other, said in ((path, "has new labels, which would be lost"),
+                        (doubled, "is no list of suspects")):  # fmt: skip
+        assert cli.main([*words, "--suspects", str(other)]) == 2
+        assert f"--suspects {other}: the file that is there {said}" in capsys.readouterr().err
+    assert path.read_bytes() == kept
     for words_of_file in (
         ["--suspects", str(tmp_path)],
         ["--suspects=nosuch/a.csv"],

@@ -318,6 +318,11 @@ def test_times_that_cannot_be_split(tmp_path: Path, days: list[Any], message: st
         _ = recipe(tmp_path, frame(day=days), time_column="day").splits
 
 
+def test_too_few_rows_for_a_share_are_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"4 rows of 5 left.*none is split off for validation"):
+        _ = recipe(tmp_path, frame(5, day=dates(5, "%Y-%m-%d")), time_column="day").splits
+
+
 def test_a_class_that_is_only_in_the_newest_rows_is_refused(tmp_path: Path) -> None:
     table = frame(day=dates(200, "%Y-%m-%d"))
     table.loc[190:, "label"] = "new"

@@ -171,6 +171,7 @@ def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
         (["2024-01", "2024-02", "other"], "*", ""),
         (["log-2024-01-02", "log-2024-01-03", "log-2024-01-05"], "*", ""),
         (["train_2", "train_3"], "", ""),
+        (["export_1704067200000", "export_1706745600000"], "*", ""),  # milliseconds, not parts
     ],
 )
 def test_a_gap_in_the_numbers_of_files_is_told(

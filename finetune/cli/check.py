@@ -120,6 +120,9 @@ def _suspects(flags: list[str]) -> Path | None:
             del flags[number]
             path = Path(value or (flags.pop(number) if number < len(flags) else "")).expanduser()
             if path.suffix.lower() == ".csv" and path.absolute().parent.is_dir():
+                from finetune.pipeline.suspects import refuse_loss
+
+                refuse_loss(path)
                 return path
             raise UserError(
                 f"--suspects {path}: expected the name of a .csv in a directory that is there"

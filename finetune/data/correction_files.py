@@ -116,6 +116,8 @@ class File:
             UserError: if there is no such label.
         """
         where = f"{self.called}, {self.place(number)}"
+        if names and new not in names and new.startswith("'"):  # before "=" and the like
+            new = new.removeprefix("'")
         if names:
             for each in several(new) if targets.is_set(rows) else [new]:
                 if each not in names:

@@ -44,6 +44,12 @@ def divided(
                 every = np.unique(keys.groups[numbers])
                 raise UserError(_too_few_groups(plan, names[1:], step, len(every), groups))
         elif keys.times is not None:
+            if size < 1:
+                raise UserError(
+                    f"--time_column {plan.time_column}: {counted(len(left), 'row')} of {whole} "
+                    f"left, of which none is split off for {name}: give more rows, or "
+                    f"--{name}_size 2 or more"
+                )
             taken = stratification.apart_by_time(keys.times[left], size)
             if not taken.any():
                 raise UserError(

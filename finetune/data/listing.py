@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -256,12 +257,13 @@ def _gaps(several: Sequence[Path]) -> list[str]:
         numbers = sorted(parts)
         last = numbers[-1] if of is None else max(int(of) - (numbers[0] == 0), numbers[-1])
         first = numbers[0] if of is None else min(numbers[0], 1)
-        lacking = [n for n in range(first, last + 1) if n not in parts]
-        if lacking and (of or len(lacking) < len(numbers)):
-            shown = ", ".join(map(str, lacking[:_SHOWN])) + ", ..." * (len(lacking) > _SHOWN)
+        lacking = last + 1 - first - len(numbers)
+        if lacking and (of or lacking < len(numbers)):
+            each = (str(n) for n in range(first, last + 1) if n not in parts)
+            shown = ", ".join(itertools.islice(each, _SHOWN)) + ", ..." * (lacking > _SHOWN)
             gaps.append(
                 f"{parts[numbers[0]].name} to {parts[numbers[-1]].name}: "
-                f"no part{'s' * (len(lacking) > 1)} {shown}; is a file missing?"
+                f"no part{'s' * (lacking > 1)} {shown}; is a file missing?"
             )
     return gaps
 

@@ -64,7 +64,7 @@ def _part(book: zipfile.ZipFile, sheet: str) -> str:
 
 
 def _is_marked(book: zipfile.ZipFile, part: str) -> bool:
-    """Return whether a sheet may have hidden rows or formulas: parsing it takes ten times as long."""
+    """Return whether a sheet may have hidden rows or formulas: parsing all of it takes longer."""
     end = b""
     with book.open(part) as file:
         while block := file.read(_BLOCK):

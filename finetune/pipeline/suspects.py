@@ -12,6 +12,7 @@ from finetune.checking.finding import MOST_SUSPECTS, Finding
 from finetune.data import arrow, corrections
 from finetune.data.correction_files import FILE
 from finetune.data.prediction_columns import DIGEST
+from finetune.errors import UserError
 from finetune.pipeline import corrected
 from finetune.reporting import sections
 from finetune.runs.run import Run
@@ -66,6 +67,21 @@ def of_run(run: Run) -> Path | None:
             }
         )
     return corrections.write(path, written)
+
+
+def refuse_loss(path: Path) -> None:
+    """Refuse to replace a file that is no list of suspects, or into which a person has written.
+
+    Raises:
+        UserError: if it is one of these.
+    """
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        is_ours = "new_label" in file.readline()
+    if not is_ours or corrections.edited(path):
+        what = "has new labels, which would be lost" if is_ours else "is no list of suspects"
+        raise UserError(f"--suspects {path}: the file that is there {what}: name another")
 
 
 def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:

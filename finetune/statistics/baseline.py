@@ -6,14 +6,14 @@ import contextlib
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sklearn
-from datasets import DatasetDict, Value
+from datasets import Column, DatasetDict, Value
 
 from finetune.data import seals
 from finetune.runtime import hub
@@ -32,6 +32,7 @@ MOST_AS_TEXT, MOST_KEPT = 2_000_000, 50_000_000
 Fitted = tuple[np.ndarray, list[str]]
 _CACHE_VERSION = 2  # increment when the same rows should yield other outputs
 _DECIMALS = 6
+_BATCH = 1000  # texts
 
 
 def of_classes(
@@ -59,7 +60,7 @@ def of_classes(
     train, test = splits["train"], splits["test"]
     predicted = {"majority class": majority(train["label"][:], classes, len(test))}
     if fit and isinstance(train.features[input_column], Value):
-        texts, labels, others = train[input_column][:], train["label"][:], test[input_column][:]
+        texts, labels, others = train[input_column], train["label"][:], test[input_column]
         bounded = bounds(classes)
         key = f"{fingerprint} {sklearn.__version__} {seed} {bounded} {_CACHE_VERSION}"
         name = "TF-IDF + logistic regression"
@@ -246,7 +247,7 @@ def terms_of(
     chosen = np.random.default_rng(seed).permutation(len(train_texts))[:fitted_on]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
     try:
-        terms = vectorizer.fit_transform([train_texts[index] for index in chosen])
+        terms = vectorizer.fit_transform(_taken(train_texts, chosen))
     except ValueError as error:
         if "empty vocabulary" not in str(error):
             raise
@@ -254,4 +255,17 @@ def terms_of(
     limits = [f"{fitted_on:,} rows"] if fitted_on < len(train_texts) else []
     if terms.shape[1] >= most_terms:
         limits.append(f"{most_terms:,} terms")
-    return Terms(terms, vectorizer.transform(test_texts), chosen, limits)
+    return Terms(terms, vectorizer.transform(_each(test_texts)), chosen, limits)
+
+
+def _taken(texts: Sequence[str], numbers: np.ndarray) -> list[str]:
+    """Return some texts; of a column of a data set only those are read."""
+    if isinstance(texts, Column):
+        return list(texts[numbers.tolist()])
+    return [texts[number] for number in numbers]
+
+
+def _each(texts: Sequence[str]) -> Iterator[str]:
+    """Yield texts; of a column of a data set some are read at once."""
+    for start in range(0, len(texts), _BATCH):
+        yield from texts[start : start + _BATCH]

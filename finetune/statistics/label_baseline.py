@@ -4,7 +4,7 @@ logistic regression of each label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import sklearn
@@ -41,15 +41,14 @@ def of_labels(
         min(baseline.MOST_ROWS, baseline.MOST_SCORES // labels),
         baseline.MOST_WEIGHTS // labels,
     )
-    texts = train[input_column][:]
-    others = [*held[input_column][:], *test[input_column][:]]
 
     def fitted() -> baseline.Fitted | None:
-        return one_vs_rest(texts, has, others, seed, *bounds)
+        others = [*held[input_column][:], *test[input_column][:]]
+        return one_vs_rest(train[input_column], has, others, seed, *bounds)
 
     key = f"labels {fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
     try:
-        found = baseline.remembered(key, fitted, len(others) * labels)
+        found = baseline.remembered(key, fitted, (len(held) + len(test)) * labels)
     except Exception as error:  # whatever it is, the run is worth what it is without
         note(baseline.failed(name, error))
         return
@@ -60,7 +59,7 @@ def of_labels(
 
 
 def one_vs_rest(
-    train_texts: list[str], has: np.ndarray, test_texts: list[str], seed: int, *bounds: int
+    train_texts: Sequence[str], has: np.ndarray, test_texts: Sequence[str], seed: int, *bounds: int
 ) -> baseline.Fitted | None:
     """Fit a logistic regression, C = 10, for each label on TF-IDF over one- and two-word terms.
 

@@ -42,7 +42,7 @@ def of_numbers(
         return
     name, bounds = "TF-IDF + ridge regression", (MOST_ROWS, MOST_WEIGHTS // targets.shape[1])
     key = f"ridge {fingerprint} {sklearn.__version__} {seed} {bounds} {_CACHE_VERSION}"
-    texts, others = train[input_column][:], test[input_column][:]
+    texts, others = train[input_column], test[input_column]
     try:
         fitted = baseline.remembered(
             key, lambda: bag_of_words(texts, targets, others, seed, *bounds)
