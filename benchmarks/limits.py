@@ -49,6 +49,7 @@ LIMITS = (
     Limit(_AT_SCALE, preparation.RANKS, "times one process", 1.3),
     Limit("scale", "scale, statistics with TF-IDF, 8,000 x 2,000", "s", 20),
     Limit("scale", "scale, results, 50,000 x 2,000", "MiB", 2048),
+    Limit("scale", "scale, results, 50,000 x 2,000", "metrics.json, MB", 1),
     Limit("scale", "scale, results, 200,000 x 5", "statistics and page, s", 15),
     Limit("scale", "scale, predict, 1,000,000 rows, .csv", "of that at 50,000", 1.05),
     Limit("scale", "scale, predict, 1,000,000 rows, .parquet", "of that at 50,000", 1.05),

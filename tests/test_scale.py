@@ -15,10 +15,12 @@ from transformers.trainer_pt_utils import EvalLoopContainer
 
 import finetune
 from finetune import Run, UserError
-from finetune.pipeline import provenance
+from finetune.config import settings
+from finetune.pipeline import preparation, provenance
 from finetune.pipeline.compare import compare
 from finetune.predicting import output, overlap
 from finetune.runs import classes
+from finetune.runtime import lock
 from finetune.statistics import blocks, calibration, classification, intervals, ranking, scored
 from finetune.statistics.blocks import Softmax
 from finetune.statistics.scored import ScoredRows
@@ -236,6 +238,25 @@ def test_the_scores_of_very_many_classes_are_a_table(tmp_path: Path) -> None:
 
 
 # ---- the log, and predict ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"max_steps": 5001}, 1 / 500), ({"max_steps": 5000}, 10),
+     ({"max_steps": 5001, "logging_steps": 7}, 7)],
+)  # fmt: skip
+def test_the_loss_of_a_long_run_is_logged_at_shares_of_it(
+    options: dict[str, Any], steps: float, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    given = {
+        "dataset": str(reviews),
+        "model": tiny_model,
+        "output_dir": str(tmp_path / "run"),
+        **options,
+    }
+    prepared = preparation.prepare(settings.from_keywords("text", given)).settings
+    lock.release()
+    assert {"logging_steps": 10, **prepared.training}["logging_steps"] == steps
 
 
 def test_the_history_of_a_long_run_is_thinned() -> None:
