@@ -1,6 +1,6 @@
 """Wrong labels found, mended, and trained again: what it brings, where the truth is known.
 
-    python benchmarks/mending.py              # about five minutes on two cores
+    python benchmarks/mending.py              # about eight minutes on two cores
     python benchmarks/mending.py DIRECTORY    # keeps files and runs there
 
 Of 3,000 training reviews of IMDB one label in ten is flipped. `check --deep` suspects rows; of
