@@ -1,7 +1,10 @@
 """Suspected rows go into a file, are corrected by hand, and come back."""
 
 import csv
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -429,6 +432,33 @@ def test_a_run_that_is_gone_is_said(tmp_path: Path) -> None:
     }
 
 
+OFFLINE = """
+import sys
+from finetune import cli
+status = cli.main(sys.argv[1:])
+from huggingface_hub import constants
+print(status, constants.HF_HUB_OFFLINE)
+"""
+
+
+@pytest.mark.processes
+def test_suspects_do_not_make_the_libraries_ask_the_hub(
+    source: Path, tmp_path: Path, tiny_model: str
+) -> None:
+    """They read the variable when they are imported, which has to be set by then."""
+    words = ["check", "text", "--dataset", str(source), "--model", tiny_model]
+    words += ["--suspects", str(tmp_path / "found.csv")]
+    environment = {name: each for name, each in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "3 True"
+
+
 def test_check_writes_what_it_suspects(
     source: Path, tmp_path: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -458,8 +488,10 @@ def test_check_writes_what_it_suspects(
         assert cli.main([*words, "--suspects", str(other)]) == 2
         assert f"--suspects {other}: the file that is there {said}" in capsys.readouterr().err
     assert path.read_bytes() == kept
+    (tmp_path / "folder.csv").mkdir()
     for words_of_file in (
         ["--suspects", str(tmp_path)],
+        ["--suspects", str(tmp_path / "folder.csv")],
         ["--suspects=nosuch/a.csv"],
         ["--suspects"],
     ):

@@ -97,6 +97,10 @@ def _found(recipe: str, flags: list[str]) -> Check:
     from finetune.pipeline import check
 
     console.quiet()
+    if suspects is not None:
+        from finetune.pipeline.suspects import refuse_loss
+
+        refuse_loss(suspects)
     mistakes = Mistakes()
     chosen = from_command_line(recipe, flags, mistakes)
     found = check.examine(chosen, mistakes=mistakes, deep=deep)
@@ -119,10 +123,8 @@ def _suspects(flags: list[str]) -> Path | None:
         if word == "--suspects":
             del flags[number]
             path = Path(value or (flags.pop(number) if number < len(flags) else "")).expanduser()
-            if path.suffix.lower() == ".csv" and path.absolute().parent.is_dir():
-                from finetune.pipeline.suspects import refuse_loss
-
-                refuse_loss(path)
+            is_file = path.suffix.lower() == ".csv" and not path.is_dir()
+            if is_file and path.absolute().parent.is_dir():
                 return path
             raise UserError(
                 f"--suspects {path}: expected the name of a .csv in a directory that is there"

@@ -49,7 +49,7 @@ def said_in(stem: str) -> str | None:
     return meant(words[-1]) if words else None
 
 
-def named(option: str | None) -> dict[str, str]:
+def named(text: str | None) -> dict[str, str]:
     """Return what a source calls the splits that ``--dataset_splits`` names, ``none`` of one that
     is not read.
 
@@ -57,11 +57,11 @@ def named(option: str | None) -> dict[str, str]:
         UserError: if it is not written like that.
     """
     found: dict[str, str] = {}
-    for each in filter(None, (option or "").split(",")):
+    for each in filter(None, (text or "").split(",")):
         split, _, name = (part.strip() for part in each.partition("="))
         if split not in SPLITS or not name or split in found or (split, name) == ("train", "none"):
             raise UserError(
-                f"--dataset_splits {option}: expected train=NAME, validation=NAME or test=NAME, "
+                f"--dataset_splits {text}: expected train=NAME, validation=NAME or test=NAME, "
                 "separated by commas; test=none leaves the split out"
             )
         found[split] = name

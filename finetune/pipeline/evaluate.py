@@ -321,7 +321,6 @@ def _by_name(
 
 def _label_flag(source: Recipe) -> str:
     """Return the option that names the column of labels, and its value, for messages."""
-
     if isinstance(source, Labelled):
         ((flag, columns),) = source.label_sources().items()
         return f"{flag} {joined(columns)}: "
