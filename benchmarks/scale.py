@@ -227,8 +227,10 @@ def of_evaluation(rows: int, classes: int) -> Measured:
 
 
 def of_baseline(rows: int, classes: int, train_rows: int) -> Measured:
-    """Fit TF-IDF and logistic regression, and predict."""
-    import sklearn.linear_model  # noqa: F401
+    """Fit TF-IDF and its classifier, and predict."""
+    import sklearn.feature_extraction.text
+    import sklearn.linear_model
+    import sklearn.naive_bayes  # noqa: F401
 
     from finetune.statistics import baseline
 

@@ -121,6 +121,20 @@ def test_terms_and_rows_are_bounded_by_the_classes(monkeypatch: pytest.MonkeyPat
     assert list(binary) == ["majority class", "TF-IDF + logistic regression (400 terms)"]
 
 
+def test_of_many_classes_naive_bayes_counts_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logistic regression of 2,000 classes takes a minute, and has to leave out rows and terms."""
+    rows = splits(600, 300)
+    whole = of(rows, "many classes", pytest.fail)
+    name = "TF-IDF + naive Bayes"
+    assert list(whole) == ["majority class", name]
+    assert (whole[name].argmax(1) == rows["test"]["label"][:]).mean() == 1
+    monkeypatch.setattr(baseline, "MOST_SCORES", 10_000)  # 33 rows at once
+    monkeypatch.setattr(LogisticRegression, "fit", lambda *_: pytest.fail("too slow"))
+    np.testing.assert_allclose(of(rows, "a few rows at once", pytest.fail)[name], whole[name])
+    monkeypatch.setattr(baseline, "MOST_COUNTS", 300 * 50)
+    assert list(of(rows, "a few terms", pytest.fail))[1] == f"{name} (50 terms)"
+
+
 def test_a_bag_of_words_that_fails_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("Unable to allocate 100. GiB")

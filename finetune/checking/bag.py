@@ -18,7 +18,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Bag:
-    """Texts with one class each, and a bag of words with logistic regression over them.
+    """Texts with one class each, and a bag of words over them, with the classifier of the baseline.
 
     Attributes:
         splits: Training and test rows, after rows were left out.

@@ -1,7 +1,7 @@
 """Labels of training rows that are probably wrong.
 
-A bag of words with logistic regression predicts each training row from the other four fifths. As in
-the report (docs/decisions/suspected-labels.md), a label is suspected where one of the most
+A bag of words, as in the baseline, predicts each training row from the other four fifths. As in the
+report (docs/decisions/suspected-labels.md), a label is suspected where one of the most
 confident tenth of the predictions contradicts it, if they beat the most frequent class.
 """
 

@@ -1,4 +1,6 @@
-"""What a classifier has to beat: the majority class, a bag of words with logistic regression."""
+"""What a classifier has to beat: the majority class, a bag of words with logistic regression, or
+with naive Bayes where there are many classes.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,9 @@ MOST_ROWS = 100_000
 #: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
 #: one for each row and class.
 MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
+#: Of more classes logistic regression would have to leave out rows, and of 2,000 classes all but
+#: 3,000 terms, and would still take a minute: naive Bayes counts, with these terms times classes.
+MOST_OF_REGRESSION, MOST_COUNTS = 200, 20_000_000
 #: Outputs of more rows and classes are kept as float32 instead of text, up to 200 MB; beyond, they
 #: would fill a disk and are computed by each training.
 MOST_AS_TEXT, MOST_KEPT = 2_000_000, 50_000_000
@@ -63,7 +68,7 @@ def of_classes(
         texts, labels, others = train[input_column], train["label"][:], test[input_column]
         bounded = bounds(classes)
         key = f"{fingerprint} {sklearn.__version__} {seed} {bounded} {_CACHE_VERSION}"
-        name = "TF-IDF + logistic regression"
+        name = "TF-IDF + " + ("naive Bayes" if _many(classes) else "logistic regression")
         try:
             fitted = remembered(
                 key,
@@ -87,8 +92,14 @@ def failed(name: str, error: Exception) -> str:
 
 def bounds(classes: int) -> tuple[int, int]:
     """Return how many rows and how many terms the bag of words has at most."""
+    if _many(classes):
+        return MOST_ROWS, MOST_COUNTS // classes
     of_binary = classes if classes > 2 else 1
     return min(MOST_ROWS, MOST_SCORES // of_binary), MOST_WEIGHTS // of_binary
+
+
+def _many(classes: int) -> bool:
+    return classes > MOST_OF_REGRESSION
 
 
 def remembered(key: str, fit: Callable[[], Fitted | None], size: int = 0) -> Fitted | None:
@@ -158,7 +169,7 @@ def bag_of_words(
     *,
     classes: int,
 ) -> Fitted | None:
-    """Predict with TF-IDF over one- and two-word terms, sublinear, and logistic regression, C = 10.
+    """Predict with TF-IDF over one- and two-word terms, sublinear, and :func:`classifier`.
 
     Args:
         train_texts: The rows that the model was trained on.
@@ -188,7 +199,8 @@ def bag_of_words(
 
 def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], np.ndarray]:
     """Return what predicts probabilities, shape ``(rows, classes)``, from terms: logistic
-    regression, C = 10, or the only class there is.
+    regression, C = 10; of more than :data:`MOST_OF_REGRESSION` classes complement naive Bayes
+    (Rennie et al., 2003), which ranks classes well, but is sure of none; or the only class.
 
     Args:
         terms: Of the rows to fit on, shape ``(rows, terms)``.
@@ -196,9 +208,17 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
         classes: How many there are; those without a row have the probability 0.
     """
     from sklearn.linear_model import LogisticRegression
+    from sklearn.naive_bayes import ComplementNB
 
-    there = np.unique(labels)
-    model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels) if len(there) > 1 else None
+    there, model = np.unique(labels), None
+    if _many(len(there)):
+        model = ComplementNB()
+        step = max(1, MOST_SCORES // classes)  # it makes a number of each row and class
+        for start in range(0, len(labels), step):
+            some = slice(start, start + step)
+            model.partial_fit(terms[some], labels[some], there)
+    elif len(there) > 1:
+        model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
 
     def predict(others: Any) -> np.ndarray:
         found = np.zeros((others.shape[0], classes))
