@@ -112,6 +112,31 @@ CASES = {
         ["text", "--dataset", "data.csv", *MODEL],
         ["data.csv is no text: it has bytes that no encoding of text has"],
     ),
+    "gzip without its name": (
+        write("data.csv", gzip.compress(GOOD.encode())),
+        ["text", "--dataset", "data.csv", *MODEL],
+        ["data.csv is no text", "rename it to data.csv.gz"],
+    ),
+    "its name without gzip": (
+        write("data.csv.gz", GOOD),
+        ["text", "--dataset", "data.csv.gz", *MODEL],
+        ["data.csv.gz is not compressed as its name says: rename it to data.csv"],
+    ),
+    "a spreadsheet without its name": (
+        write("data.csv", b"PK\3\4" + bytes(range(256)) * 20),
+        ["text", "--dataset", "data.csv", *MODEL],
+        ["rename it to data.csv.zip, or to data.xlsx if it is a spreadsheet"],
+    ),
+    "a key twice": (
+        write("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label": "x", "label": "y"}'),
+        ["text", "--dataset", "a.jsonl", *MODEL],
+        ['a.jsonl, line 2: the key \'label\' comes twice in one object, with "x" and "y"'],
+    ),
+    "a comma too many": (
+        write("a.json", '[{"text": "a", "label": "x"},\n {"text": "b", "label": "y"},\n]'),
+        ["text", "--dataset", "a.json", *MODEL],
+        ["a.json, line 3: a comma before ']' (character 1): remove it"],
+    ),
     "cut off gzip": (
         write("data.csv.gz", gzip.compress(GOOD.encode() * 50)[:200]),
         ["text", "--dataset", "data.csv.gz", *MODEL],

@@ -446,6 +446,14 @@ def test_texts_shortened_between_words_are_found() -> None:
     assert [*texts.findings(ended, "train", ["text"], lambda split, ids: "")] == []
 
 
+def test_sequences_that_are_all_of_one_length_were_not_cut() -> None:
+    generator = random.Random(0)
+    reads = ["".join(generator.choices("ACGT", k=150)) for _ in range(300)]
+    rows = Dataset.from_dict({"id": range(300), "text": reads})
+    found = [each.name for each in texts.findings(rows, "train", ["text"], lambda split, ids: "")]
+    assert "cut_off" not in found
+
+
 def test_texts_cut_at_a_number_of_bytes_are_found_once() -> None:
     def of_bytes(number: int) -> str:
         some = "né " * (number % 3) + " ".join(WORDS[number % 12 :] + WORDS * 5)

@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 import finetune
 from finetune import cli
 from finetune.data import corrections, files
-from finetune.data.correction_files import FILE, is_edited
+from finetune.data.correction_files import FILE, digest_of, is_edited
 from finetune.errors import UserError
 from finetune.pipeline import corrected
 from finetune.pipeline.report import report
@@ -65,7 +65,7 @@ def row_of(number: int, **others: str) -> dict[str, Any]:
         "split": "train",
         "id": number,
         "label": ["bad", "good"][number % 2],
-        "digest": corrections.digest_of(f"row {number}"),
+        "digest": digest_of(f"row {number}"),
         **others,
     }
 
@@ -129,6 +129,17 @@ def test_files_are_applied_one_after_the_other(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_text_that_was_edited_is_told(tmp_path: Path) -> None:
+    """Only ``new_label`` is read; a spreadsheet cuts texts off and writes other spaces itself."""
+    path = tmp_path / "a.csv"
+    edited = [row_of(3, new_label="bad", text="row three"), row_of(7, text="row 8")]
+    kept = [row_of(1, text="'row\u00a0"), row_of(5, new_label="bad", text="row 5"), row_of(0)]
+    _, notes = applied(path, [*edited, *kept])
+    told = f"--relabel {path}: lines 2, 3: 'text' was edited, which changes nothing in the data"
+    assert told in notes
+    assert len(notes) == 2
+
+
 def test_rows_that_moved_are_found_by_their_text(tmp_path: Path) -> None:
     moved = {**row_of(3, new_label="bad"), "id": "8"}
     found, _ = applied(tmp_path / "a.csv", [moved, {**row_of(1), "id": "one"}])
@@ -163,7 +174,6 @@ def test_rows_that_were_left_out_are_not_looked_for(
 ) -> None:
     """Duplicates, say: they are where they were in the source, of which no other row is hashed."""
     hashed: list[str] = []
-    digest_of = corrections.digest_of
     rows = [row_of(9, new_label="drop"), row_of(3, new_label="drop")]
 
     def counting(text: str) -> str:

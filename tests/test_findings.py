@@ -297,7 +297,9 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["nan", "NaN", "None", "null", "N/A", "#N/A", "NA"])
+@pytest.mark.parametrize(
+    "name", ["nan", "NaN", "None", "null", "N/A", "#N/A", "NA", "#REF!", "#NAME?"]
+)
 def test_a_class_called_like_a_missing_label_is_told(name: str, tmp_path: Path) -> None:
     rows = [*lines(100), *lines(15, name, start=100)]
     recipe = Reviews(dataset=write(tmp_path / "a.csv", *rows))
@@ -306,6 +308,29 @@ def test_a_class_called_like_a_missing_label_is_told(name: str, tmp_path: Path) 
         f"a class is called '{name}' (15 rows): if these labels are missing, leave the field empty "
         "(--drop_invalid leaves such rows out)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "code"), [(("0", "1", "2"), "-99"), (("1", "5"), "99"), (("0", "1"), "-9")]
+)
+def test_a_number_that_stands_for_a_missing_label_is_told(
+    labels: tuple[str, ...], code: str, tmp_path: Path
+) -> None:
+    some = [row for n, each in enumerate(labels) for row in lines(50, each, start=50 * n)]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *some, *lines(15, code, start=200)))
+    _ = recipe.splits
+    assert recipe.notes == [
+        f"a class is called '{code}' (15 rows), far from the other numbers: if it stands for a "
+        "missing label, leave the field empty in the data"
+    ]
+
+
+@pytest.mark.parametrize("labels", [("-1", "0", "1"), ("90", "99"), ("-99", "99"), ("99", "b")])
+def test_other_numbers_are_classes(labels: tuple[str, ...], tmp_path: Path) -> None:
+    some = [row for n, each in enumerate(labels) for row in lines(30, each, start=50 * n)]
+    recipe = Reviews(dataset=write(tmp_path / "a.csv", *some))
+    _ = recipe.splits
+    assert recipe.notes == []
 
 
 def test_a_class_called_none_is_one(tmp_path: Path) -> None:
@@ -328,6 +353,7 @@ def test_long_numbers_that_differ_are_not_similar(tmp_path: Path) -> None:
         ("caf\u00e9", "cafe\u0301", "'cafe\\u0301' and 'caf\u00e9'"),
         ("good", "good\u200b", "'good' and 'good\\u200b'"),
         ("good", "g\uff4fod", "'good' and 'g\uff4fod'"),
+        ("good", "\u200fgood", "'good' and '\\u200fgood'"),
         ("\u2764", "\u2764\ufe0f", "'\u2764' and '\\u2764\\ufe0f'"),
     ],
 )
@@ -361,6 +387,25 @@ def test_labels_that_are_not_the_names_of_their_classes_are_told(
 
     assert recipe.labels == names
     assert [note.startswith(said) for note in recipe.notes] == [True]
+
+
+def test_truth_values_beside_bits_are_told(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": (0, 1, True)[n % 3]} for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = Reviews(dataset=str(tmp_path / "a.jsonl"))
+    assert recipe.labels == ["0", "1", "True"]
+    told = "similar labels kept as separate classes: '1' and 'True'; to merge them, make them "
+    assert any(note.startswith(told) for note in recipe.notes)
+    assert any("--label_map True=1" in note for note in recipe.notes)
+
+
+@pytest.mark.parametrize("marked", ['="good"', "'good"])
+def test_a_mark_of_a_spreadsheet_makes_no_other_label(marked: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", *lines(20, "good"), *lines(10, marked, start=20))
+    recipe = Reviews(dataset=path)
+    told = f"similar labels kept as separate classes: {marked!r} and 'good'; to merge them"
+    assert len(recipe.labels) == 2
+    assert recipe.notes[0].startswith(told)
 
 
 def test_labels_that_would_merge_are_refused(tmp_path: Path) -> None:

@@ -85,6 +85,12 @@ def test_it_is_told_where_columns_are_chosen_or_missing(tmp_path: Path, tiny_mod
     found = finetune.check("text", dataset=str(path), model=tiny_model)
     (warning,) = (each for each in found.findings if "looks like a row" in each.message)
     assert warning.severity == "warning"
+    path.write_text(f"Reviews of 2024,\nby Ann,\n,\n{lines('text,label\n')}")
+    found = finetune.check("text", dataset=str(path), model=tiny_model)
+    told = [each.message for each in found.findings if each.severity == "warning"]
+    assert found.status == 2
+    assert "'Reviews of 2024', looks like a title, not like names of columns" in told[0]
+    path.write_text(lines(""))
     with pytest.raises(UserError, match="'bad' is a value of the column of that name, too: is the"):
         catalog.find("yelp")(dataset=str(path)).load()
 
@@ -138,6 +144,16 @@ def test_a_comment_or_a_title_above_the_names_is_told(
     assert f"{columns[0]!r}, looks like a {kind}, not like names of columns" in recipe.notes[0]
     with pytest.raises(UserError, match=f"is the first line, '{columns[0]}', a {kind}[?] Remove"):
         Texts(dataset=str(path), text_column="text").load()
+
+
+def test_the_lines_that_a_form_writes_below_the_names_are_told(tmp_path: Path) -> None:
+    ids = '"{""ImportId"":""QID1""}","{""ImportId"":""QID2""}"'
+    below = f"Q1,Q2\nWhat is it?,How was it?\n{ids}\n"
+    (path := tmp_path / "a.csv").write_text(lines(below))
+    recipe = Texts(dataset=str(path), text_column="Q1", label_column="Q2", task="single_label")
+    recipe.load()
+    assert "below the names are the questions and ImportIds of a form" in recipe.notes[0]
+    assert recipe.remarks_of_source == recipe.notes[:1]
 
 
 @pytest.mark.parametrize("first", ["# exported by tool 3", "Tickets; all of 2024"])

@@ -262,6 +262,8 @@ def test_what_is_unusual_in_many_files_is_told_once(tmp_path: Path) -> None:
     [
         (["2021.csv", "2022.csv"], r"to read several files as one, --dataset '.*\*\.csv'"),
         (["tickets.csv"], r"for its rows, --dataset .*tickets\.csv"),
+        (["my tickets.csv"], r"for its rows, --dataset '.*my tickets\.csv'"),
+        (["it's 1.csv", "a.csv"], r"to read several files as one, --dataset '.*\*\.csv'"),
         (["train.csv", "train-1.csv"], r"one file for 'train', found train-1\.csv and train\.csv"),
         (["train.csv", "dev.csv"], r"or --dataset_splits validation=dev"),
     ],

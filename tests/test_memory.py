@@ -192,6 +192,14 @@ def generator() -> Iterator[dict[str, Any]]:
         ([{"text": object()}], "the column 'text' of the train data holds object, which Arrow"),
         ([{"text": "a\ud83d"}], "'text' at position 0: .ud83d is half of a character"),
         (
+            pd.DataFrame({"text": pd.Series(["b", "a\ud83d"], dtype=object)}),
+            "'text' at position 1: .ud83d is half of a character",
+        ),
+        (
+            pa.table({"a": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}),
+            "the column 'a' is of the Arrow type month_day_nano_interval, which datasets does not",
+        ),
+        (
             pd.DataFrame([["a", "b"]], columns=["text", "text"]),
             "two columns of the train data are called 'text'",
         ),
@@ -202,6 +210,13 @@ def test_what_cannot_be_rows_is_refused(data: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         memory.named(data)
     assert not list(caches.place(caches.MEMORY, "").glob(".*"))
+
+
+def test_sparse_columns_and_maps_are_read() -> None:
+    frame = pd.DataFrame({"a": pd.arrays.SparseArray([0, 0, 1]), "b": ["x", "y", "z"]})
+    assert [row["a"] for row in read(frame)[0]["train"]] == [0, 0, 1]
+    maps = pa.table({"a": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64()))})
+    assert read(maps)[0]["train"] == [{"a": [{"key": "k", "value": 1}]}, {"a": None}]
 
 
 def test_options_of_files_are_refused() -> None:

@@ -196,7 +196,7 @@ def test_a_missing_file_in_a_missing_directory(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"reviews.txt": "text"}, r"reviews.txt: expected a file ending in .csv, .tsv, .jsonl"),
-        ({"a.csv.gz": "no"}, r"a.csv.gz is damaged or cut off: Not a gzipped file"),
+        ({"a.csv.gz": "no"}, r"a.csv.gz is not compressed as its name says: rename it to a.csv"),
         ({"a.csv.xz": ""}, r"expected a file ending in .*; it is compressed: unxz -k a.csv.xz"),
         ({"a.xlsx": ""}, r"a.xlsx is damaged or no spreadsheet"),
         ({"a.zip": ""}, r"what is in it has to be in its name, as .csv.zip; or unzip it"),
@@ -236,6 +236,13 @@ def test_files_that_cannot_be_read(files: dict[str, str], message: str, tmp_path
 
     with pytest.raises(UserError, match=message):
         sources.read(str(tmp_path / next(iter(files))))
+
+
+def test_the_line_of_a_long_integer_is_told_in_every_encoding(tmp_path: Path) -> None:
+    content = '{"text": "a"}\n{"n": ' + "9" * 23 + '}\n{"n": "b"}\n'
+    (tmp_path / "a.jsonl").write_text(content, encoding="utf-16")
+    with pytest.raises(UserError, match=r"a.jsonl, line 2: the column 'n' holds an integer"):
+        sources.read(str(tmp_path / "a.jsonl"))
 
 
 @pytest.mark.parametrize("name", ["test.csv.xz", "test.txt"])

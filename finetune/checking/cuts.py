@@ -78,6 +78,8 @@ def _piled(lengths: np.ndarray) -> list[int]:
     for length in sorted({int(lengths.max(initial=0)), *_LIMITS}):
         there = int((lengths == length).sum())
         below = int(((lengths < length) & (lengths >= length - _BELOW)).sum())
+        if there == len(lengths) and length not in _LIMITS:
+            continue  # all are of one length, as sequences of a fixed one are
         fewest = max(_FEWEST, _TIMES * below / _BELOW, MUCH / 10 * len(lengths))
         if length >= _SHORTEST and there >= fewest and there > below:
             found.append(length)

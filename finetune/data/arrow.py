@@ -31,9 +31,21 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def stored(schema: pa.Schema) -> pa.Schema:
-    """Return a schema in types that ``datasets`` knows, text and lists in one of their several."""
+    """Return a schema in types that ``datasets`` knows, text and lists in one of their several.
+
+    Raises:
+        ValueError: if it knows none for a column.
+    """
     for number, field in enumerate(schema):
-        schema = schema.set(number, pa.field(field.name, _plain(field.type)))
+        new = pa.field(field.name, _plain(field.type))
+        try:
+            Features.from_arrow_schema(pa.schema([new]))
+        except ValueError as error:
+            raise ValueError(
+                f"the column '{field.name}' is of the Arrow type {field.type}, which datasets does "
+                "not have: convert it, or leave the column out"
+            ) from error
+        schema = schema.set(number, new)
     known: pa.Schema = Features.from_arrow_schema(schema).arrow_schema
     return known
 
@@ -50,6 +62,10 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
         return pa.binary()
+    if pa.types.is_map(kind):
+        return pa.list_(
+            pa.struct([("key", _plain(kind.key_type)), ("value", _plain(kind.item_type))])
+        )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_plain(kind.value_type))
     if pa.types.is_struct(kind):

@@ -49,7 +49,7 @@ def rows(
             schema = _schema(path, layout)
             about = {_NOTE: sentence.encode(), _LAYOUT: json.dumps(asdict(layout)).encode()}
             _write(cached, path, schema, about, (
-                _typed(path, chunk, schema) for chunk in _chunks(path, layout, "converting")
+                _typed(path, chunk, schema, layout) for chunk in _chunks(path, layout, "converting")
             ))  # fmt: skip
     caches.use(cached.parent, source=str(path))
     if sentence := _metadata(cached)[_NOTE].decode():
@@ -210,7 +210,7 @@ def _schema(path: Path, layout: Layout) -> pa.Schema:
     return pa.schema(list(types.items()))
 
 
-def _typed(path: Path, chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
+def _typed(path: Path, chunk: files.Chunk, schema: pa.Schema, layout: Layout) -> pa.Table:
     if not isinstance(chunk.rows, list):
         return arrow.decoded(chunk.rows).cast(schema)
     columns = []
@@ -218,13 +218,13 @@ def _typed(path: Path, chunk: files.Chunk, schema: pa.Schema) -> pa.Table:
         values = chunk.values(field.name)
         if field.type == pa.json_():
             values = [None if value is None else json.dumps(value) for value in values]
-            _refuse_unreadable(path, chunk, field.name, values)
+            _refuse_unreadable(path, chunk, field.name, values, layout)
         columns.append(pa.array(values, field.type))
     return pa.table(columns, schema=schema)
 
 
 def _refuse_unreadable(
-    path: Path, chunk: files.Chunk, column: str, values: Sequence[str | None]
+    path: Path, chunk: files.Chunk, column: str, values: Sequence[str | None], layout: Layout
 ) -> None:
     """Refuse JSON that the library cannot read back, which has integers of 64 bits."""
     for number, value in enumerate(values):
@@ -232,7 +232,7 @@ def _refuse_unreadable(
             if value is not None:
                 Json().decode_example(value)
         except ValueError as error:
-            place = files.places(path, [chunk.number * files.CHUNK_ROWS + number])
+            place = files.places(path, [chunk.number * files.CHUNK_ROWS + number], layout)
             raise UserError(
                 f"{path}, {place}: the column '{column}' holds an integer of more than 64 bits; "
                 "write it as text, in quotation marks, in every row, or leave the column out"

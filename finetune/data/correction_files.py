@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ class Wanted:
         split: The split of the source that the row was in.
         id: Of the row there.
         digest: Of what the model reads of it.
+        text: What the file shows of it.
         label: The label that it had; None where the file does not say.
         new: The label that it shall have; None if it is left out.
     """
@@ -37,6 +40,7 @@ class Wanted:
     split: str
     id: str
     digest: str
+    text: str
     label: str | None
     new: str | None  # None: left out
 
@@ -143,6 +147,7 @@ def _asked(number: int, row: Mapping[str, Any], new: str | None) -> Wanted:
         split=str(row["split"]),
         id=str(row["id"]),
         digest=str(row["digest"]).strip(),
+        text=row.get("text") or "",
         label=row.get("label"),
         new=new,
     )
@@ -165,6 +170,41 @@ def is_edited(written: str | None, label: str) -> bool:
         return not math.isclose(float(words[0][0]), float(words[1][0]), rel_tol=1e-6)
     except ValueError:
         return True
+
+
+def digest_of(text: str) -> str:
+    """Return the digest of a text; a spreadsheet takes it for a word, not for a number."""
+    return f"x{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def may_be_edited(asked: Wanted) -> bool:
+    """Return whether the text of a row of a file is not that which its digest is of."""
+    ways = (asked.text, asked.text.removeprefix("'"))
+    return bool(asked.text) and asked.digest not in map(digest_of, ways)
+
+
+def edited_texts(
+    asked: Sequence[Wanted],
+    at: Mapping[tuple[str, str], tuple[str, int]],
+    splits: Mapping[str, Dataset],
+) -> list[int]:
+    """Return the numbers of the rows of a file whose text a person has edited; a spreadsheet may
+    have cut it off, and changed spaces, line ends and all that is not ASCII.
+
+    Args:
+        asked: Rows of the file.
+        at: The split of the row that each is about and its number there, by ``split`` and ``id``.
+        splits: With ``text``.
+    """
+    found = []
+    for each in asked:
+        if (place := at.get((each.split, each.id))) is None:
+            continue
+        text = splits[place[0]][place[1]]["text"]
+        shown, own = ("".join(re.findall("[A-Za-z0-9]", words)) for words in (each.text, text))
+        if each.digest == digest_of(text) and not own.startswith(shown):
+            found.append(each.number)
+    return sorted(found)
 
 
 def several(cell: str) -> list[str]:

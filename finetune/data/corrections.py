@@ -20,7 +20,15 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict
 
 from finetune.data import arrow, delimited, digests, files, targets
-from finetune.data.correction_files import File, Wanted, is_edited, several
+from finetune.data.correction_files import (
+    File,
+    Wanted,
+    digest_of,
+    edited_texts,
+    is_edited,
+    may_be_edited,
+    several,
+)
 from finetune.errors import UserError, counted
 from finetune.runtime.files import replacing
 
@@ -96,11 +104,6 @@ def _digests(
         yield some, [digest_of(text) for text in texts.to_pylist()]
 
 
-def digest_of(text: str) -> str:
-    """Return the digest of a text; a spreadsheet takes it for a word, not for a number."""
-    return f"x{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
-
-
 def apply(
     splits: DatasetDict,
     source: DatasetDict,
@@ -132,6 +135,11 @@ def apply(
         places = _placed(file, wanted, splits, source, column)
         _refuse_two_wishes(file, wanted, places)
         _refuse_edited_labels(file, [before, splits], source, column)
+        if column == "text" and (asked := [*filter(may_be_edited, (*wanted, *file.untouched))]):
+            there = _places(splits, source, ((each.split, each.id) for each in asked))
+            if edited := edited_texts(asked, there, splits):
+                told = f"{flag} {name}: {file.place(*edited)}"
+                note(f"{told}: 'text' was edited, which changes nothing in the data")
         found = _Counts()
         for number, each in enumerate(wanted):
             found.add(each, places.get(number))
@@ -349,9 +357,10 @@ class _Counts:
             of[place[0]] = of.get(place[0], 0) + 1
 
     def sentence(self, flag: str, name: str) -> str:
+        done = (("relabelled", self.relabelled), ("left out", self.excluded))
         parts = [
             f"{verb} " + ", ".join(counted(count, f"{split} row") for split, count in of.items())
-            for verb, of in (("relabelled", self.relabelled), ("left out", self.excluded))
+            for verb, of in done
             if of
         ]
         if self._nowhere:

@@ -50,6 +50,17 @@ def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
     return None
 
 
+def of_a_form(rows: Dataset, text: str) -> bool:
+    """Return whether the first two rows are the questions and identifiers that Qualtrics writes
+    below the names of columns.
+
+    Args:
+        rows: Of a table.
+        text: The column of the text.
+    """
+    return any(str(value).startswith('{"ImportId"') for value in rows[:2][text])
+
+
 def again(table: pa.Table) -> list[int]:
     """Return the rows of a table of text that are the names of its columns, two or more."""
     named = [name for name in table.column_names if not name.startswith("Unnamed: ")]

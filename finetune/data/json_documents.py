@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -12,6 +13,10 @@ from finetune.data import bounds
 from finetune.errors import UserError
 
 _SHOWN = 40
+
+
+class _Twice(ValueError):
+    """An object has a key twice; of these ``json`` returns the last without a word."""
 
 
 def is_object(line: str) -> bool:
@@ -32,9 +37,11 @@ def of_line(line: str, place: str) -> dict[str, Any]:
     """
     bounds.refuse_deep(line, place)
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: {explained(error)}") from error
+    except _Twice as error:
+        raise UserError(f"{place}: {error}") from error
     except ValueError as error:  # of Python's own limit
         most = f"{sys.get_int_max_str_digits():,}"
         raise UserError(
@@ -56,12 +63,12 @@ def rows(text: str, path: Path) -> list[dict[str, Any]]:
     """
     bounds.refuse_deep(text, str(path))
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         if not text.strip():
             raise UserError(f"{path} holds no rows") from error
         raise UserError(f"{path}, line {error.lineno}: {explained(error)}") from error
-    except ValueError as error:  # an integer of too many digits
+    except ValueError as error:  # a key that comes twice, an integer of too many digits
         raise UserError(f"{path}: {error}") from error
     found = _rows_in(content)
     if found is None:
@@ -75,6 +82,25 @@ def rows(text: str, path: Path) -> list[dict[str, Any]]:
             bounds.refuse_half_characters(
                 json.dumps(row, ensure_ascii=False), f"{path}, row {number}"
             )
+    return found
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object as a dictionary.
+
+    Raises:
+        _Twice: if a key comes more than once.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        values = " and ".join(
+            shorten(json.dumps(value, ensure_ascii=False), _SHOWN, placeholder="...")
+            for name, value in pairs
+            if name == twice
+        )
+        raise _Twice(f"the key '{twice}' comes twice in one object, with {values}: keep one")
     return found
 
 
@@ -94,6 +120,14 @@ def explained(error: json.JSONDecodeError) -> str:
             return unclosed
         case "Expecting value" if not rest.strip():
             return f"ends before a value {where}: is it cut off?"
+        case (
+            "Expecting value"
+            | "Expecting property name enclosed in double quotes"
+            | "Illegal trailing comma before end of array"
+            | "Illegal trailing comma before end of object"
+        ) if rest.startswith(",") or error.doc[: error.pos].rstrip().endswith(","):
+            if (end := rest.lstrip(", \t\r\n")[:1]) in ("]", "}"):
+                return f"a comma before '{end}' {where}: remove it"
         case "Extra data":
             return f"more than one value {where}: write one object per line, as .jsonl"
     return f"{error.msg} {where}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import shlex
 import unicodedata
 from collections import Counter
@@ -24,6 +25,8 @@ from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
 _EMOJI = "\ufe0f"  # follows a character that is shown as an emoji
+#: How spreadsheets keep a word from being a number; and what JSON and other programs write for it.
+_KEPT_AS_TEXT, _BOOLEANS = re.compile(r"""="(.*)"|'(.*)"""), {"true": "1", "false": "0"}
 _STRAY = 0.05  # labels of at most this share of the rows can be strays
 #: From a split and the ``id`` of rows to where they are, for messages.
 Places = Callable[[str, Sequence[int]], str]
@@ -162,6 +165,12 @@ def remarks(dataset: DatasetDict, *, renames: bool = False) -> list[str]:
     for name in sorted(present):
         alike.setdefault(exact(_visible(name)), []).append(name)
     found = _missing(present, drops=renames)
+    if codes := placeholders.codes(sorted(present)):
+        shown = ", ".join(f"'{name}' ({counted(present[name], 'row')})" for name in codes)
+        found.append(
+            f"a class is called {shown}, far from the other numbers: if it stands for a missing "
+            "label, leave the field empty in the data"
+        )
     if several := [each for each in alike.values() if len(each) > 1]:
         shown = "; ".join(" and ".join(map(_shown, each)) for each in several[:5])
         found.append(
@@ -218,10 +227,15 @@ def _merging(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
 
 
 def _visible(name: str) -> str:
-    """Return a name without case, spaces, invisible characters and Unicode's ways to write it."""
+    """Return a name without case, spaces, invisible characters, marks of spreadsheets and Unicode's
+    ways to write it; of a truth value its number.
+    """
     composed = unicodedata.normalize("NFKC", name)
     seen = (each for each in composed if each.isprintable() or each.isspace())
-    return " ".join("".join(seen).replace(_EMOJI, "").split()).casefold()
+    word = " ".join("".join(seen).replace(_EMOJI, "").split()).casefold()
+    if kept := _KEPT_AS_TEXT.fullmatch(word):
+        word = kept[1] if kept[2] is None else kept[2]
+    return _BOOLEANS.get(word, word)
 
 
 def _shown(name: str) -> str:

@@ -210,9 +210,9 @@ def _encoding(path: Path, beginning: bytes) -> str:
         raise two_encodings(path) or AssertionError(path)
     control = sum(beginning.count(bytes([each])) for each in (*range(9), *range(14, 32)))
     if control > 0.01 * len(beginning):
-        raise UserError(
-            f"{path} is no text: it has bytes that no encoding of text has; is the suffix right?"
-        )
+        new = formats.renamed(path)
+        hint = f"rename it to {new}" if new else "is the suffix right?"
+        raise UserError(f"{path} is no text: it has bytes that no encoding of text has; {hint}")
     letters = [each for each in beginning if each >= 0x80 or chr(each).isalpha()]
     if sum(each >= 0x80 for each in letters) > _OTHER_ALPHABET * len(letters):
         import charset_normalizer
@@ -336,6 +336,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
+    if new := formats.renamed(path):
+        return UserError(f"{path} is not compressed as its name says: rename it to {new}")
     return UserError(
         f"{path} is damaged or cut off: {error or 'the compressed data ends too early'}; copy or "
         "download it again"

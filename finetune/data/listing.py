@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,11 +162,11 @@ def _advice(readable: Sequence[Path]) -> str:
     if not readable:
         return ""
     if len(readable) == 1:
-        return f": for its rows, --dataset {readable[0]}"
+        return f": for its rows, --dataset {shlex.quote(str(readable[0]))}"
     if advice := _of_splits(readable):
         return f": {advice}"
-    pattern = readable[0].parent / f"*{readable[0].suffix}"
-    return f": to read several files as one, --dataset '{pattern}'"
+    pattern = shlex.quote(str(readable[0].parent / f"*{readable[0].suffix}"))
+    return f": to read several files as one, --dataset {pattern}"
 
 
 def _of_splits(several: Sequence[Path]) -> str:

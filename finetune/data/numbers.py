@@ -62,6 +62,9 @@ def encoded(
     for split, rows in dataset.items():
         parsed = []
         for column, shown in zip(columns, names, strict=True):
+            if (read := _stored(rows, column)) is not None:
+                parsed.append(read)
+                continue
             for values in _single(rows[column][:], width):
                 read, found = _parsed(values, rows, split, shown, places)
                 parsed.append(read)
@@ -128,8 +131,9 @@ def remarks(rows: Dataset, names: Sequence[str]) -> list[str]:
     """
     if class_names(rows):
         return []
-    labels = np.asarray(rows["label"][:], dtype=np.float64)
-    exact = labels.reshape(len(labels), -1)
+    stored = arrow.column(rows, "label").combine_chunks()
+    values = stored.flatten() if pa.types.is_fixed_size_list(stored.type) else stored
+    exact = values.to_numpy().astype(np.float64).reshape(len(stored), -1)
     if len(names) != exact.shape[1]:
         names = [f"target {each + 1}" for each in range(exact.shape[1])]
     if constant := [
@@ -167,6 +171,18 @@ def _width(dataset: DatasetDict, columns: Sequence[str]) -> int:
     there = (each for each in dataset["train"][columns[0]] if not _is_missing(each))
     found = list_in(next(there, None)) if len(columns) == 1 else None
     return 0 if found is None else max(1, len(found))
+
+
+def _stored(rows: Dataset, column: str) -> np.ndarray | None:
+    """Return a column of numbers as it is stored, float64, shape ``(rows,)``; None if some are not
+    finite in float32, or it holds other values.
+    """
+    stored = arrow.column(rows, column)
+    if stored.null_count or not arrow.is_number(stored.type):
+        return None
+    found = stored.to_numpy().astype(np.float64)
+    with np.errstate(over="ignore"):
+        return found if np.isfinite(found.astype(np.float32)).all() else None
 
 
 def _single(values: list[Any], width: int) -> list[list[Any]]:

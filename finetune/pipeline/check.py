@@ -126,7 +126,7 @@ def examine(
         if "source" in vars(recipe):
             found += repeated.findings(recipe.source, recipe.input_column, recipe.places)
         if "splits" not in vars(recipe):
-            found += [_NOT_DEEP] * deep
+            found += [_NOT_DEEP] * deep + _told(recipe.remarks_of_source, recipe.notes)
             return Check(findings=_sorted(found), splits={}, command=chosen.command)
         found += recipe.findings
         if deep and not wrong.found:
@@ -144,10 +144,9 @@ def examine(
         if steps is not None and values is not None:
             suspicious += preparation.remarks(recipe, values, steps)
         told = {*recipe.notes_of_splitting, *first.told(recipe.findings)}
-        others = [each for each in recipe.notes if each not in {*told, *suspicious}]
+        others = [each for each in recipe.notes if each not in told]
         others += chosen.without_effect if values is not None else []
-        found += [Finding(name="remark", severity="warning", message=each) for each in suspicious]
-        found += [Finding(name="note", severity="info", message=each) for each in others]
+        found += _told(suspicious, others)
     return Check(
         findings=_sorted(found),
         splits={split: _facts(rows) for split, rows in recipe.splits.items()},
@@ -181,6 +180,13 @@ def _deep(chosen: Settings) -> list[Finding]:
         places=recipe.places,
         plan=recipe.plan(),
     )
+
+
+def _told(suspicious: Sequence[str], others: Sequence[str]) -> list[Finding]:
+    """Return sentences of the recipe as findings, each once."""
+    found = [Finding(name="remark", severity="warning", message=each) for each in suspicious]
+    plain = [each for each in others if each not in suspicious]
+    return found + [Finding(name="note", severity="info", message=each) for each in plain]
 
 
 def _sorted(found: Sequence[Finding]) -> list[Finding]:

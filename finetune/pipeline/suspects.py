@@ -10,7 +10,7 @@ import numpy as np
 
 from finetune.checking.finding import MOST_SUSPECTS, Finding
 from finetune.data import arrow, corrections
-from finetune.data.correction_files import FILE
+from finetune.data.correction_files import FILE, digest_of
 from finetune.data.prediction_columns import DIGEST
 from finetune.errors import UserError
 from finetune.pipeline import corrected
@@ -62,7 +62,7 @@ def of_run(run: Run) -> Path | None:
                 "suggested": rows.names[rows.classes[number]],
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
-                "digest": f"x{row[DIGEST]}" if text is None else corrections.digest_of(text),
+                "digest": f"x{row[DIGEST]}" if text is None else digest_of(text),
                 "run": corrected.named(run),
             }
         )

@@ -96,6 +96,11 @@ class Sourced(Recipe):
                     f"{path.name}: the first line looks like a row, not like names of columns "
                     f"({why}), and is not read as a row: add a line {line!r} on top"
                 )
+            elif headers.of_a_form(rows, text):
+                told = (
+                    f"{path.name}: below the names are the questions and ImportIds of a form, read "
+                    "as rows: remove these two lines"
+                )
             else:
                 continue
             self.note(told)

@@ -14,6 +14,15 @@ TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 QUOTING = ("auto", "minimal", "none")
 COMPRESSIONS = (".gz", ".bz2", ".zst", ".zip")
+#: How files of other formats begin, by their suffix.
+_BEGINNINGS = {
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"PK\x03\x04": ".zip",
+    b"PAR1": ".parquet",
+    b"\xd0\xcf\x11\xe0": ".xls",
+}
 
 
 def suffix(path: str | Path) -> str:
@@ -32,6 +41,20 @@ def compression(path: str | Path) -> str:
     """Return the suffix of the compression of a file in lower case, empty of any other file."""
     outer = Path(path).suffix.lower()
     return outer if outer in COMPRESSIONS else ""
+
+
+def renamed(path: Path) -> str:
+    """Return what a file of text has to be called for what it begins with, such as ``a.csv.gz``;
+    empty if that is its name, or not known.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(4)
+    found = next((each for start, each in _BEGINNINGS.items() if beginning.startswith(start)), "")
+    plain = path.with_suffix("") if compression(path) else path
+    if found == ".zip" and plain == path:
+        return f"{path.name}.zip, or to {path.stem}.xlsx if it is a spreadsheet"
+    new = f"{plain.name if found in ('', *COMPRESSIONS) else plain.stem}{found}"
+    return new if new.lower() != path.name.lower() and beginning else ""
 
 
 def stem(path: str | Path) -> str:
