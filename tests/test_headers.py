@@ -85,7 +85,8 @@ def test_it_is_told_where_columns_are_chosen_or_missing(tmp_path: Path, tiny_mod
     found = finetune.check("text", dataset=str(path), model=tiny_model)
     (warning,) = (each for each in found.findings if "looks like a row" in each.message)
     assert warning.severity == "warning"
-    path.write_text(f"Reviews of 2024,\nby Ann,\n,\n{lines('text,label\n')}")
+    names = lines("text,label\n")
+    path.write_text(f"Reviews of 2024,\nby Ann,\n,\n{names}")
     found = finetune.check("text", dataset=str(path), model=tiny_model)
     told = [each.message for each in found.findings if each.severity == "warning"]
     assert found.status == 2
