@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -421,6 +422,31 @@ def test_a_recipe_of_ones_own_is_checked() -> None:
     assert found.status == 0
     assert len(found.splits["train"].classes) == 10
     assert check.as_json(found)["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"),
+    [
+        (("no", "yes"), ""),
+        (("LABEL_0", "LABEL_1"), ""),
+        (("yes", "no"), "was trained for 'yes', 'no' and goes on from there, in this order, for "),
+        (("a", "b", "c"), "has 3 outputs ('a', 'b', 'c'), and 2 are needed: it is replaced by a n"),
+    ],
+)
+def test_a_head_that_was_trained_for_something_else_is_told(
+    outputs: tuple[str, ...], told: str, short_model: str, tmp_path: Path
+) -> None:
+    shutil.copytree(short_model, model := tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config["id2label"] = dict(enumerate(outputs))
+    config["label2id"] = {name: number for number, name in enumerate(outputs)}
+    (model / "config.json").write_text(json.dumps(config))
+    rows = "".join(f"the text {n},{('no', 'yes')[n % 2]}\n" for n in range(60))
+    (path := tmp_path / "a.csv").write_text(f"text,label\n{rows}")
+    found = finetune.check("text", dataset=str(path), model=str(model), max_length=32).findings
+    heads = [each for each in found if "the head of" in each.message]
+    assert [each.severity for each in heads] == ["info"] * bool(told)
+    assert all(told in each.message for each in heads)
 
 
 def test_nothing_is_suspicious_in_the_embedded_sentences() -> None:

@@ -265,6 +265,20 @@ def test_little_is_found_in_the_embedded_sentences(model: str) -> None:
             assert {suspect.why for suspect in each.suspects} == {"language 'es'", "language 'pt'"}
 
 
+@pytest.mark.slow
+def test_little_is_found_in_the_embedded_reviews(model: str) -> None:
+    """Likewise; with the duplicates that the set is known to have."""
+    found = finetune.check("text", dataset="embedded:imdb", model=model, deep=True, max_length=128)
+    counts = {each.name: each.count for each in found.findings if each.suspects}
+    assert counts == {
+        "duplicates": 96,
+        "control_characters": 2,
+        "near_duplicates": 21,
+        "suspected_labels": 5,
+    }
+    assert [each.name for each in found.findings if each.severity == "warning"] == ["lengths"]
+
+
 def test_numbers_few_rows_and_images_are_told(model: str, tmp_path: Path) -> None:
     rows = [(text, f"{number / 7:.3f}") for number, (text, _) in enumerate(drawn(300))]
     (found,) = checked(written(tmp_path / "numbers.csv", rows), model, task="regression")

@@ -85,6 +85,17 @@ def require_head(model: str, config: PretrainedConfig) -> None:
         )
 
 
+def outputs_of_head(config: PretrainedConfig) -> list[str]:
+    """Return what the outputs of the head are called that a model was trained with; empty if it has
+    no head for texts.
+    """
+    kinds = config.architectures or []
+    if not any(each.endswith("ForSequenceClassification") for each in kinds):
+        return []
+    names = (config.id2label or {}).items()
+    return [str(name) for _, name in sorted((int(number), name) for number, name in names)]
+
+
 def set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
     """Set a dropout, under whatever names the family has it.
 

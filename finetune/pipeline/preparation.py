@@ -234,6 +234,8 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
         return
     with mistakes:
         rows = recipe.splits["train"]
+        if told := _trained_head(recipe):
+            recipe.note(told)
         if values is not None:
             is_cut = not isinstance(recipe, TextClassification) or recipe.long_texts == "cut"
             if is_cut:  # or a text is several rows
@@ -247,6 +249,27 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
                 sampler.refuse_no_classes(recipe.kind.targets(targets.values(rows)))
         if recipe.weights is not None and values is not None:
             sampler.refuse_weights(values)
+
+
+def _trained_head(recipe: Recipe) -> str | None:
+    """Return what becomes of the head that a model was trained with, if it had other outputs."""
+    from finetune.data.labels import listed
+
+    if not isinstance(recipe, TextClassification):
+        return None
+    before, now = recipe.trained_head, recipe.labels
+    unnamed = [f"LABEL_{number}" for number in range(len(before))]
+    if not before or before == now or (before == unnamed and len(before) == len(now)):
+        return None
+    if len(before) != len(now):
+        return (
+            f"the head of {recipe.model} has {counted(len(before), 'output')} ({listed(before)}), "
+            f"and {len(now)} are needed: it is replaced by a new one"
+        )
+    return (
+        f"the head of {recipe.model} was trained for {listed(before)} and goes on from there, in "
+        f"this order, for {listed(now)}"
+    )
 
 
 def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | None:

@@ -197,6 +197,13 @@ class TextClassification(Deduplicated):
 
         return load_config(self.model, self.model_revision)
 
+    @property
+    def trained_head(self) -> list[str]:
+        """The outputs of the head that the model was trained with; empty if it has none."""
+        from finetune.models.families import outputs_of_head
+
+        return outputs_of_head(self._config) if self._builds_pretrained else []
+
     def _fit_model(self) -> None:
         """Refuse a model without a head for texts, or with fewer positions than ``max_length``,
         which is reduced to them if it is the default.

@@ -211,7 +211,7 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     from sklearn.naive_bayes import ComplementNB
 
     there, model = np.unique(labels), None
-    if _many(len(there)):
+    if len(there) > 1 and _many(classes):
         model = ComplementNB()
         step = max(1, MOST_SCORES // classes)  # it makes a number of each row and class
         for start in range(0, len(labels), step):
