@@ -132,6 +132,26 @@ CASES = {
         ["text", "--dataset", "a.jsonl", *MODEL],
         ['a.jsonl, line 2: the key \'label\' comes twice in one object, with "x" and "y"'],
     ),
+    "columns of JSON with other keys": (
+        write("a.json", '{"text": {"1": "a", "2": "b"}, "label": {"2": "x", "3": "y"}}'),
+        ["text", "--dataset", "a.json", *MODEL],
+        ["a.json: the columns 'text' and 'label' have values for other keys: give all of them"],
+    ),
+    "one class left": (
+        write(
+            "a.csv",
+            "text,label\n"
+            + "".join(f"{row},x\n{row},x\n" for row in ROWS)
+            + "".join(f"{row},y\n" for row in ROWS[30:]),
+        ),
+        ["text", "--dataset", "a.csv", *MODEL],
+        ["the rows left for training have one class only ('x')", "contradict"],
+    ),
+    "a value too few": (
+        write("a.json", '[{"text": "a", "label": , }]'),
+        ["text", "--dataset", "a.json", *MODEL],
+        ["a.json, line 1: Expecting value (character 25)"],
+    ),
     "a comma too many": (
         write("a.json", '[{"text": "a", "label": "x"},\n {"text": "b", "label": "y"},\n]'),
         ["text", "--dataset", "a.json", *MODEL],

@@ -131,6 +131,11 @@ def test_of_many_classes_naive_bayes_counts_all_rows(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(baseline, "MOST_SCORES", 10_000)  # 33 rows at once
     monkeypatch.setattr(LogisticRegression, "fit", lambda *_: pytest.fail("too slow"))
     np.testing.assert_allclose(of(rows, "a few rows at once", pytest.fail)[name], whole[name])
+    few = DatasetDict(train=rows["train"].select([0, 1, 300, 2]), test=rows["test"])
+    found = of(few, "few in training", pytest.fail)[name]
+    assert (found[:, :3].min(1) > found[:, 3:].max(1)).all()
+    one = DatasetDict(train=rows["train"].select([1, 301]), test=rows["test"])
+    assert (of(one, "one in training", pytest.fail)[name].argmax(1) == 1).all()
     monkeypatch.setattr(baseline, "MOST_COUNTS", 300 * 50)
     assert list(of(rows, "a few terms", pytest.fail))[1] == f"{name} (50 terms)"
 

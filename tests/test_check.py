@@ -429,8 +429,8 @@ def test_a_recipe_of_ones_own_is_checked() -> None:
     [
         (("no", "yes"), ""),
         (("LABEL_0", "LABEL_1"), ""),
-        (("yes", "no"), "was trained for 'yes', 'no' and goes on from there, in this order, for "),
-        (("a", "b", "c"), "has 3 outputs ('a', 'b', 'c'), and 2 are needed: it is replaced by a n"),
+        (("yes", "no"), "trained for, output by output: 'yes' becomes 'no', 'no' becomes 'yes'"),
+        (("a", "b", "c"), "('a', 'b', 'c'), and 2 are needed: it is replaced by a new one"),
     ],
 )
 def test_a_head_that_was_trained_for_something_else_is_told(
@@ -447,6 +447,11 @@ def test_a_head_that_was_trained_for_something_else_is_told(
     heads = [each for each in found if "the head of" in each.message]
     assert [each.severity for each in heads] == ["info"] * bool(told)
     assert all(told in each.message for each in heads)
+    path.write_text("text,label\n" + "".join(f"the text {n},{n / 7}\n" for n in range(60)))
+    found = finetune.check("text", dataset=str(path), model=str(model), max_length=32).findings
+    of_numbers = [each.message for each in found if "the head of" in each.message]
+    assert len(of_numbers) == 1
+    assert "and 1 is needed" in of_numbers[0]
 
 
 def test_nothing_is_suspicious_in_the_embedded_sentences() -> None:
@@ -472,12 +477,17 @@ def test_texts_shortened_between_words_are_found() -> None:
     assert [*texts.findings(ended, "train", ["text"], lambda split, ids: "")] == []
 
 
-def test_sequences_that_are_all_of_one_length_were_not_cut() -> None:
+@pytest.mark.parametrize("length", [150, 512])
+def test_sequences_of_one_length_were_not_cut(length: int) -> None:
+    def names(texts_of: list[str]) -> list[str]:
+        rows = Dataset.from_dict({"id": range(300), "text": texts_of})
+        return [each.name for each in texts.findings(rows, "train", ["text"], lambda *_: "")]
+
     generator = random.Random(0)
-    reads = ["".join(generator.choices("ACGT", k=150)) for _ in range(300)]
-    rows = Dataset.from_dict({"id": range(300), "text": reads})
-    found = [each.name for each in texts.findings(rows, "train", ["text"], lambda split, ids: "")]
-    assert "cut_off" not in found
+    reads = ["".join(generator.choices("ACGT", k=length)) for _ in range(300)]
+    assert "cut_off" not in names(reads)
+    prose = [" ".join(generator.choices(WORDS, k=300))[:length] for _ in range(300)]
+    assert "cut_off" in names(prose)
 
 
 def test_texts_cut_at_a_number_of_bytes_are_found_once() -> None:

@@ -107,6 +107,16 @@ def test_rows_that_the_model_was_trained_on_are_told(
     assert capsys.readouterr().out.rstrip().endswith(old.notes[0])
 
 
+def test_labels_that_predict_wrote_are_told(run: Run, tmp_path: Path) -> None:
+    predicted = finetune.predict(
+        run, pd.Series(["fine food", "bad food", "so so"], index=[7, 3, 5])
+    )
+    assert predicted.index.tolist() == [7, 3, 5]
+    predicted.to_csv(path := tmp_path / "predicted.csv", index=False)
+    (note,) = (each for each in evaluate(run, str(path)).notes if "what predict writes" in each)
+    assert "are the labels predictions?" in note
+
+
 def test_one_row_has_no_interval(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

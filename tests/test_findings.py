@@ -298,7 +298,8 @@ def test_classes_that_are_probably_not_meant_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nan", "NaN", "None", "null", "N/A", "#N/A", "NA", "#REF!", "#NAME?"]
+    "name",
+    ["nan", "NaN", "None", "null", "N/A", "#N/A", "NA", "#REF!", "#NAME?", "NaT", r"\N", "?"],
 )
 def test_a_class_called_like_a_missing_label_is_told(name: str, tmp_path: Path) -> None:
     rows = [*lines(100), *lines(15, name, start=100)]
@@ -311,7 +312,8 @@ def test_a_class_called_like_a_missing_label_is_told(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("labels", "code"), [(("0", "1", "2"), "-99"), (("1", "5"), "99"), (("0", "1"), "-9")]
+    ("labels", "code"),
+    [(("0", "1", "2"), "-99"), (("1", "5"), "99"), (("0", "1"), "-9"), (("a", "b"), "-99")],
 )
 def test_a_number_that_stands_for_a_missing_label_is_told(
     labels: tuple[str, ...], code: str, tmp_path: Path
@@ -320,8 +322,8 @@ def test_a_number_that_stands_for_a_missing_label_is_told(
     recipe = Reviews(dataset=write(tmp_path / "a.csv", *some, *lines(15, code, start=200)))
     _ = recipe.splits
     assert recipe.notes == [
-        f"a class is called '{code}' (15 rows), far from the other numbers: if it stands for a "
-        "missing label, leave the field empty in the data"
+        f"a class is called '{code}' (15 rows), unlike the others: if it stands for a missing "
+        "label, leave the field empty in the data"
     ]
 
 
@@ -613,5 +615,6 @@ def test_columns_of_the_names_of_predictions_are_dropped() -> None:
     assert found["train"].column_names == ["text", "label", "source"]
     assert notes == [
         "dropped from the data: 'probability', 'label_probability', 'prediction_2' (the toolkit "
-        "writes columns of that name; rename to keep)"
+        "writes columns of that name; rename to keep)",
+        "'label' beside 'probability' is what predict writes: are the labels predictions?",
     ]

@@ -147,6 +147,19 @@ def test_a_comment_or_a_title_above_the_names_is_told(
         Texts(dataset=str(path), text_column="text").load()
 
 
+def test_values_without_a_name_are_told(tmp_path: Path) -> None:
+    """A comma at the end of the names, and texts with commas that stand in no quotation marks."""
+    rows = "".join(f"{'ab'[n % 2]},a text {n},{' but more' * (n % 3 == 0)}\n" for n in range(30))
+    (path := tmp_path / "a.csv").write_text(f"label,text,\n{rows}")
+    recipe = Texts(dataset=str(path))
+    recipe.load()
+    assert "a column without a name has something in 10 rows" in recipe.notes[0]
+    path.write_text(f"label,text,\n{rows.replace(' but more', '')}")
+    recipe = Texts(dataset=str(path))
+    recipe.load()
+    assert not any("without a name" in each for each in recipe.notes)
+
+
 def test_the_lines_that_a_form_writes_below_the_names_are_told(tmp_path: Path) -> None:
     ids = '"{""ImportId"":""QID1""}","{""ImportId"":""QID2""}"'
     below = f"Q1,Q2\nWhat is it?,How was it?\n{ids}\n"

@@ -377,6 +377,16 @@ def test_pandas_split_documents_are_tables(tmp_path: Path) -> None:
     assert read(tmp_path / "a.json")[0] == frame.to_dict("records")
 
 
+def test_columns_of_json_are_joined_by_their_keys(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(
+        '{"text": {"1": "a", "2": "b"}, "label": {"2": "y", "1": "x"}}'
+    )
+    assert read(tmp_path / "a.json")[0] == [
+        {"text": "a", "label": "x"},
+        {"text": "b", "label": "y"},
+    ]
+
+
 def test_a_stream_of_arrow_is_read_like_a_file_of_it(tmp_path: Path) -> None:
     table = pa.table({"text": ["a", "b"], "label": ["x", "y"]})
     for name, writer in (("file", pa.ipc.new_file), ("stream", pa.ipc.new_stream)):

@@ -1,6 +1,7 @@
 """Data sets of several files: shards, patterns, directories, folders of texts, spreadsheets."""
 
 import datetime
+import os
 import random
 import zipfile
 from collections.abc import Sequence
@@ -294,6 +295,30 @@ def test_a_folder_that_is_not_read_is_told(tmp_path: Path) -> None:
     notes: list[str] = []
     assert texts(str(tmp_path), note=notes.append) == {"train": TEXTS}
     assert notes == ["not read: b.csv (expected train, validation and test)"]
+
+
+def test_what_lies_below_the_folders_that_are_read_is_told(tmp_path: Path) -> None:
+    for each in ("train/a.csv", "train/more/b.csv"):
+        (tmp_path / each).parent.mkdir()
+        FRAME.to_csv(tmp_path / each, index=False)
+    (tmp_path / "train" / "b.txt").write_text("a")
+    notes: list[str] = []
+    assert texts(str(tmp_path), note=notes.append) == {"train": TEXTS}
+    assert notes == ["not read: train/b.txt, train/more/ (expected train, validation and test)"]
+    for each in ("neg/1.txt", "pos/1.txt", "pos/more/2.txt", "mid/1.md"):
+        (path := tmp_path / "texts" / each).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"a text of {each}")
+    notes.clear()
+    assert len(texts(str(tmp_path / "texts"), note=notes.append)["train"]) == 2
+    assert notes == ["not read: mid/, pos/more/ (expected .txt in folders)"]
+
+
+def test_a_file_of_the_same_size_and_time_is_read_again(tmp_path: Path) -> None:
+    """As archives unpack one over another."""
+    for label in ("x", "y"):
+        FRAME.assign(label=label).to_csv(path := tmp_path / "a.csv", index=False)
+        os.utime(path, (0, 0))
+        assert {*sources.read(str(path))["train"]["label"]} == {label}
 
 
 def test_a_pattern_that_names_nothing(tmp_path: Path) -> None:

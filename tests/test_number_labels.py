@@ -29,6 +29,18 @@ def encoded(dataset: DatasetDict, *columns: str, drop: bool = False) -> tuple[Da
     return found["train"], notes
 
 
+def test_a_number_among_lists_is_none() -> None:
+    rows = DatasetDict(train=Dataset.from_dict({"score": [[1.0, 2.0], [3.0, 4.0]]}),
+                       test=Dataset.from_dict({"score": [5.0, 6.0]}))  # fmt: skip
+    with pytest.raises(UserError, match="2 of 2 test rows with a value that is no number in"):
+        encoded(rows, "score")
+
+
+@pytest.mark.parametrize("labels", [[[1.0, 2.0], [3.0, 5.0]], [True, False], [1.0, 2.0]])
+def test_remarks_take_labels_however_they_are_kept(labels: list[Any]) -> None:
+    assert numbers.remarks(Dataset.from_dict({"label": labels}), ["score"]) == []
+
+
 @pytest.mark.parametrize(
     "values",
     [

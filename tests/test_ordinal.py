@@ -80,7 +80,7 @@ def test_a_recipe_says_that_its_classes_have_an_order(tmp_path: Path) -> None:
             WORDS,
             dict(task="ordinal"),
             "--task ordinal: the order of the classes 'high', 'low', 'middle' is not known; add "
-            "--label_order high,low,middle, from the lowest to the highest",
+            "--label_order LOWEST,...,HIGHEST, from the lowest to the highest",
         ),
         (
             ["grade 10", "grade 9", "grade 2"],

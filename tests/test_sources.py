@@ -196,7 +196,10 @@ def test_a_missing_file_in_a_missing_directory(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"reviews.txt": "text"}, r"reviews.txt: expected a file ending in .csv, .tsv, .jsonl"),
-        ({"a.csv.gz": "no"}, r"a.csv.gz is not compressed as its name says: rename it to a.csv"),
+        (
+            {"a.csv.gz": "text,label\n"},
+            r"a.csv.gz is not compressed as its name says: rename it to a.csv",
+        ),
         ({"a.csv.xz": ""}, r"expected a file ending in .*; it is compressed: unxz -k a.csv.xz"),
         ({"a.xlsx": ""}, r"a.xlsx is damaged or no spreadsheet"),
         ({"a.zip": ""}, r"what is in it has to be in its name, as .csv.zip; or unzip it"),

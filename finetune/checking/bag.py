@@ -30,9 +30,12 @@ class Bag:
 
     @functools.cached_property
     def rows(self) -> np.ndarray:
-        """The training rows that are looked at: of many as many as the baseline has, sampled."""
+        """The training rows that are looked at: of many as many as the baseline has, sampled, and
+        no more than there can be probabilities of all classes for.
+        """
         found = np.random.default_rng(_SEED).permutation(len(self.splits["train"]))
-        return np.sort(found[: baseline.bounds(self._classes)[0]])
+        most = min(baseline.bounds(self._classes)[0], baseline.MOST_SCORES // self._classes)
+        return np.sort(found[:most])
 
     @functools.cached_property
     def texts(self) -> list[str]:

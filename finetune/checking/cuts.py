@@ -29,10 +29,12 @@ class Lengths:
     def __init__(self) -> None:
         self._lengths = {unit: [np.empty(0, np.int64)] for unit in _UNITS}
         self._ends = [np.empty(0, bool)]
+        self._are_words = False
 
     def add(self, texts: pa.Array) -> None:
         """Count texts; a missing one is empty."""
         self._ends.append(arrow.matching(texts, _ELLIPSIS))
+        self._are_words |= bool(arrow.matching(texts, r"\s").any())
         for unit, length in _UNITS.items():
             self._lengths[unit].append(length(texts).to_numpy(zero_copy_only=False))
 
@@ -47,7 +49,7 @@ class Lengths:
         told = np.zeros(len(ends), dtype=bool)
         for unit, parts in self._lengths.items():
             lengths = np.concatenate(parts)
-            for length in _piled(lengths):
+            for length in _piled(lengths) if self._are_words else ():  # sequences may have one
                 is_cut = (lengths == length) & ~told
                 told |= is_cut
                 if is_cut.sum() >= _FEWEST:  # characters of ASCII are bytes, and told
@@ -78,8 +80,6 @@ def _piled(lengths: np.ndarray) -> list[int]:
     for length in sorted({int(lengths.max(initial=0)), *_LIMITS}):
         there = int((lengths == length).sum())
         below = int(((lengths < length) & (lengths >= length - _BELOW)).sum())
-        if there == len(lengths) and length not in _LIMITS:
-            continue  # all are of one length, as sequences of a fixed one are
         fewest = max(_FEWEST, _TIMES * below / _BELOW, MUCH / 10 * len(lengths))
         if length >= _SHORTEST and there >= fewest and there > below:
             found.append(length)

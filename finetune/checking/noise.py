@@ -72,7 +72,7 @@ def findings(bag: Bag, places: Places) -> list[Finding]:
                     id=number,
                     why=f"label '{names[bag.labels[row]]}' is contradicted",
                     suggested=names[int(np.argmax(probabilities[row]))],
-                    score=round(float(probabilities[row].max()), 3),
+                    score=float(f"{probabilities[row].max():.3g}"),
                 )
                 for number, row in zip(ids, chosen.tolist(), strict=True)
             ],

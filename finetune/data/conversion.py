@@ -23,7 +23,7 @@ from finetune.runtime import activity, formats
 
 #: In the schema of a cached file: what was unusual, and how it is read.
 _NOTE, _LAYOUT = b"finetune.note", b"finetune.layout"
-_CACHE_VERSION = 9
+_CACHE_VERSION = 10
 #: Bytes that may be written without looking at the disk, and that stay free on it, if that is no
 #: more than a share of it.
 _FEW, _RESERVE, _SHARE = 2**24, 2**30, 0.02
@@ -167,7 +167,8 @@ def layout(path: Path, options: ReadOptions) -> Layout:
 def _cached(several: Sequence[Path], options: ReadOptions) -> Path:
     """Return where the converted rows of files are, or will be."""
     abouts = [(path.resolve(), path.stat()) for path in several]
-    facts = [(path, about.st_size, about.st_mtime_ns) for path, about in abouts]
+    # archives unpack files of another content with the time of the one before
+    facts = [(path, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for path, each in abouts]
     name = hashlib.sha256(f"{facts} {options} {_CACHE_VERSION}".encode()).hexdigest()[:16]
     return caches.place("finetune-files", name) / "rows.arrow"
 

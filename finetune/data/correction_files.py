@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ def _asked(number: int, row: Mapping[str, Any], new: str | None) -> Wanted:
         split=str(row["split"]),
         id=str(row["id"]),
         digest=str(row["digest"]).strip(),
-        text=row.get("text") or "",
+        text=str(row.get("text") or ""),
         label=row.get("label"),
         new=new,
     )
@@ -188,8 +189,7 @@ def edited_texts(
     at: Mapping[tuple[str, str], tuple[str, int]],
     splits: Mapping[str, Dataset],
 ) -> list[int]:
-    """Return the numbers of the rows of a file whose text a person has edited; a spreadsheet may
-    have cut it off, and changed spaces, line ends and all that is not ASCII.
+    """Return the numbers of the rows of a file whose text a person has edited.
 
     Args:
         asked: Rows of the file.
@@ -201,10 +201,22 @@ def edited_texts(
         if (place := at.get((each.split, each.id))) is None:
             continue
         text = splits[place[0]][place[1]]["text"]
-        shown, own = ("".join(re.findall("[A-Za-z0-9]", words)) for words in (each.text, text))
-        if each.digest == digest_of(text) and not own.startswith(shown):
+        if each.digest == digest_of(text) and _is_another(each.text, text):
             found.append(each.number)
     return sorted(found)
+
+
+def _is_another(written: str, text: str) -> bool:
+    """Return whether a text was edited by a person, as far as can be seen: a spreadsheet cuts long
+    ones off, writes other spaces and line ends, numbers and dates in its own way, and ``?`` for
+    letters that the encoding of the file lacks.
+    """
+    pattern = "[A-Za-z0-9]" if written.count("?") > text.count("?") else r"[^\W_]"
+    one, other = (
+        "".join(re.findall(pattern, unicodedata.normalize("NFKC", each)))
+        for each in (written, text)
+    )
+    return bool(re.search(r"[^\W\d_]", text)) and not other.startswith(one)
 
 
 def several(cell: str) -> list[str]:

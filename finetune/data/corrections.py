@@ -364,7 +364,9 @@ class _Counts:
             if of
         ]
         if self._nowhere:
-            parts.append(f"{counted(self._nowhere, 'row')} of the file in no split")
+            why = "" if parts else ", so that nothing changes: contradictory and repeated rows are "
+            why += "" if parts else "left out before; correct the data itself"
+            parts.append(f"{counted(self._nowhere, 'row')} of the file in no split{why}")
         test = self.relabelled.get("test", 0) + self.excluded.get("test", 0)
         warned = ": its test scores are not those of the same test set any more" if test else ""
         return f"{flag} {name}: {'; '.join(parts)}{warned}"

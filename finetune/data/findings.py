@@ -18,7 +18,7 @@ from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, place, refusal_of_lists, row_numbers
 from finetune.data.numeric_names import number
-from finetune.data.prediction_columns import is_own
+from finetune.data.prediction_columns import LABEL, PROBABILITY, is_own
 from finetune.data.several import as_text, values_in
 from finetune.errors import UserError, suggestion
 
@@ -145,6 +145,8 @@ def without_clashes(
             f"dropped from the data: {listed(taken)} (the toolkit writes "
             f"{'a column' if len(taken) == 1 else 'columns'} of that name; rename to keep)"
         )
+    if LABEL in named and PROBABILITY in taken:
+        note("'label' beside 'probability' is what predict writes: are the labels predictions?")
     if single:
         note(f"dropped from the data: {listed(single)} (not in every split)")
     kept = [name for name in dataset["train"].column_names if name not in {*taken, *single}]
@@ -303,6 +305,11 @@ def refuse_untrainable(
     names, trained = targets.class_names(dataset["train"]), targets.occurring(dataset["train"])
     other = "write them as training does, by --label_map OLD=NEW, " if renames else ""
     mistakes = []
+    if len(names) > 1 and len(trained) < 2 and not targets.is_set(dataset["train"]):
+        one = ", ".join(names[each] for each in trained)
+        mistakes.append(
+            f"the rows left for training have one class only ('{one}'){_because(notes)}"
+        )
     for split in ("validation", "test"):
         if not len(dataset[split]):
             mistakes.append(f"no rows are left for {split}: {_why_none(dataset)}{_because(notes)}")

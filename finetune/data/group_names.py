@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 import pyarrow.compute as pc
 from datasets import DatasetDict
@@ -52,5 +53,9 @@ def remarks(dataset: DatasetDict, column: str | None) -> list[str]:
 
 
 def _bare(name: str) -> str:
-    """Return a name without case and blanks, and of a whole number without its fraction."""
-    return re.sub(r"^(-?[0-9]+)\.0+$", r"\1", " ".join(name.split()).casefold())
+    """Return a name without case, blanks, what cannot be seen and Unicode's ways to write it; a
+    whole number without its fraction and the zeros before it.
+    """
+    seen = (each for each in unicodedata.normalize("NFKC", name) if each.isprintable())
+    word = " ".join("".join(seen).split()).casefold()
+    return re.sub(r"^(-?)0*([0-9]+)(\.0+)?$", r"\1\2", word)

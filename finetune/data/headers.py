@@ -61,6 +61,18 @@ def of_a_form(rows: Dataset, text: str) -> bool:
     return any(str(value).startswith('{"ImportId"') for value in rows[:2][text])
 
 
+def unnamed(rows: Dataset, read: Sequence[str]) -> int:
+    """Return how many rows have something in a column without a name, but for the first column.
+
+    Args:
+        rows: Of a table.
+        read: Columns that are meant.
+    """
+    names = [name for name in rows.column_names if name not in ("id", *read)]
+    several = [name for name in names if name.startswith("Unnamed: ") and name != "Unnamed: 0"]
+    return max((len(rows) - arrow.column(rows, name).null_count for name in several), default=0)
+
+
 def again(table: pa.Table) -> list[int]:
     """Return the rows of a table of text that are the names of its columns, two or more."""
     named = [name for name in table.column_names if not name.startswith("Unnamed: ")]

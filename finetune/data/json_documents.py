@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -71,6 +72,11 @@ def rows(text: str, path: Path) -> list[dict[str, Any]]:
     except ValueError as error:  # a key that comes twice, an integer of too many digits
         raise UserError(f"{path}: {error}") from error
     found = _rows_in(content)
+    if found is None and (apart := _apart(content)):
+        raise UserError(
+            f"{path}: the columns {apart[0]!r} and {apart[1]!r} have values for other keys: give "
+            "all of them the same"
+        )
     if found is None:
         shown = shorten(text, _SHOWN, placeholder="...")
         raise UserError(
@@ -93,14 +99,12 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        values = " and ".join(
-            shorten(json.dumps(value, ensure_ascii=False), _SHOWN, placeholder="...")
-            for name, value in pairs
-            if name == twice
+        twice = next(
+            name for name, count in Counter(name for name, _ in pairs).items() if count > 1
         )
-        raise _Twice(f"the key '{twice}' comes twice in one object, with {values}: keep one")
+        values = [json.dumps(value, ensure_ascii=False) for name, value in pairs if name == twice]
+        shown = " and ".join(each[:_SHOWN] + "..." * (len(each) > _SHOWN) for each in values[:2])
+        raise _Twice(f"the key '{twice}' comes twice in one object, with {shown}: keep one")
     return found
 
 
@@ -125,12 +129,22 @@ def explained(error: json.JSONDecodeError) -> str:
             | "Expecting property name enclosed in double quotes"
             | "Illegal trailing comma before end of array"
             | "Illegal trailing comma before end of object"
-        ) if rest.startswith(",") or error.doc[: error.pos].rstrip().endswith(","):
+        ) if error.msg.startswith("Illegal") or error.doc[: error.pos].rstrip().endswith(","):
             if (end := rest.lstrip(", \t\r\n")[:1]) in ("]", "}"):
                 return f"a comma before '{end}' {where}: remove it"
         case "Extra data":
             return f"more than one value {where}: write one object per line, as .jsonl"
     return f"{error.msg} {where}"
+
+
+def _apart(content: Any) -> tuple[str, str] | None:
+    """Return two columns whose values are not of the same keys."""
+    if not isinstance(content, dict) or not all(
+        isinstance(each, dict) for each in content.values()
+    ):
+        return None
+    (first, keys), *others = ((name, each.keys()) for name, each in content.items())
+    return next(((first, name) for name, each in others if each != keys and each & keys), None)
 
 
 def _rows_in(content: Any) -> list[dict[str, Any]] | None:
@@ -145,7 +159,13 @@ def _rows_in(content: Any) -> list[dict[str, Any]] | None:
     tables = [each for each in content.values() if isinstance(each, list) and _rows_in(each)]
     if len(tables) == 1:
         return _rows_in(tables[0])
-    columns = [list(each.values()) if isinstance(each, dict) else each for each in content.values()]
+    by_key = [each for each in content.values() if isinstance(each, dict)]
+    if any(each.keys() != by_key[0].keys() for each in by_key):
+        return None
+    columns = [
+        [each[key] for key in by_key[0]] if isinstance(each, dict) else each
+        for each in content.values()
+    ]
     if all(isinstance(each, list) for each in columns) and len(set(map(len, columns))) == 1:
         return [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
     return None if any(isinstance(each, (list, dict)) for each in content.values()) else [content]

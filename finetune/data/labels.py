@@ -168,7 +168,7 @@ def remarks(dataset: DatasetDict, *, renames: bool = False) -> list[str]:
     if codes := placeholders.codes(sorted(present)):
         shown = ", ".join(f"'{name}' ({counted(present[name], 'row')})" for name in codes)
         found.append(
-            f"a class is called {shown}, far from the other numbers: if it stands for a missing "
+            f"a class is called {shown}, unlike the others: if it stands for a missing "
             "label, leave the field empty in the data"
         )
     if several := [each for each in alike.values() if len(each) > 1]:

@@ -7,7 +7,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -140,7 +140,11 @@ def _below(directory: Path, called: Mapping[str, str]) -> Listing:
         splits[split] = some
     mistakes = [f"{directory}: {each}" for each in _misnamed(there, called, splits, _rows_in)]
     if "train" in splits and not mistakes:
-        return _complete(str(directory), splits, called, [*readable, *inside])
+        found = _complete(str(directory), splits, called, [*readable, *inside])
+        used = {path.parent for several in splits.values() for path in several} - {directory}
+        others = [f"{each.relative_to(directory)}{'/' * each.is_dir()}" for folder in sorted(used)
+                  for each in _visible(folder) if each not in inside]  # fmt: skip
+        return replace(found, unread=[*found.unread, *others])
     if not splits and not mistakes:
         if len(folders) == 1 and folders[0].name == "data" and not readable:
             return _below(folders[0], called)  # as data sets on the Hub are laid out
@@ -323,9 +327,14 @@ def _of_texts(directory: Path, called: Mapping[str, str]) -> Listing | None:
         for each in _files_in(each_class)
     ]
     read = {path for several in found.values() for path in several}
+    places = [*splits.values(), *(each for folder in splits.values() for each in _classes(folder))]
+    others = [f"{each.relative_to(directory)}/" for folder in places for each in _visible(folder)
+              if each.is_dir() and each not in places]  # fmt: skip
     texts = [each for each in beside if each.suffix.lower() == ".txt"]
     unread = [str(each.relative_to(directory)) for each in [*texts, *inside] if each not in read]
-    return Listing(kind="texts", files=found, unread=unread) if found["train"] else None
+    if not found["train"]:
+        return None
+    return Listing(kind="texts", files=found, unread=[*others, *unread])
 
 
 def _files_in(folder: Path) -> list[Path]:

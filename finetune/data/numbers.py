@@ -62,8 +62,8 @@ def encoded(
     for split, rows in dataset.items():
         parsed = []
         for column, shown in zip(columns, names, strict=True):
-            if (read := _stored(rows, column)) is not None:
-                parsed.append(read)
+            if not width and (stored := _stored(rows, column)) is not None:
+                parsed.append(stored)
                 continue
             for values in _single(rows[column][:], width):
                 read, found = _parsed(values, rows, split, shown, places)
@@ -133,7 +133,11 @@ def remarks(rows: Dataset, names: Sequence[str]) -> list[str]:
         return []
     stored = arrow.column(rows, "label").combine_chunks()
     values = stored.flatten() if pa.types.is_fixed_size_list(stored.type) else stored
-    exact = values.to_numpy().astype(np.float64).reshape(len(stored), -1)
+    if arrow.is_number(values.type) and not values.null_count:
+        exact = values.to_numpy().astype(np.float64)
+    else:
+        exact = np.asarray(rows["label"][:], dtype=np.float64)
+    exact = exact.reshape(len(stored), -1)
     if len(names) != exact.shape[1]:
         names = [f"target {each + 1}" for each in range(exact.shape[1])]
     if constant := [
@@ -186,15 +190,16 @@ def _stored(rows: Dataset, column: str) -> np.ndarray | None:
 
 
 def _single(values: list[Any], width: int) -> list[list[Any]]:
-    """Return the columns of a column of lists, or it alone; a list of another length is taken for a
-    value that is no number.
+    """Return the columns of a column of lists, or it alone; a list of another length, or a value
+    that is no list, is taken for one that is no number.
     """
     if not width:
         return [values]
     lists = [list_in(each) for each in values]
     there = [each if each is not None and len(each) == width else None for each in lists]
+    others = [own if list_in(own) is not None or _is_missing(own) else [own] for own in values]
     return [
-        [each[place] if each is not None else own for each, own in zip(there, values, strict=True)]
+        [each[place] if each is not None else own for each, own in zip(there, others, strict=True)]
         for place in range(width)
     ]
 

@@ -6,7 +6,23 @@ import re
 from collections.abc import Sequence
 
 #: As a class: in lower case ``none`` and ``na`` can be the name of one.
-_CLASSES = ("nan", "NaN", "NAN", "None", "null", "Null", "NULL", "n/a", "N/A", "#N/A", "NA", "<NA>")
+_CLASSES = (
+    "nan",
+    "NaN",
+    "NAN",
+    "None",
+    "null",
+    "Null",
+    "NULL",
+    "n/a",
+    "N/A",
+    "#N/A",
+    "NA",
+    "<NA>",
+    "NaT",
+    r"\N",
+    "?",
+)
 #: What a spreadsheet writes where a formula failed.
 _FAILED = ("#REF!", "#NAME?", "#VALUE!", "#DIV/0!", "#NUM!", "#NULL!", "#SPILL!", "#CALC!")
 #: Numbers that stand for a missing one in statistics, where no other is half as large.
@@ -21,14 +37,15 @@ def is_no_class(name: str) -> bool:
 
 
 def codes(names: Sequence[str]) -> list[str]:
-    """Return those names of classes that are numbers like -99 beside smaller ones, which stand for
-    a missing label in statistics.
+    """Return those names of classes that are numbers like -99 beside smaller ones, or the only
+    number and that below 0, which stand for a missing label in statistics.
     """
     numbers = {name: int(name) for name in names if re.fullmatch(r"-?\d{1,9}", name)}
     found = [name for name in numbers if _CODE.fullmatch(name)]
     others = [abs(value) for name, value in numbers.items() if name not in found]
-    most = max(others, default=None)
-    return [name for name in found if most is not None and 2 * most < abs(numbers[name])]
+    if not others:
+        return [name for name in found if name.startswith("-") and len(numbers) < 2 < len(names)]
+    return [name for name in found if 2 * max(others) < abs(numbers[name])]
 
 
 def is_no_group(name: str) -> bool:

@@ -96,6 +96,8 @@ def predict(
         columns = columns_read(loaded, options)
         single = [loaded.recipe(scores=False).input_column]
         frame = _framed(data, columns if len(columns) > 1 else single)
+        if isinstance(data, pd.Series):  # by which its owner joins the predictions to other columns
+            frame.index = data.index
     request = Request(loaded, Input.of_frame(frame), options)
     chunks = [added for _, added in stream(request, progress)]
     for name in request.added:

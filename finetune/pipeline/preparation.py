@@ -30,6 +30,7 @@ _OWN_TO_EACH = (
 )
 #: Optimizer steps below which a pretrained encoder was seen to be undertrained.
 _FEWEST_STEPS = 50
+_SHOWN_OUTPUTS = 5
 
 
 @dataclass(frozen=True)
@@ -234,8 +235,6 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
         return
     with mistakes:
         rows = recipe.splits["train"]
-        if told := _trained_head(recipe):
-            recipe.note(told)
         if values is not None:
             is_cut = not isinstance(recipe, TextClassification) or recipe.long_texts == "cut"
             if is_cut:  # or a text is several rows
@@ -249,6 +248,8 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
                 sampler.refuse_no_classes(recipe.kind.targets(targets.values(rows)))
         if recipe.weights is not None and values is not None:
             sampler.refuse_weights(values)
+        if told := _trained_head(recipe):
+            recipe.note(told)
 
 
 def _trained_head(recipe: Recipe) -> str | None:
@@ -257,18 +258,21 @@ def _trained_head(recipe: Recipe) -> str | None:
 
     if not isinstance(recipe, TextClassification):
         return None
-    before, now = recipe.trained_head, recipe.labels
+    before, now = recipe.trained_head, recipe.labels or ["LABEL_0"]
     unnamed = [f"LABEL_{number}" for number in range(len(before))]
-    if not before or before == now or (before == unnamed and len(before) == len(now)):
+    if not before or before in (now, unnamed[: len(now)]) or now == unnamed:
         return None
     if len(before) != len(now):
         return (
             f"the head of {recipe.model} has {counted(len(before), 'output')} ({listed(before)}), "
-            f"and {len(now)} are needed: it is replaced by a new one"
+            f"and {len(now)} {'is' if len(now) == 1 else 'are'} needed: it is replaced by a new one"
         )
+    others = [
+        f"'{old}' becomes '{new}'" for old, new in zip(before, now, strict=True) if old != new
+    ]
     return (
-        f"the head of {recipe.model} was trained for {listed(before)} and goes on from there, in "
-        f"this order, for {listed(now)}"
+        f"the head of {recipe.model} goes on from what it was trained for, output by output: "
+        f"{', '.join(others[:_SHOWN_OUTPUTS])}{', ...' * (len(others) > _SHOWN_OUTPUTS)}"
     )
 
 

@@ -69,6 +69,7 @@ class Sourced(Recipe):
             label: That of the label.
         """
         from finetune.data import conversion, headers, listing, sources
+        from finetune.errors import counted
         from finetune.runtime import formats
 
         self.remarks_of_source.clear()
@@ -100,6 +101,12 @@ class Sourced(Recipe):
                 told = (
                     f"{path.name}: below the names are the questions and ImportIds of a form, read "
                     "as rows: remove these two lines"
+                )
+            elif unnamed := headers.unnamed(rows, [text, label]):
+                told = (
+                    f"{path.name}: a column without a name has something in "
+                    f"{counted(unnamed, 'row')}: is it the rest of a text with "
+                    "separators in it? Then put such texts into quotation marks"
                 )
             else:
                 continue

@@ -21,7 +21,6 @@ _BEGINNINGS = {
     b"\x28\xb5\x2f\xfd": ".zst",
     b"PK\x03\x04": ".zip",
     b"PAR1": ".parquet",
-    b"\xd0\xcf\x11\xe0": ".xls",
 }
 
 
@@ -48,13 +47,16 @@ def renamed(path: Path) -> str:
     empty if that is its name, or not known.
     """
     with path.open("rb") as file:
-        beginning = file.read(4)
+        beginning = file.read(64)
     found = next((each for start, each in _BEGINNINGS.items() if beginning.startswith(start)), "")
+    is_text = len(beginning) > 4 and all(each > 8 for each in beginning)
+    if not (found or is_text):
+        return ""
     plain = path.with_suffix("") if compression(path) else path
     if found == ".zip" and plain == path:
         return f"{path.name}.zip, or to {path.stem}.xlsx if it is a spreadsheet"
     new = f"{plain.name if found in ('', *COMPRESSIONS) else plain.stem}{found}"
-    return new if new.lower() != path.name.lower() and beginning else ""
+    return new if new.lower() != path.name.lower() else ""
 
 
 def stem(path: str | Path) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: An order of fewer classes tells nothing.
 FEWEST_ORDERED = 3
+#: Names with a number that orders them, and not such as ``<10``.
+_NUMBERED = re.compile(r"[^<>\u2264\u2265]*\d")
 
 
 def refuse_unordered(
@@ -56,8 +58,11 @@ def refuse_unordered(
                 f"(the classes: {labels.listed(names)})"
             )
     elif not numeric_names.in_order(names, known):
-        likely = sorted(names, key=_naturally)
-        listed = joined(likely[:5]) + ",..." * (len(names) > 5)
+        if all(_NUMBERED.match(name) for name in names):
+            likely = sorted(names, key=_naturally)
+            listed = joined(likely[:5]) + ",..." * (len(names) > 5)
+        else:  # an order by letters would be taken over, and is none
+            listed = "LOWEST,...,HIGHEST"
         order = f"--label_order {shlex.quote(listed)}"
         words = [each for each in names if not numeric_names.are_numbers([each])]
         if 2 * len(words) < len(names) and (first := _first_of(dataset, words, places)):
