@@ -265,6 +265,17 @@ def test_digits_with_the_day_or_month_first_are_refused(
         _ = Texts(dataset=str(path), time_column="day").splits
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_months_with_the_month_first_are_refused(tmp_path: Path, suffix: str) -> None:
+    table = frame(month=[f"{1 + number % 12}.{2022 + number % 3}" for number in range(200)])
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        table["month"] = table["month"].astype(float)
+    table.to_csv(path, index=False) if suffix == ".csv" else table.to_parquet(path)
+    with pytest.raises(UserError, match=r"holds '1\.2022', which looks like a month and a year"):
+        _ = Texts(dataset=str(path), time_column="month").splits
+
+
 @pytest.mark.parametrize(
     "days",
     [

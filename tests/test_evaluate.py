@@ -107,6 +107,15 @@ def test_rows_that_the_model_was_trained_on_are_told(
     assert capsys.readouterr().out.rstrip().endswith(old.notes[0])
 
 
+def test_rows_that_are_there_twice_are_told(run: Run, tmp_path: Path) -> None:
+    held_out = run.predictions[["text", "label"]]
+    pd.concat([held_out, held_out[:3]]).to_csv(path := tmp_path / "twice.csv", index=False)
+    assert evaluate(run, str(path)).notes == [
+        f"3 of {len(held_out) + 3} rows evaluated repeat another one: they count twice, and the "
+        "intervals are too narrow"
+    ]
+
+
 def test_labels_that_predict_wrote_are_told(run: Run, tmp_path: Path) -> None:
     predicted = finetune.predict(
         run, pd.Series(["fine food", "bad food", "so so"], index=[7, 3, 5])

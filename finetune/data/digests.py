@@ -142,6 +142,11 @@ def seen_in(rows: Dataset, others: Dataset, column: str) -> np.ndarray:
     return np.asarray(pc.is_in(own, value_set=theirs).to_numpy(zero_copy_only=False))
 
 
+def repeating(rows: Dataset, column: str) -> int:
+    """Return how many rows repeat one before them exactly."""
+    return len(rows) - int(pc.count_distinct(packed(digests(rows, column).exact)).as_py())
+
+
 def packed(hashes: np.ndarray) -> pa.FixedSizeBinaryArray:
     """Return hashes of shape ``(rows, width)``, uint8, as an array of Arrow."""
     content = pa.py_buffer(np.ascontiguousarray(hashes))

@@ -37,6 +37,11 @@ def of_line(line: str, place: str) -> dict[str, Any]:
         UserError: if it is no object.
     """
     bounds.refuse_deep(line, place)
+    if line.lstrip().startswith("["):
+        raise UserError(
+            f"{place}: expected an object, found {line[:_SHOWN]!r}: an array of objects is read "
+            "from a file that ends in .json"
+        )
     try:
         row = json.loads(line, object_pairs_hook=_once)
     except json.JSONDecodeError as error:

@@ -18,6 +18,8 @@ from finetune.errors import UserError
 
 #: Years that digits are taken for, and so many different dates say that it is no chance.
 _YEARS, _FEWEST_DATES = (1900, 2100), 5
+#: As numbers, whose last zero is gone: 10.2020 is 10.202.
+_MONTHS = r"(0?[1-9]|1[0-2])\.(19|20)[0-9]{1,2}"
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,8 @@ def parsed(rows: Dataset, column: str, flag: str) -> Times:
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         exact = stored.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         values = _floats(exact.cast(pa.int64()))
-    elif pa.types.is_integer(kind):
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         _refuse_dates_in_digits(pd.Series(stored.cast(pa.string()).unique()), column, flag)
-        values = _floats(stored)
-    elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values = _floats(stored)
     elif pa.types.is_null(kind):
         values = np.full(len(stored), np.nan)
@@ -97,14 +97,19 @@ def _of_texts(stored: pa.ChunkedArray, column: str, flag: str) -> tuple[np.ndarr
 
 
 def _refuse_dates_in_digits(words: pd.Series, column: str, flag: str) -> None:
-    """Refuse different whole numbers that are dates whose day or month comes first: as numbers
-    they have another order.
+    """Refuse different numbers that are dates whose day or month comes first: as numbers they have
+    another order.
 
     Raises:
-        UserError: if all have 5 to 8 digits and are such dates, and not dates like ``20230105``
-            that are closer together.
+        UserError: if all are months like ``10.2024``, or have 5 to 8 digits and are such dates, and
+            not dates like ``20230105`` that are closer together.
     """
     some = words.dropna()
+    if len(some) >= _FEWEST_DATES and some.str.fullmatch(_MONTHS).all():
+        raise UserError(
+            f"{flag} {column}: the column holds {some.iloc[0]!r}, which looks like a month and a "
+            "year and would be sorted as a number; write months as 2024-01"
+        )
     if len(some) < _FEWEST_DATES or not some.str.fullmatch(r"[0-9]{5,8}").all():
         return
     width = int(some.str.len().max())

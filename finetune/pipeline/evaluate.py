@@ -80,6 +80,7 @@ def evaluate(
             that the model does not know.
     """
     from finetune.data import memory
+    from finetune.data.digests import repeating
     from finetune.pipeline.assess import refuse_other_labels
     from finetune.recipe import TextClassification
     from finetune.training.defaults import argument_values
@@ -127,6 +128,11 @@ def evaluate(
             named = [reading.get(name) for name in ("text_column", "text_columns")]
             recipe.refuse_other_columns(run.path, *named)
         over = _on(data, recipe, run.kind, reading, notes)
+        if count := repeating(over.splits["test"], over.input_column):
+            notes.append(
+                f"{count:,} of {counted(len(over.splits['test']), 'row')} evaluated repeat another "
+                "one: they count twice, and the intervals are too narrow"
+            )
         return over, _rows_trained_on(run, recipe, over.splits["test"], notes)
 
     with telling(progress):
