@@ -132,6 +132,11 @@ CASES = {
         ["text", "--dataset", "a.jsonl", *MODEL],
         ['a.jsonl, line 2: the key \'label\' comes twice in one object, with "x" and "y"'],
     ),
+    "a key twice in an array": (
+        write("a.json", '[\n{"text": "a", "label": "x"},\n{"text": "b", "text": "c"}\n]'),
+        ["text", "--dataset", "a.json", *MODEL],
+        ['a.json, line 3: the key \'text\' comes twice in one object, with "b" and "c"'],
+    ),
     "columns of JSON with other keys": (
         write("a.json", '{"text": {"1": "a", "2": "b"}, "label": {"2": "x", "3": "y"}}'),
         ["text", "--dataset", "a.json", *MODEL],

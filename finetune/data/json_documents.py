@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -74,7 +75,9 @@ def rows(text: str, path: Path) -> list[dict[str, Any]]:
         if not text.strip():
             raise UserError(f"{path} holds no rows") from error
         raise UserError(f"{path}, line {error.lineno}: {explained(error)}") from error
-    except ValueError as error:  # a key that comes twice, an integer of too many digits
+    except _Twice as error:
+        raise UserError(f"{path}{_line_of_twice(text)}: {error}") from error
+    except ValueError as error:  # an integer of too many digits
         raise UserError(f"{path}: {error}") from error
     found = _rows_in(content)
     if found is None and (apart := _apart(content)):
@@ -111,6 +114,21 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         shown = " and ".join(each[:_SHOWN] + "..." * (len(each) > _SHOWN) for each in values[:2])
         raise _Twice(f"the key '{twice}' comes twice in one object, with {shown}: keep one")
     return found
+
+
+def _line_of_twice(text: str) -> str:
+    """Return where the first row of an array begins that has a key twice, for messages; an empty
+    text of another document.
+    """
+    if not (start := re.match(r"\s*\[", text)):
+        return ""
+    decoder, place = json.JSONDecoder(object_pairs_hook=_once), start.end()
+    while between := re.compile(r"[\s,]*").match(text, place):
+        try:
+            place = decoder.raw_decode(text, between.end())[1]
+        except _Twice:
+            return f", line {text.count(chr(10), 0, between.end()) + 1}"
+    return ""
 
 
 def explained(error: json.JSONDecodeError) -> str:

@@ -7,21 +7,8 @@ from collections.abc import Sequence
 
 #: As a class: in lower case ``none`` and ``na`` can be the name of one.
 _CLASSES = (
-    "nan",
-    "NaN",
-    "NAN",
-    "None",
-    "null",
-    "Null",
-    "NULL",
-    "n/a",
-    "N/A",
-    "#N/A",
-    "NA",
-    "<NA>",
-    "NaT",
-    r"\N",
-    "?",
+    *("nan", "NaN", "NAN", "NaT", "None", "null", "Null", "NULL"),
+    *("n/a", "N/A", "#N/A", "NA", "<NA>", r"\N", "?"),
 )
 #: What a spreadsheet writes where a formula failed.
 _FAILED = ("#REF!", "#NAME?", "#VALUE!", "#DIV/0!", "#NUM!", "#NULL!", "#SPILL!", "#CALC!")
