@@ -58,7 +58,7 @@ def refuse_unordered(
                 f"(the classes: {labels.listed(names)})"
             )
     elif not numeric_names.in_order(names, known):
-        if all(_NUMBERED.match(name) for name in names):
+        if 2 * sum(_NUMBERED.match(name) is not None for name in names) > len(names):
             likely = sorted(names, key=_naturally)
             listed = joined(likely[:5]) + ",..." * (len(names) > 5)
         else:  # an order by letters would be taken over, and is none
