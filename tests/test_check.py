@@ -429,6 +429,7 @@ def test_a_recipe_of_ones_own_is_checked() -> None:
     [
         (("no", "yes"), ""),
         (("LABEL_0", "LABEL_1"), ""),
+        (("LABEL_0", "LABEL_1", "LABEL_2"), "and 2 are needed: it is replaced by a new one"),
         (("yes", "no"), "trained for, output by output: 'yes' becomes 'no', 'no' becomes 'yes'"),
         (("a", "b", "c"), "('a', 'b', 'c'), and 2 are needed: it is replaced by a new one"),
     ],
@@ -452,6 +453,12 @@ def test_a_head_that_was_trained_for_something_else_is_told(
     of_numbers = [each.message for each in found if "the head of" in each.message]
     assert len(of_numbers) == 1
     assert "and 1 is needed" in of_numbers[0]
+    rows = "".join(f"the text {n},{n % 4}\n" for n in range(120))
+    path.write_text(f"text,label\n{rows}")
+    found = finetune.check(
+        "text", dataset=str(path), model=str(model), max_length=32, task="single_label"
+    ).findings
+    assert any("and 4 are needed: it is replaced by a new one" in each.message for each in found)
 
 
 def test_nothing_is_suspicious_in_the_embedded_sentences() -> None:

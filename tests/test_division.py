@@ -124,7 +124,7 @@ def test_no_author_is_in_two_splits(tmp_path: Path) -> None:
     assert found.splits["test"]["label"][:].count(1) > 0
 
 
-@pytest.mark.parametrize("other", ["3 ann ", "3\u00a0Ann", "3 Ann\u200b", "003"])
+@pytest.mark.parametrize("other", ["3 ann ", "3\u00a0Ann", "3 Ann\u200b", "3\tAnn", "003"])
 def test_groups_written_in_several_ways_are_told(other: str, tmp_path: Path) -> None:
     authors = [f"{number % 20} Ann" for number in range(199)] + [other]
     authors = [each.removesuffix(" Ann") if other.isdigit() else each for each in authors]

@@ -30,11 +30,11 @@ class Bag:
 
     @functools.cached_property
     def rows(self) -> np.ndarray:
-        """The training rows that are looked at: of many as many as the baseline has, sampled, and
-        no more than there can be probabilities of all classes for.
+        """The training rows that are looked at: of many a sample, for which there is memory for
+        the probabilities of all classes.
         """
         found = np.random.default_rng(_SEED).permutation(len(self.splits["train"]))
-        most = min(baseline.bounds(self._classes)[0], baseline.MOST_SCORES // self._classes)
+        most = min(baseline.MOST_ROWS, baseline.MOST_SCORES // self._classes)
         return np.sort(found[:most])
 
     @functools.cached_property

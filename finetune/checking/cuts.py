@@ -34,7 +34,7 @@ class Lengths:
     def add(self, texts: pa.Array) -> None:
         """Count texts; a missing one is empty."""
         self._ends.append(arrow.matching(texts, _ELLIPSIS))
-        self._are_words |= bool(arrow.matching(texts, r"\s").any())
+        self._are_words = self._are_words or bool(arrow.matching(texts, r"\s").any())
         for unit, length in _UNITS.items():
             self._lengths[unit].append(length(texts).to_numpy(zero_copy_only=False))
 

@@ -357,16 +357,18 @@ class _Counts:
             of[place[0]] = of.get(place[0], 0) + 1
 
     def sentence(self, flag: str, name: str) -> str:
-        done = (("relabelled", self.relabelled), ("left out", self.excluded))
         parts = [
             f"{verb} " + ", ".join(counted(count, f"{split} row") for split, count in of.items())
-            for verb, of in done
+            for verb, of in (("relabelled", self.relabelled), ("left out", self.excluded))
             if of
         ]
         if self._nowhere:
-            why = "" if parts else ", so that nothing changes: contradictory and repeated rows are "
-            why += "" if parts else "left out before; correct the data itself"
-            parts.append(f"{counted(self._nowhere, 'row')} of the file in no split{why}")
+            nothing = (
+                ", so that nothing changes: contradictory and repeated rows are left out before; "
+                "correct the data itself"
+            )
+            where = f"{counted(self._nowhere, 'row')} of the file in no split"
+            parts.append(where if parts else where + nothing)
         test = self.relabelled.get("test", 0) + self.excluded.get("test", 0)
         warned = ": its test scores are not those of the same test set any more" if test else ""
         return f"{flag} {name}: {'; '.join(parts)}{warned}"

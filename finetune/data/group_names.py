@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 import pyarrow.compute as pc
 from datasets import DatasetDict
 
 from finetune.data import keys, placeholders
+from finetune.data.alike import visible
 from finetune.errors import counted
 
 #: The share of the rows from which on a group called ``unknown`` is told.
@@ -53,9 +53,7 @@ def remarks(dataset: DatasetDict, column: str | None) -> list[str]:
 
 
 def _bare(name: str) -> str:
-    """Return a name without case, blanks, what cannot be seen and Unicode's ways to write it; a
-    whole number without its fraction and the zeros before it.
+    """Return what can be seen of a name; of a whole number without its fraction and the zeros
+    before it.
     """
-    seen = (each for each in unicodedata.normalize("NFKC", name) if each.isprintable())
-    word = " ".join("".join(seen).split()).casefold()
-    return re.sub(r"^(-?)0*([0-9]+)(\.0+)?$", r"\1\2", word)
+    return re.sub(r"^(-?)0*([0-9]+)(\.0+)?$", r"\1\2", visible(name))

@@ -15,6 +15,8 @@ from finetune.data import bounds
 from finetune.errors import UserError
 
 _SHOWN = 40
+#: What stands between the rows of an array.
+_BETWEEN = ", \t\r\n"
 
 
 class _Twice(ValueError):
@@ -123,12 +125,15 @@ def _line_of_twice(text: str) -> str:
     if not (start := re.match(r"\s*\[", text)):
         return ""
     decoder, place = json.JSONDecoder(object_pairs_hook=_once), start.end()
-    while between := re.compile(r"[\s,]*").match(text, place):
+    while True:  # until the row that was refused
+        while text[place] in _BETWEEN:
+            place += 1
         try:
-            place = decoder.raw_decode(text, between.end())[1]
+            _, end = decoder.raw_decode(text, place)
         except _Twice:
-            return f", line {text.count(chr(10), 0, between.end()) + 1}"
-    return ""
+            line = text.count("\n", 0, place) + 1
+            return f", line {line}"
+        place = end
 
 
 def explained(error: json.JSONDecodeError) -> str:
@@ -153,7 +158,7 @@ def explained(error: json.JSONDecodeError) -> str:
             | "Illegal trailing comma before end of array"
             | "Illegal trailing comma before end of object"
         ) if error.msg.startswith("Illegal") or error.doc[: error.pos].rstrip().endswith(","):
-            if (end := rest.lstrip(", \t\r\n")[:1]) in ("]", "}"):
+            if (end := rest.lstrip(_BETWEEN)[:1]) in ("]", "}"):
                 return f"a comma before '{end}' {where}: remove it"
         case "Extra data":
             return f"more than one value {where}: write one object per line, as .jsonl"

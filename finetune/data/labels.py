@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import shlex
 import unicodedata
 from collections import Counter
@@ -17,16 +16,13 @@ import numpy as np
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
 
-from finetune.data import arrow, placeholders, targets
+from finetune.data import alike, arrow, placeholders, targets
 from finetune.data.cells import list_in
 from finetune.data.numeric_names import exact, has_fractions, natural
 from finetune.data.several import joined_pairs, pairs_in
 from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
-_EMOJI = "\ufe0f"  # follows a character that is shown as an emoji
-#: How spreadsheets keep a word from being a number; and what JSON and other programs write for it.
-_KEPT_AS_TEXT, _BOOLEANS = re.compile(r"""="(.*)"|'(.*)"""), {"true": "1", "false": "0"}
 _STRAY = 0.05  # labels of at most this share of the rows can be strays
 #: From a split and the ``id`` of rows to where they are, for messages.
 Places = Callable[[str, Sequence[int]], str]
@@ -161,17 +157,16 @@ def remarks(dataset: DatasetDict, *, renames: bool = False) -> list[str]:
     for rows in dataset.values():
         counts.update(targets.counts(rows))
     present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}
-    alike: dict[Decimal | str, list[str]] = {}
+    written: dict[Decimal | str, list[str]] = {}
     for name in sorted(present):
-        alike.setdefault(exact(_visible(name)), []).append(name)
+        written.setdefault(exact(alike.meant(name)), []).append(name)
     found = _missing(present, drops=renames)
     if codes := placeholders.codes(sorted(present)):
-        shown = ", ".join(f"'{name}' ({counted(present[name], 'row')})" for name in codes)
         found.append(
-            f"a class is called {shown}, unlike the others: if it stands for a missing "
-            "label, leave the field empty in the data"
+            f"a class is called {_with_rows(codes, present)}, unlike the others: if it stands for "
+            "a missing label, leave the field empty in the data"
         )
-    if several := [each for each in alike.values() if len(each) > 1]:
+    if several := [each for each in written.values() if len(each) > 1]:
         shown = "; ".join(" and ".join(map(_shown, each)) for each in several[:5])
         found.append(
             f"similar labels kept as separate classes: {shown}{', ...' * (len(several) > 5)}; "
@@ -204,7 +199,7 @@ def _missing(counts: Mapping[str, int], *, drops: bool) -> list[str]:
     names = [name for name in sorted(counts) if placeholders.is_no_class(name)]
     if not names or len(names) == len(counts):
         return []
-    shown = ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in names)
+    shown = _with_rows(names, counts)
     how = " (--drop_invalid leaves such rows out)" if drops else ""
     return [
         f"{'a class is' if len(names) == 1 else 'classes are'} called {shown}: if these labels are "
@@ -212,11 +207,15 @@ def _missing(counts: Mapping[str, int], *, drops: bool) -> list[str]:
     ]
 
 
-def _merging(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
+def _with_rows(names: Sequence[str], counts: Mapping[str, int]) -> str:
+    return ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in names)
+
+
+def _merging(ways: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
     """Return the option that merges names into the most frequent of each; empty if it cannot be
     typed.
     """
-    most = {tuple(each): max(each, key=lambda name: counts[name]) for each in alike}
+    most = {tuple(each): max(each, key=lambda name: counts[name]) for each in ways}
     pairs = [(name, to) for each, to in most.items() for name in each if name != to]
     written = joined_pairs(pairs)
     try:
@@ -226,21 +225,9 @@ def _merging(alike: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
     return f", or --label_map {shlex.quote(written)}" if is_read else ""
 
 
-def _visible(name: str) -> str:
-    """Return a name without case, spaces, invisible characters, marks of spreadsheets and Unicode's
-    ways to write it; of a truth value its number.
-    """
-    composed = unicodedata.normalize("NFKC", name)
-    seen = (each for each in composed if each.isprintable() or each.isspace())
-    word = " ".join("".join(seen).replace(_EMOJI, "").split()).casefold()
-    if kept := _KEPT_AS_TEXT.fullmatch(word):
-        word = kept[1] if kept[2] is None else kept[2]
-    return _BOOLEANS.get(word, word)
-
-
 def _shown(name: str) -> str:
     """Return a quoted name, escaped if that is the only way to tell it from another one."""
-    usual = unicodedata.is_normalized("NFC", name) and _EMOJI not in name
+    usual = unicodedata.is_normalized("NFC", name) and alike.EMOJI not in name
     return repr(name) if usual else ascii(name)
 
 

@@ -142,8 +142,13 @@ def _below(directory: Path, called: Mapping[str, str]) -> Listing:
     if "train" in splits and not mistakes:
         found = _complete(str(directory), splits, called, [*readable, *inside])
         used = {path.parent for several in splits.values() for path in several} - {directory}
-        others = [f"{each.relative_to(directory)}{'/' * each.is_dir()}" for folder in sorted(used)
-                  for each in _visible(folder) if each not in inside]  # fmt: skip
+        known = {*inside}
+        others = [
+            f"{each.relative_to(directory)}{'/' * each.is_dir()}"
+            for folder in sorted(used)
+            for each in _visible(folder)
+            if each not in known
+        ]
         return replace(found, unread=[*found.unread, *others])
     if not splits and not mistakes:
         if len(folders) == 1 and folders[0].name == "data" and not readable:
@@ -315,21 +320,22 @@ def _of_texts(directory: Path, called: Mapping[str, str]) -> Listing | None:
         splits = {"train": directory}
     elif mistakes := _misnamed(sorted(directory.iterdir()), called, splits, _classes):
         raise UserError(*(f"{directory}: {each}" for each in mistakes))
+    classes = {split: _classes(folder) for split, folder in splits.items()}
     found = {
-        split: [path for folder in _classes(folder) for path in _texts_in(folder)]
-        for split, folder in splits.items()
+        split: [path for folder in folders for path in _texts_in(folder)]
+        for split, folders in classes.items()
     }
     beside = [each for folder in splits.values() for each in _files_in(folder)]
-    inside = [
-        each
-        for folder in splits.values()
-        for each_class in _classes(folder)
-        for each in _files_in(each_class)
-    ]
+    of_classes = [folder for folders in classes.values() for folder in folders]
+    inside = [each for folder in of_classes for each in _files_in(folder)]
     read = {path for several in found.values() for path in several}
-    places = [*splits.values(), *(each for folder in splits.values() for each in _classes(folder))]
-    others = [f"{each.relative_to(directory)}/" for folder in places for each in _visible(folder)
-              if each.is_dir() and each not in places]  # fmt: skip
+    known = {*read, *splits.values(), *of_classes}
+    others = [
+        f"{each.relative_to(directory)}/"
+        for folder in (*splits.values(), *of_classes)
+        for each in _visible(folder)
+        if each not in known and each.is_dir()
+    ]
     texts = [each for each in beside if each.suffix.lower() == ".txt"]
     unread = [str(each.relative_to(directory)) for each in [*texts, *inside] if each not in read]
     if not found["train"]:

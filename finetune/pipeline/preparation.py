@@ -30,6 +30,7 @@ _OWN_TO_EACH = (
 )
 #: Optimizer steps below which a pretrained encoder was seen to be undertrained.
 _FEWEST_STEPS = 50
+#: Outputs of a head that a note names.
 _SHOWN_OUTPUTS = 5
 
 
@@ -260,13 +261,15 @@ def _trained_head(recipe: Recipe) -> str | None:
         return None
     before, now = recipe.trained_head, recipe.labels or ["LABEL_0"]
     unnamed = [f"LABEL_{number}" for number in range(len(before))]
-    if not before or before in (now, unnamed[: len(now)]) or now == unnamed:
+    if not before:
         return None
     if len(before) != len(now):
         return (
             f"the head of {recipe.model} has {counted(len(before), 'output')} ({listed(before)}), "
             f"and {len(now)} {'is' if len(now) == 1 else 'are'} needed: it is replaced by a new one"
         )
+    if before in (now, unnamed) or now == unnamed:
+        return None
     others = [
         f"'{old}' becomes '{new}'" for old, new in zip(before, now, strict=True) if old != new
     ]

@@ -1,4 +1,6 @@
-"""What the name of a file says of its format: rows as text or Arrow, compressed or not."""
+"""What the name of a file says of its format: rows as text or Arrow, compressed or not; and what
+its beginning says of its name.
+"""
 
 from __future__ import annotations
 
