@@ -242,9 +242,10 @@ def test_files_that_cannot_be_read(files: dict[str, str], message: str, tmp_path
 
 
 def test_the_line_of_a_long_integer_is_told_in_every_encoding(tmp_path: Path) -> None:
-    content = '{"text": "a"}\n{"n": ' + "9" * 23 + '}\n{"n": "b"}\n'
+    """In UTF-16 an empty line is not empty as bytes."""
+    content = '{"text": "a"}\n\n{"n": ' + "9" * 23 + '}\n{"n": "b"}\n'
     (tmp_path / "a.jsonl").write_text(content, encoding="utf-16")
-    with pytest.raises(UserError, match=r"a.jsonl, line 2: the column 'n' holds an integer"):
+    with pytest.raises(UserError, match=r"a.jsonl, line 3: the column 'n' holds an integer"):
         sources.read(str(tmp_path / "a.jsonl"))
 
 

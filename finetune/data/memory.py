@@ -179,11 +179,11 @@ def _of_frame(split: str, frame: pd.DataFrame) -> pa.Table:
     columns = {}
     for place, name in enumerate(names):
         values = frame.iloc[:, place]
+        if isinstance(values.dtype, pd.SparseDtype):
+            values = values.astype(values.dtype.subtype)
+        if isinstance(getattr(values.dtype, "categories", values).dtype, _AS_TEXT):
+            values = values.astype("string")
         try:
-            if isinstance(values.dtype, pd.SparseDtype):
-                values = values.astype(values.dtype.subtype)
-            if isinstance(getattr(values.dtype, "categories", values).dtype, _AS_TEXT):
-                values = values.astype("string")
             columns[name] = pa.array(values, from_pandas=True)
         except (pa.ArrowException, UnicodeError) as error:
             raise _unlike(split, name, values.tolist()) from error
