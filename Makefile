@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OLDEST := .venv-oldest
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 FAST := not slow and not processes and not trains
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all test-oldest faults faults-long check lint format audit bench gpu-check clean
+.PHONY: help env demo acceptance test mutations test-all test-oldest faults faults-long check lint format audit bench gpu-check clean
 
 help:  ## list the targets
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,10 +26,16 @@ demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (abo
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
 # one thread a process: with more, those of one test wait for those of another on busy cores
-test: $(READY)  ## the tests (10 to 30 minutes on two cores)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+acceptance: $(READY)  ## what docs/contract.md promises, tested from outside (minutes on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO) tests/acceptance
 
-test-all: $(READY)  ## the tests, the slow ones too
+test: $(READY)  ## the acceptance tests and quick unit tests (minutes on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO)
+
+mutations: $(READY)  ## break the code in 48 ways; the acceptance tests have to notice (about an hour)
+	$(BIN)/python tests/mutations.py
+
+test-all: $(READY)  ## all tests, the slow ones too (over an hour)
 	$(BIN)/python -m pytest -m ''
 
 # one after the other: what is timed and killed is not disturbed

@@ -203,14 +203,57 @@ def command(tmp_path: Path, warm: "Servers") -> Command:  # noqa: F821
     return run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--contract C3,D5`: only the acceptance tests of these rows of docs/contract.md."""
+    parser.addoption("--contract", default="", help="run the tests of these rows of the contract")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what starts processes or trains, so that `make check` can leave it out."""
+    if rows := set(filter(None, config.getoption("--contract").split(","))):
+        items[:] = [
+            item
+            for item in items
+            if rows & {row for mark in item.iter_markers("contract") for row in mark.args}
+        ]
     for item in items:
         if item.path.stem in ("test_resume", "test_run", "test_trainer"):
             item.add_marker("trains")
         if {"command", "hub_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
     items.sort(key=lambda item: item.path.stem not in [f"test_{name}" for name in LONGEST])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session whose acceptance tests started or trained more than they may."""
+    if any(len(lines) > limit for _, lines, limit in acceptance_counts(session.config)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print how many commands the acceptance tests started and how many shared runs they trained.
+
+    With `-vv` each of them.
+    """
+    for kind, lines, limit in acceptance_counts(config):
+        if lines:
+            terminalreporter.line(f"acceptance: {len(lines)} {kind} (at most {limit})")
+            if config.get_verbosity() > 1:
+                terminalreporter.line("".join(f"  {line}\n" for line in sorted(lines)))
+
+
+def acceptance_counts(config: pytest.Config) -> Iterator[tuple[str, list[str], int]]:
+    """Yield `commands` and `runs`: those of this session, and how many there may be."""
+    from tests.acceptance import MAX_COMMANDS, MAX_RUNS
+
+    if hasattr(config, "workerinput"):  # counted by the process that started the workers
+        return
+    directory = config._tmp_path_factory.getbasetemp() / "acceptance"  # type: ignore[attr-defined]
+    for kind, limit in (("commands", MAX_COMMANDS), ("runs", MAX_RUNS)):
+        file = directory / f"{kind}.txt"
+        yield kind, file.read_text().splitlines() if file.exists() else [], limit
 
 
 def pytest_collection_finish() -> None:

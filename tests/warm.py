@@ -52,17 +52,7 @@ IMPORTS = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.vit.modeling_vit",
     "transformers.integrations",
-    "finetune.cli.compare",
-    "finetune.cli.doctor",
-    "finetune.cli.evaluate",
-    "finetune.cli.meeting",
-    "finetune.cli.predict",
-    "finetune.cli.report",
-    "finetune.cli.train",
-    "finetune.models.cpu.exchange",
-    "finetune.reporting.card",
-    "finetune.reporting.page",
-    "finetune.training.trainer",
+    "tests.preload",
 )
 
 

@@ -1,0 +1,296 @@
+"""Fixtures of the acceptance suite: commands, small data and models, and the shared runs.
+
+A test here uses the command line, the public names of `finetune`, the public methods of recipes,
+and files. Two ways to type a command:
+
+- `cli("check", "text", ...)` runs the command line in the test's own process: cheap, for tables.
+- `command("text", ...)` starts a process of its own (forked from one that has imported the
+  libraries, see `tests/warm.py`). There may be 25 of these, see `tests/acceptance/__init__.py`.
+
+The shared runs are trained once for all workers of pytest-xdist. No test changes one: copy its
+directory first (`copy_run`).
+"""
+
+import contextlib
+import io
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from filelock import FileLock
+
+import finetune
+from tests.acceptance import data
+from tests.conftest import HANGS, LAUNCHERS
+from tests.warm import Servers
+
+#: Options of every small training: fast, and the same on every processor.
+TRAINING: dict[str, Any] = dict(
+    max_length=64,
+    learning_rate=3e-3,
+    num_train_epochs=3,
+    global_batch_size=16,
+    logging_steps=2,
+    precision="fp32",
+    disable_tqdm=True,
+)
+
+
+def flags(**options: Any) -> list[str]:
+    """Return options as they are typed: `flags(max_steps=3)` is `["--max_steps", "3"]`."""
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+# ---- what is started and trained is counted ------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all workers of this test session share."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "acceptance"
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+def record(directory: Path, kind: str, description: str) -> None:
+    """Add a line to the list of what was started; the lines of two workers do not mix."""
+    with FileLock(directory / f"{kind}.lock"), (directory / f"{kind}.txt").open("a") as file:
+        file.write(description.replace("\n", " ")[:200] + "\n")
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended: its exit status and what it printed."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finished]:
+    """Type `python -m finetune WORDS`, in an empty directory, without a process of its own."""
+
+    def run(*words: object, stdin: str = "") -> Finished:
+        (tmp_path / "cwd").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "cwd")
+        stdout, stderr, status = io.StringIO(), io.StringIO(), 0
+        with (
+            mock.patch.object(sys, "argv", ["finetune", *map(str, words)]),
+            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
+            mock.patch.dict(os.environ),
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
+        ):
+            try:
+                runpy.run_module("finetune", run_name="__main__", alter_sys=True)
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return Finished(status, stdout.getvalue(), stderr.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """The processes that commands are forked from."""
+    servers = Servers(tmp_path_factory.mktemp("warm"))
+    yield servers
+    servers.close()
+
+
+@dataclass
+class Commands:
+    """Starts commands in `home` and counts them; none outlives the test.
+
+    Attributes:
+        home: Their working directory.
+        processes: Those that were started.
+    """
+
+    home: Path
+    shared_directory: Path
+    servers: Servers
+
+    def __post_init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, *words: object, launcher: str = "python", num_processes: int = 2,
+        env: dict[str, str] | None = None, cwd: Path | None = None, **popen: Any
+    ) -> "subprocess.Popen[str]":  # fmt: skip
+        """Start `python -m finetune WORDS`, or under `torchrun`, `accelerate`; or a `script`.
+
+        Args:
+            *words: What is typed behind `finetune`; of a `script`, its path and arguments.
+            launcher: `python`, `torchrun`, `accelerate`; `fresh` for a new interpreter,
+                `script` for `python WORDS`.
+            num_processes: Of torchrun.
+            env: Added to the environment.
+            cwd: Working directory, `home` if unset.
+            **popen: Arguments of `subprocess.Popen`.
+        """
+        environment = {**os.environ, **(env or {})}
+        typed = [str(word) for word in words]
+        if launcher == "python":
+            line = self.servers.words("finetune", typed, environment)
+        elif launcher == "torchrun":
+            torchrun = ("--standalone", f"--nproc_per_node={num_processes}")
+            line = self.servers.torchrun(typed, environment, *torchrun)
+        elif launcher == "accelerate":
+            line = self.servers.accelerate(typed, environment)
+        elif launcher == "fresh":
+            line = [*LAUNCHERS["python"], *typed]
+        else:
+            line = [sys.executable, *typed]
+        record(self.shared_directory, "commands", f"{launcher}: {' '.join(typed)}")
+        popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | popen
+        process = subprocess.Popen(line, cwd=cwd or self.home, env=environment, **popen)
+        self.processes.append(process)
+        return process
+
+    def __call__(self, *words: object, **options: Any) -> Finished:
+        """Start a command as `start` does and wait for its end."""
+        process = self.start(*words, stdin=subprocess.DEVNULL, **options)
+        stdout, stderr = process.communicate(timeout=HANGS)
+        return Finished(process.returncode, stdout, stderr)
+
+
+@pytest.fixture
+def command(tmp_path: Path, shared_directory: Path, servers: Servers) -> Iterator[Commands]:
+    """Starts commands in an empty directory."""
+    (tmp_path / "home").mkdir()
+    commands = Commands(tmp_path / "home", shared_directory, servers)
+    yield commands
+    for process in commands.processes:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+# ---- data and models -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def reviews(shared_directory: Path) -> Path:
+    """A CSV of 240 reviews with `text` and `label` (bad, good), of 6 to 30 words."""
+    return once(shared_directory / "reviews.csv", data.write_reviews)
+
+
+@pytest.fixture(scope="session")
+def bert(shared_directory: Path) -> Path:
+    """A directory with a BERT of two layers and 32 dimensions, without dropout."""
+    return once(shared_directory / "bert", data.write_bert)
+
+
+@pytest.fixture(scope="session")
+def vit(shared_directory: Path) -> Path:
+    """A directory with a ViT of one layer for images of 8 x 8 pixels."""
+    return once(shared_directory / "vit", data.write_vit)
+
+
+def once(path: Path, write: Callable[[Path], object]) -> Path:
+    """Return `path`, written by whichever worker comes first."""
+    with FileLock(path.with_name(f"{path.name}.lock")):
+        if not path.exists():
+            unfinished = path.with_name(f"unfinished-{path.name}")
+            write(unfinished)
+            unfinished.rename(path)
+    return path
+
+
+# ---- the shared runs -----------------------------------------------------------------------------
+
+Trained = Callable[..., finetune.Run]
+
+
+@pytest.fixture(scope="session")
+def trained(shared_directory: Path) -> Trained:
+    """Train a shared run, whichever worker comes first, and return it.
+
+    Options are those of `TRAINING` and then the given ones; None leaves one out.
+    """
+
+    def train(name: str, recipe: Any, **options: Any) -> finetune.Run:
+        path = shared_directory / "runs" / name
+        with FileLock(shared_directory / f"run-{name}.lock"):
+            if not path.exists():
+                record(shared_directory, "runs", name)
+                chosen = {k: v for k, v in {**TRAINING, **options}.items() if v is not None}
+                return finetune.train(recipe, output_dir=str(path), **chosen)
+        return finetune.Run.load(path)
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def single_label_run(trained: Trained, reviews: Path, bert: Path) -> finetune.Run:
+    """Two classes, three epochs with a checkpoint each, baselines and report."""
+    return trained("single_label", "text", dataset=str(reviews), model=str(bert))
+
+
+@pytest.fixture(scope="session")
+def second_seed_run(trained: Trained, reviews: Path, bert: Path) -> finetune.Run:
+    """The same with `--seed 7`: the same test rows, other predictions."""
+    return trained("second_seed", "text", dataset=str(reviews), model=str(bert), seed=7)
+
+
+@pytest.fixture(scope="session")
+def multi_label_run(trained: Trained, shared_directory: Path, bert: Path) -> finetune.Run:
+    """Up to three labels a row, in lists of a JSON lines file; some rows have none."""
+    path = once(shared_directory / "tags.jsonl", data.write_tags)
+    return trained("multi_label", "text", dataset=str(path), model=str(bert))
+
+
+@pytest.fixture(scope="session")
+def regression_run(trained: Trained, shared_directory: Path, bert: Path) -> finetune.Run:
+    """Two targets, `stars` (about 1 to 5) and `price` (about 100 to 500)."""
+    path = once(shared_directory / "scores.csv", data.write_scores)
+    options = dict(text_column="text", label_columns="stars,price")
+    return trained("regression", "text", dataset=str(path), model=str(bert), **options)
+
+
+@pytest.fixture(scope="session")
+def ordinal_run(trained: Trained, shared_directory: Path, bert: Path) -> finetune.Run:
+    """Three classes in the order bad < mixed < good."""
+    path = once(
+        shared_directory / "grades.csv",
+        lambda path: data.write_reviews(path, labels=("bad", "mixed", "good")),
+    )
+    options = dict(task="ordinal", label_order="bad,mixed,good")
+    return trained("ordinal", "text", dataset=str(path), model=str(bert), **options)
+
+
+@pytest.fixture(scope="session")
+def image_run(trained: Trained, shared_directory: Path, vit: Path) -> finetune.Run:
+    """Two classes of images of 8 x 8 pixels."""
+    path = once(shared_directory / "photos", data.write_photos)
+    options = dict(learning_rate=1e-2, num_train_epochs=6, max_length=None)
+    return trained("image", "image", dataset=str(path), model=str(vit), **options)
+
+
+@pytest.fixture
+def copy_run(tmp_path: Path) -> Callable[[finetune.Run], finetune.Run]:
+    """Copy a shared run, for a test that changes it."""
+
+    def copy(run: finetune.Run) -> finetune.Run:
+        shutil.copytree(run.path, tmp_path / "copies" / run.path.name)
+        return finetune.Run.load(tmp_path / "copies" / run.path.name)
+
+    return copy

@@ -1,0 +1,152 @@
+"""Small data and models that the acceptance tests make: the same at every call.
+
+The words of a text depend on its label, so a tiny model learns them; a third of the words are those
+of any label, so no model is right everywhere.
+"""
+
+import csv
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+WORDS = {
+    "bad": ["awful", "dull", "bland", "rude", "stale"],
+    "good": ["great", "lovely", "fine", "fresh", "warm"],
+    "mixed": ["average", "ordinary", "decent", "passable", "usual"],
+}
+PLACES = ["kitchen", "garden", "terrace", "cellar", "counter"]
+SUBJECTS = ["food", "service", "waiter", "coffee", "menu", "dessert", "staff", "room"]
+
+
+def sentence(label: str, number: int, draw: random.Random) -> str:
+    """Return a text of 6 to 30 words for a label of `WORDS`, different for each number."""
+    clauses = []
+    for _ in range(draw.randint(1, 5)):
+        words = WORDS[label] if draw.random() > 1 / 3 else WORDS[draw.choice(list(WORDS))]
+        clauses.append(f"the {draw.choice(SUBJECTS)} was {draw.choice(words)}")
+    return f"{draw.choice(PLACES)} {number}: {' and '.join(clauses)}"
+
+
+def labelled_sentences(
+    rows: int = 240, labels: Sequence[str] = ("bad", "good"), seed: int = 0
+) -> list[tuple[str, str]]:
+    """Return `(text, label)` pairs with the labels in turn; no two texts are the same."""
+    draw = random.Random(seed)
+    names = [labels[number % len(labels)] for number in range(rows)]
+    return [(sentence(name, number, draw), name) for number, name in enumerate(names)]
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
+    """Write a CSV in UTF-8 with the line ends of Python's `csv`."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def write_photos(folder: Path, rows: int = 120) -> Path:
+    """Write a folder of the classes `down` and `up`: images of 8 x 8 pixels, bright on one half."""
+    import numpy as np
+    from PIL import Image
+
+    for number in range(rows):
+        pixels = np.random.default_rng(number).integers(0, 120, (8, 8, 3))
+        pixels[:4] += 130 * (number % 2)
+        pixels[4:] += 130 * (1 - number % 2)
+        path = folder / ("down", "up")[number % 2] / f"{number:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return folder
+
+
+def write_reviews(path: Path, rows: int = 240, **options: Any) -> Path:
+    """Write a CSV with the columns `text` and `label`, see `labelled_sentences`."""
+    return write_csv(path, ["text", "label"], labelled_sentences(rows, **options))
+
+
+def write_tags(path: Path, rows: int = 240) -> Path:
+    """Write JSON lines with `text` and `labels`, a list of none to three names of `WORDS`."""
+    draw = random.Random(1)
+    lines = []
+    for number in range(rows):
+        names = [name for name in WORDS if draw.random() < 0.4]
+        clauses = [sentence(name, number, draw).partition(": ")[2] for name in names]
+        text = f"{draw.choice(PLACES)} {number}: {' and '.join(clauses) or 'nothing to say'}"
+        lines.append(json.dumps({"text": text, "labels": names}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_scores(path: Path, rows: int = 240) -> Path:
+    """Write a CSV with `text` and two numbers that depend on it, `stars` and `price`."""
+    draw = random.Random(2)
+    table = []
+    for number in range(rows):
+        label = list(WORDS)[number % 3]
+        stars = {"bad": 1.5, "mixed": 3.0, "good": 4.5}[label] + draw.gauss(0, 0.3)
+        price = 100 * stars + draw.gauss(0, 20)
+        table.append([sentence(label, number, draw), round(stars, 2), round(price, 1)])
+    return write_csv(path, ["text", "stars", "price"], table)
+
+
+def train_tokenizer() -> Any:
+    """Return a BERT tokenizer that knows the words above and the characters of Latin-1."""
+    from transformers import BertTokenizer
+
+    characters = " ".join(chr(code) for code in [*range(33, 127), *range(0xC0, 0x180)])
+    corpus = [*(text for text, _ in labelled_sentences(600, list(WORDS))), *[characters] * 20]
+    return BertTokenizer().train_new_from_iterator(corpus, 700)
+
+
+def write_bert(directory: Path, *, dropout: float = 0.0, positions: int = 128) -> Path:
+    """Write a BERT of two layers and 32 dimensions with its tokenizer, without a head.
+
+    Args:
+        directory: Where to write it.
+        dropout: Of hidden layers and of attention.
+        positions: Length of the longest text, in tokens.
+    """
+    import torch
+    from transformers import BertConfig, BertModel
+
+    tokenizer = train_tokenizer()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=positions,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(directory)
+    tokenizer.model_max_length = positions
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def write_vit(directory: Path) -> Path:
+    """Write a ViT of one layer for images of 8 x 8 pixels, with its image processor."""
+    import torch
+    from transformers import AutoModelForImageClassification, ViTConfig, ViTImageProcessorPil
+
+    config = ViTConfig(
+        image_size=8,
+        patch_size=4,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForImageClassification.from_config(config).save_pretrained(directory)
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(directory)
+    return directory

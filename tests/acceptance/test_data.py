@@ -1,0 +1,682 @@
+"""Data: what is read from a file is what was written into it (rows C1 to C3 of the contract)."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import random
+import re
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openpyxl
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, DatasetDict
+from PIL import Image as Picture
+
+import finetune
+from recipes.image import Image
+from recipes.text import Text
+from tests.acceptance import data
+
+Row = tuple[str, str]
+#: Words that other readers take for missing values, numbers or dates, and signs that need quotes.
+ROWS: list[Row] = [
+    ("NA", "NA"),
+    ("null", "None"),
+    ("None", "good"),
+    ('a "quoted", long\nreview; with\ttabs | bars', "good"),
+    ("nan", "null"),
+    ("007", "good"),
+    ("1e5", "Ärger"),
+    ("2024-01-02", "good"),
+    ("naïve — 5 € 語", "NA"),
+    ("TRUE", "Ärger"),
+]
+
+
+def text_recipe(dataset: Any, **options: Any) -> Text:
+    """Return a recipe that reads the columns `text` and `label`; its model is never loaded."""
+    source = str(dataset) if isinstance(dataset, Path) else dataset
+    columns = {"text_column": "text", "label_column": "label"}
+    if "label_columns" in options:
+        del columns["label_column"]
+    return Text(**{"dataset": source, "model": "none", **columns, **options})
+
+
+def rows_of(split: Dataset) -> list[Row]:
+    """Return the texts of a split with the names of their labels, in order."""
+    names = split.features["label"].names
+    pairs = zip(split["text"], split["label"], strict=True)
+    return [(text, names[label]) for text, label in pairs]
+
+
+def refusal(recipe: Text | Image) -> str:
+    """Return the message with which a recipe refuses its data."""
+    with pytest.raises(finetune.UserError) as refused:
+        _ = recipe.splits
+    return str(refused.value)
+
+
+def read_refusal(path: Path, **options: str) -> str:
+    """Return the message with which a file is refused, before its rows are split."""
+    with pytest.raises(finetune.UserError) as refused:
+        text_recipe(path, **options).load()
+    return str(refused.value)
+
+
+def table_of(rows: Sequence[Row]) -> pa.Table:
+    """Return rows as an Arrow table."""
+    return pa.table({"text": [text for text, _ in rows], "label": [label for _, label in rows]})
+
+
+def encode_rows(suffix: str, rows: Sequence[Row] = ROWS, **dialect: Any) -> bytes:
+    """Return the content of a file of text."""
+    if suffix in (".csv", ".tsv"):
+        file = io.StringIO()
+        separator = {"delimiter": "\t"} if suffix == ".tsv" else {}
+        csv.writer(file, **{**separator, **dialect}).writerows([("text", "label"), *rows])
+        return file.getvalue().encode()
+    objects = [{"text": text, "label": label} for text, label in rows]
+    if suffix == ".json":
+        return json.dumps(objects, indent=1).encode()
+    lines = [json.dumps(row, ensure_ascii=number % 2 == 0) for number, row in enumerate(objects)]
+    return "\n".join(lines).encode()
+
+
+def write_rows(
+    path: Path, rows: Sequence[Row] = ROWS, encoding: str = "utf-8", **dialect: Any
+) -> Path:
+    """Write rows in the format that the name of a file says."""
+    if path.suffix == ".parquet":
+        pq.write_table(table_of(rows), path, row_group_size=max(1, len(rows) // 3))
+    elif path.suffix == ".xlsx":
+        write_workbook(path, [("text", "label"), *rows])
+    else:
+        content = encode_rows(path.suffix, rows, **dialect)
+        path.write_bytes(content if encoding == "utf-8" else content.decode().encode(encoding))
+    return path
+
+
+def zip_content(content: bytes, name: str = "rows.csv") -> bytes:
+    """Return an archive of one file."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def write_arrow(path: Path, kind: Any) -> None:
+    """Write an Arrow file or stream."""
+    with kind(path, table_of(ROWS).schema) as writer:
+        writer.write_table(table_of(ROWS), max_chunksize=3)
+
+
+def write_workbook(path: Path, rows: Sequence[Sequence[Any]]) -> Path:
+    """Write a spreadsheet of one sheet, the first row of which names the columns."""
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(list(row))
+    book.save(path)
+    return path
+
+
+def write_files(folder: Path, **contents: bytes | str) -> Path:
+    """Write CSV files named by the keywords into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        encoded = content if isinstance(content, bytes) else content.encode()
+        (folder / f"{name}.csv").write_bytes(encoded)
+    return folder
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+    ".zip": zip_content,
+}
+
+# ---- C1: formats and layouts ---------------------------------------------------------------------
+
+FRAME = pd.DataFrame(ROWS, columns=["text", "label"])
+BINARY: dict[str, Callable[[Path], object]] = {
+    "plain.parquet": write_rows,
+    "pandas.parquet": lambda path: FRAME.iloc[::-1].iloc[::-1].to_parquet(path),
+    "categories.parquet": lambda path: FRAME.astype("category").to_parquet(path, index=False),
+    "views.parquet": lambda path: pq.write_table(
+        table_of(ROWS).cast(pa.schema({"text": pa.string_view(), "label": pa.large_string()})), path
+    ),
+    "file.arrow": lambda path: write_arrow(path, pa.ipc.new_file),
+    "stream.arrow": lambda path: write_arrow(path, pa.ipc.new_stream),
+    "plain.feather": lambda path: pyarrow.feather.write_feather(table_of(ROWS), str(path)),
+    "plain.xlsx": write_rows,
+    "columns.json": lambda path: FRAME.to_json(path),
+    "within.json": lambda path: path.write_text(
+        json.dumps({"version": 1, "data": FRAME.to_dict("records")})
+    ),
+    "lines.json": lambda path: path.write_bytes(encode_rows(".jsonl")),
+    "index.csv": lambda path: FRAME.to_csv(path),
+    "UPPER.CSV": lambda path: path.write_bytes(encode_rows(".csv")),
+    "100% [a] {b}.csv": write_rows,
+}
+
+
+@pytest.mark.contract("C1")
+@pytest.mark.parametrize("packed", COMPRESSORS)
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".json", ".jsonl", ".ndjson"])
+def test_a_file_of_text_has_the_rows_that_were_written(
+    suffix: str, packed: str, tmp_path: Path
+) -> None:
+    """Plain and compressed."""
+    path = tmp_path / f"rows{suffix}{packed}"
+    content = encode_rows(suffix)
+    packer = COMPRESSORS[packed]
+    path.write_bytes(zip_content(content, f"rows{suffix}") if packed == ".zip" else packer(content))
+    splits = text_recipe(path).load()
+    assert {name: rows_of(split) for name, split in splits.items()} == {"train": ROWS}
+
+
+@pytest.mark.contract("C1")
+@pytest.mark.parametrize("name", BINARY)
+def test_other_formats_have_the_rows_that_were_written(name: str, tmp_path: Path) -> None:
+    """Parquet, Arrow, spreadsheets, the shapes of JSON, and odd file names."""
+    BINARY[name](tmp_path / name)
+    splits = text_recipe(tmp_path / name).load()
+    assert {name: rows_of(split) for name, split in splits.items()} == {"train": ROWS}
+
+
+def write_parts(folder: Path) -> str:
+    for number in range(10):
+        write_files(folder, **{f"part{number + 1}": encode_rows(".csv", ROWS[number : number + 1])})
+    return str(folder / "part*.csv")
+
+
+def write_numbered(folder: Path) -> str:
+    for number in range(10):
+        name = f"train_{number + 1}"
+        write_files(folder, **{name: encode_rows(".csv", ROWS[number : number + 1])})
+    return str(folder)
+
+
+def write_splits(folder: Path) -> str:
+    write_files(folder, train=encode_rows(".csv", ROWS[:5]))
+    (folder / "validation.jsonl").write_bytes(encode_rows(".jsonl", ROWS[3:6]))
+    pq.write_table(table_of(ROWS[2:6]), folder / "test.parquet")
+    (folder / "README.md").write_text("about test.csv")
+    return str(folder)
+
+
+def write_shards(folder: Path) -> str:
+    for number in range(2):
+        name = f"train-{number:05}-of-00002"
+        write_files(folder / "data", **{name: encode_rows(".csv", ROWS[5 * number :][:5])})
+    write_files(folder / "data", **{"test-00000-of-00001": encode_rows(".csv", ROWS[2:6])})
+    return str(folder)
+
+
+def write_split_folders(folder: Path) -> str:
+    write_files(folder / "train", a=encode_rows(".csv", ROWS[:4]), b=encode_rows(".csv", ROWS[4:]))
+    write_files(folder / "validation", a=encode_rows(".csv", ROWS[3:6]))
+    write_files(folder / "test", a=encode_rows(".csv", ROWS[2:6]))
+    return str(folder)
+
+
+def write_class_folders(folder: Path) -> str:
+    for split, count in (("train", 10), ("test", 4)):
+        for number, (text, label) in enumerate(ROWS[:count]):
+            path = folder / split / label / f"{number}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n", encoding="utf-8")
+    return str(folder)
+
+
+def frames_by_split() -> DatasetDict:
+    return DatasetDict(train=Dataset.from_pandas(FRAME), test=Dataset.from_pandas(FRAME[2:6]))
+
+
+def save_to_disk(folder: Path) -> str:
+    frames_by_split().save_to_disk(folder)
+    return str(folder)
+
+
+BY_CLASS = sorted(ROWS, key=lambda row: row[1])
+LAYOUTS: dict[str, tuple[Callable[[Path], Any], dict[str, list[Row]]]] = {
+    "pattern": (write_parts, {"train": ROWS}),
+    "numbered": (write_numbered, {"train": ROWS}),
+    "splits": (write_splits, {"train": ROWS[:5], "validation": ROWS[3:6], "test": ROWS[2:6]}),
+    "shards": (write_shards, {"train": ROWS, "test": ROWS[2:6]}),
+    "split folders": (write_split_folders,
+                      {"train": ROWS, "validation": ROWS[3:6], "test": ROWS[2:6]}),
+    "class folders": (write_class_folders,
+                      {"train": BY_CLASS, "test": sorted(ROWS[:4], key=lambda row: row[1])}),
+    "saved": (save_to_disk, {"train": ROWS, "test": ROWS[2:6]}),
+    "pandas": (lambda folder: FRAME.set_index(pd.Index(range(9, -1, -1))), {"train": ROWS}),
+    "polars": (lambda folder: pl.DataFrame(FRAME.to_dict("list")), {"train": ROWS}),
+    "arrow": (lambda folder: table_of(ROWS), {"train": ROWS}),
+    "Dataset": (lambda folder: Dataset.from_pandas(FRAME), {"train": ROWS}),
+    "dicts": (lambda folder: FRAME.to_dict("records"), {"train": ROWS}),
+    "dict of splits": (lambda folder: {"train": FRAME, "test": FRAME[2:6].to_dict("records")},
+                       {"train": ROWS, "test": ROWS[2:6]}),
+    "DatasetDict": (lambda folder: frames_by_split(), {"train": ROWS, "test": ROWS[2:6]}),
+}  # fmt: skip
+
+
+@pytest.mark.contract("C1")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_several_files_and_rows_in_python_have_their_rows_in_order(
+    name: str, tmp_path: Path
+) -> None:
+    """Part 2 before part 10; the classes of folders in the order of their names."""
+    make, expected = LAYOUTS[name]
+    splits = text_recipe(make(tmp_path / "data")).load()
+    assert {name: rows_of(split) for name, split in splits.items()} == expected
+
+
+@pytest.mark.contract("C1")
+def test_splits_of_other_names_are_named_by_a_flag(tmp_path: Path) -> None:
+    """`--dataset_splits`, also to leave one out; without it a probable split is refused."""
+    contents = {"train": encode_rows(".csv"), "dev": encode_rows(".csv", ROWS[:3])}
+    write_files(tmp_path, **contents, test=encode_rows(".csv", ROWS[3:]))
+    message = refusal(text_recipe(tmp_path))
+    assert "dev.csv" in message
+    assert "--dataset_splits validation=dev" in message
+    splits = text_recipe(tmp_path, dataset_splits="validation=dev,test=none").load()
+    sizes = {name: rows_of(split) for name, split in splits.items()}
+    assert sizes == {"train": ROWS, "validation": ROWS[:3]}
+
+
+def write_parts_of_three(folder: Path) -> str:
+    for number in (0, 2):
+        write_files(folder, **{f"train-0000{number}-of-00003": encode_rows(".csv")})
+    return str(folder)
+
+
+def write_other_columns(folder: Path) -> str:
+    write_files(folder, a=encode_rows(".csv"), b=b"body,label\nx,good\n")
+    return str(folder / "*.csv")
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], str], list[str]]] = {
+    "no such file": (lambda folder: str(write_files(folder, reviews="") / "review.csv"),
+                     ["review.csv", "'reviews.csv'"]),
+    "no such pattern": (lambda folder: str(folder / "*.csv"), ["*.csv"]),
+    "a part is missing": (write_parts_of_three, ["'train'", "2 of 3"]),
+    "other columns": (write_other_columns, ["a.csv", "b.csv", "'text'", "'body'"]),
+    "no training rows": (lambda folder: str(write_files(folder, test=encode_rows(".csv"))),
+                         ["train", "test.csv"]),
+    "other names": (lambda folder: str(write_files(folder, a=encode_rows(".csv"), b="")),
+                    ["--dataset", "*.csv"]),
+    "several of a split": (
+        lambda folder: str(write_files(folder, **{"train": "a", "train-1": "b"})),
+        ["'train'", "train.csv", "train-1.csv"],
+    ),
+    "nothing": (lambda folder: "", ["--dataset"]),
+}  # fmt: skip
+FOREIGN = {"a.xls": ".xlsx", "a.ods": ".xlsx", "a.csv.xz": "unxz", "a.zip": ".csv.zip"}
+
+
+@pytest.mark.contract("C1", "F4")
+@pytest.mark.parametrize("case", [*UNREADABLE, *FOREIGN])
+def test_data_that_is_not_there_or_in_another_format_is_refused(case: str, tmp_path: Path) -> None:
+    """By the file, with what to type."""
+    if case in FOREIGN:
+        (tmp_path / case).write_bytes(b"PK\x03\x04 content")
+        source, fragments = str(tmp_path / case), [case, FOREIGN[case]]
+    else:
+        make, fragments = UNREADABLE[case]
+        source = make(tmp_path)
+    with pytest.raises(finetune.UserError) as refused:
+        text_recipe(source).load()
+    for fragment in fragments:
+        assert fragment in str(refused.value)
+
+
+def pixels(image: Picture.Image) -> bytes:
+    return np.asarray(image.convert("RGB")).tobytes()
+
+
+@pytest.mark.contract("C1")
+@pytest.mark.parametrize("layout", ["folders", "split folders", "paths", "bytes"])
+def test_images_have_their_pixels_and_labels(layout: str, tmp_path: Path) -> None:
+    """A folder for each class, a table of paths, a table of bytes."""
+    folder = data.write_photos(tmp_path / "photos", rows=8)
+    files = sorted(folder.rglob("*.png"))
+    source, splits = folder, {"train": files}
+    if layout == "split folders":
+        source, splits = tmp_path / "split", {"train": [], "test": []}
+        for number, path in enumerate(files):
+            name = ("train", "test")[number % 4 == 3]
+            target = source / name / path.parent.name / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+            splits[name].append(path)
+    elif layout == "paths":
+        source = tmp_path / "list.csv"
+        rows = [(path.relative_to(tmp_path), path.parent.name) for path in files]
+        data.write_csv(source, ["image", "label"], rows)
+    elif layout == "bytes":
+        source = tmp_path / "list.parquet"
+        images = [{"bytes": path.read_bytes(), "path": path.name} for path in files]
+        labels = [path.parent.name for path in files]
+        Dataset.from_dict({"image": images, "label": labels}).to_parquet(source)
+    loaded = Image(dataset=str(source), model="none").load()
+    assert set(loaded) == set(splits)
+    for name, paths in splits.items():
+        rows = loaded[name]
+        names = [rows.features["label"].names[label] for label in rows["label"]]
+        assert names == [path.parent.name for path in paths]
+        assert [pixels(image) for image in rows["image"]] == [
+            pixels(Picture.open(path)) for path in paths
+        ]
+
+
+# ---- C2: encodings, separators, quotes and line ends ---------------------------------------------
+
+WESTERN = "the people of Müller's café said: it is larger, größer | «voilà»; naïve"
+ENCODINGS: dict[str, tuple[str, str]] = {
+    "utf-8": ("日本語 — 5 € é ß", ""),
+    "utf-8-sig": ("日本語 — 5 € é ß", ""),
+    "utf-16": ("日本語 — 5 € é ß", "utf-16"),
+    "utf-16-le": ("日本語 — 5 € é ß", "utf-16"),
+    "cp1252": (f"{WESTERN} — “5 €”", "1252"),
+    "latin-1": (WESTERN, "1252"),
+}
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
+
+
+@pytest.mark.contract("C2")
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL], ids=["some", "all"])
+@pytest.mark.parametrize("separator", SEPARATORS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_encoding_separator_quotes_and_line_ends_are_detected(
+    encoding: str, separator: str, quoting: Any, end: str, tmp_path: Path
+) -> None:
+    """With line breaks, separators and quotation marks in quoted texts; what is unusual is told."""
+    sample, name = ENCODINGS[encoding]
+    sign = SEPARATORS[separator]
+    rows = [
+        (f'{number} {sample}{sign} "so"{end}it {sign} was', ("good", "größer")[number % 2])
+        if number % 3 == 0
+        else (f"{number} {sample.replace(sign, ' ')}", ("good", "größer")[number % 2])
+        for number in range(24)
+    ]
+    dialect = {"delimiter": sign, "quoting": quoting, "lineterminator": end}
+    path = write_rows(tmp_path / "rows.csv", rows, encoding, **dialect)
+    recipe = text_recipe(path)
+    assert rows_of(recipe.load()["train"]) == rows
+    notes = " ".join(recipe.notes)
+    assert ("--encoding" in notes) == bool(name)
+    assert name in notes
+    assert ("--csv_separator" in notes) == (separator != "comma")
+    assert separator == "comma" or separator in notes
+
+
+@pytest.mark.contract("C2")
+@pytest.mark.parametrize(
+    ("content", "options", "rows"),
+    [
+        (b"text,label\nwhat \xbeuto,good\n", {"encoding": "cp1250"}, [("what ľuto", "good")]),
+        (b"text,label\nwhat \xbeuto,good\n", {"encoding": "latin-1"}, [("what ¾uto", "good")]),
+        (b"a,b;label,text;c\n1,2;good,x;3\n", {"csv_separator": ","}, [("x;3", "2;good")]),
+        (b"text\tlabel\na,b\tgood\n", {"csv_separator": "tab"}, [("a,b", "good")]),
+        (b"text^label\na,b^good\n", {"csv_separator": "^"}, [("a,b", "good")]),
+        (b"sep=;\ntext;label\na,b;good\n", {}, [("a,b", "good")]),
+        (b"text,label\rx,good\ry,bad", {}, [("x", "good"), ("y", "bad")]),
+        (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "minimal"}, [("a,01\nb", "02")]),
+        (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "none"}, [('"a', "01"), ('b"', "02")]),
+        (b'text,label\n"a" b,x\nc,y\n', {"csv_quoting": "none"}, [('"a" b', "x"), ("c", "y")]),
+    ],
+    ids=["cp1250", "latin-1", "comma", "tab", "other", "sep=", "CR", "minimal", "none", "marks"],
+)  # fmt: skip
+def test_what_is_detected_can_be_overridden(
+    content: bytes, options: dict[str, str], rows: list[Row], tmp_path: Path
+) -> None:
+    """`--encoding`, `--csv_separator`, `--csv_quoting`."""
+    (tmp_path / "rows.csv").write_bytes(content)
+    columns = {"label_column": "b;label", "text_column": "text;c"} if b"b;label" in content else {}
+    recipe = text_recipe(tmp_path / "rows.csv", task="single_label", **options, **columns)
+    assert rows_of(recipe.load()["train"]) == rows
+
+
+@pytest.mark.contract("C2")
+@pytest.mark.parametrize("sheet", ["Tickets", "Old"])
+def test_the_sheet_of_a_spreadsheet_is_printed_and_overridable(sheet: str, tmp_path: Path) -> None:
+    """The first one that has rows, or `--sheet`."""
+    book = openpyxl.Workbook()
+    book.active.title = "Cover"
+    for name, rows in (("Tickets", ROWS[:6]), ("Old", ROWS[6:])):
+        book.create_sheet(name)
+        for row in [("text", "label"), *rows]:
+            book[name].append(row)
+    book.save(tmp_path / "rows.xlsx")
+    recipe = text_recipe(tmp_path / "rows.xlsx", **({"sheet": "Old"} if sheet == "Old" else {}))
+    assert rows_of(recipe.load()["train"]) == (ROWS[6:] if sheet == "Old" else ROWS[:6])
+    if sheet == "Tickets":
+        (note,) = [note for note in recipe.notes if "--sheet" in note]
+        assert "Tickets" in note
+
+
+@pytest.mark.contract("C2")
+def test_the_detected_choice_is_printed(
+    cli: Callable[..., Any], tmp_path: Path, bert: Path
+) -> None:
+    """By the command line, with the flags that override it."""
+    rows = [(f"{text}, café", label) for text, label in data.labelled_sentences(60)]
+    path = write_rows(tmp_path / "rows.csv", rows, "cp1252", delimiter=";")
+    page = cli("check", "text", "--dataset", path, "--model", bert, "--max_length", "64").stdout
+    for fragment in ("rows.csv", "cp1252", "--encoding", "semicolon", "--csv_separator"):
+        assert fragment in page
+
+
+# ---- C3: no row is lost, merged or shifted -------------------------------------------------------
+
+PIECES = [
+    *('"', '""', ",", ";", "\t", "|", "\n", "\r\n", "\u2028", "\u2029", "\u0085", "\x0b", "\x0c"),
+    *("\x1c", "\\", "'", "#", "é", "€", "語", "😀", "NA", "word", " ", "\u00a0", "=1+1", "<b>"),
+]
+
+
+def random_rows(excluded: str, count: int = 3000) -> list[Row]:
+    """Return rows whose texts are random signs, but for those of `excluded`, around a number."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(count):
+        signs = [draw.choice(PIECES) for _ in range(draw.randint(1, 12))]
+        signs = [sign for sign in signs if not set(sign) & set(excluded)]
+        signs.insert(draw.randint(0, len(signs)), f"w{number}")
+        rows.append(("".join(signs), draw.choice(["good", "bad", "so"])))
+    return rows
+
+
+#: The file, how it is written, signs that it cannot hold, and what has to be typed.
+EXHAUSTIVE: dict[str, tuple[str, dict[str, Any], str, dict[str, str]]] = {
+    "minimal": ("a.csv", {}, "", {}),
+    "all quoted": ("a.csv", {"quoting": csv.QUOTE_ALL, "lineterminator": "\n"}, "", {}),
+    "semicolons": ("a.csv", {"delimiter": ";"}, "", {"csv_separator": ";"}),
+    "tabs": ("a.tsv", {}, "", {}),
+    "utf-16": ("a.csv", {"encoding": "utf-16"}, "", {}),
+    "literal": ("a.tsv", {"quoting": csv.QUOTE_NONE, "quotechar": None, "lineterminator": "\n"},
+                "\t\r\n", {"csv_quoting": "none"}),
+    "jsonl": ("a.jsonl", {}, "", {}),
+    "json": ("a.json", {}, "", {}),
+    "parquet": ("a.parquet", {}, "", {}),
+    "xlsx": ("a.xlsx", {}, "\r\x0b\x0c\x1c=", {}),
+}  # fmt: skip
+
+
+@pytest.mark.contract("C3")
+@pytest.mark.parametrize("case", EXHAUSTIVE)
+def test_every_row_of_a_file_is_read_in_order(case: str, tmp_path: Path) -> None:
+    """3,000 rows with random quotation marks, separators, line breaks and line separators."""
+    name, dialect, excluded, options = EXHAUSTIVE[case]
+    rows = random_rows(excluded)
+    write_rows(tmp_path / name, rows, **dialect)
+    assert rows_of(text_recipe(tmp_path / name, **options).load()["train"]) == rows
+
+
+HEAD = "text,label\n"
+SHORT_ROWS = [(f"text of row {number}", "good" if number % 2 else "bad") for number in range(200)]
+REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
+    "null byte": ("a.csv", f'{HEAD}w,good\n"x\ny",bad\nx\0y,good\n', ["line 5", "null byte"]),
+    "null byte in another column": ("a.csv", f"{HEAD}w,good\nx,go\0od\n", ["line 3", "null byte"]),
+    "short row": ("a.csv", f"{HEAD}x,good\ny\n", ["line 3", "2", "1"]),
+    "short row after quoted lines": ("a.csv", f'{HEAD}"x\ny",good\nz\n', ["line 4"]),
+    "long row": ("a.csv", f'{HEAD}"x\ny",good\nz,,bad\n', ["line 4", "2", "3"]),
+    "long row far down": ("a.csv", HEAD + "x,good\n" * 5000 + "y,a,b\n", ["line 5002"]),
+    "unquoted separator": ("a.csv", f"{HEAD}x,good\nso, so,bad\n", ["line 3"]),
+    "open quote": ("a.csv", 'label,text\ngood,"x\nbad\n', ["line 2"]),
+    "open quote far down": ("a.csv", HEAD + "x,good\n" * 3000 + '"y\nz,bad\n', ["line 3002"]),
+    "two readings": (
+        "a.csv",
+        HEAD + '"x, y\nz",good\n' * 4,
+        ["--csv_quoting minimal", "--csv_quoting none", "4 rows", "8 rows"],
+    ),
+    "escaped quotes": ("a.csv", HEAD + '"he said \\"no\\", twice",good\n' * 3, ["line 2"]),
+    "one name twice": ("a.csv", "text,text,label\nx,y,good\n", ["'text'"]),
+    "names again": ("a.csv", f"{HEAD}x,good\ny,bad\n{HEAD}z,good\n", ["line 4"]),
+    "two encodings": (
+        "a.csv",
+        f"{HEAD}naïve,x\ndéjà vu,y\n".encode() + "café,x\n".encode("latin-1"),
+        ["line 2", "line 4", "0xe9"],
+    ),
+    "two encodings far apart": (
+        "a.csv",
+        (HEAD + "naïve,x\n" * 100_000).encode() + "café,x\n".encode("latin-1"),
+        ["line 2", "line 100002", "--encoding"],
+    ),
+    "no text": ("a.csv", bytes(range(256)) * 20, []),
+    "gzip without its name": ("a.csv", gzip.compress(encode_rows(".csv")), ["a.csv.gz"]),
+    "its name without gzip": ("a.csv.gz", encode_rows(".csv"), ["rename it to a.csv"]),
+    "no object": ("a.jsonl", '{"text": "x", "label": "y"}\n\n["x", "y"]\n', ["line 3"]),
+    "key twice": ("a.jsonl", '{"text": "x", "label": "y", "text": "z"}\n', ["line 1", "'text'"]),
+    "cut off line": ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "z", "la', ["line 3"]),
+    "cut off array": ("a.json", '[\n{"text": "x", "label": "y"},\n{"text": "z", "l', ["line 3"]),
+}  # fmt: skip
+
+
+@pytest.mark.contract("C3")
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_malformed_file_is_refused_with_its_line(
+    case: str, tmp_path: Path, single_label_run: finetune.Run
+) -> None:
+    """By training and by `predict` alike."""
+    name, content, fragments = REFUSED[case]
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    message = read_refusal(path)
+    for fragment in [name, *fragments]:
+        assert re.search(rf"(?<!\w){re.escape(fragment)}(?!\d)", message), fragment
+    with pytest.raises(finetune.UserError) as refused:
+        finetune.predict_file(single_label_run, path, tmp_path / "predicted.csv")
+    assert name in str(refused.value)
+    for line in re.findall(r"line \d+", message):
+        assert line in str(refused.value)
+    assert not (tmp_path / "predicted.csv").exists()
+
+
+@pytest.mark.contract("C3")
+def test_a_quote_that_is_never_closed_is_refused_where_quotes_enclose_fields(
+    tmp_path: Path,
+) -> None:
+    """By the line it begins in."""
+    (tmp_path / "a.csv").write_text(f'{HEAD}x,good\n"y,bad\nz,good\n')
+    message = read_refusal(tmp_path / "a.csv", csv_quoting="minimal")
+    assert "a.csv, line 3" in message
+    assert "--csv_quoting none" in message
+
+
+@pytest.mark.contract("C3")
+@pytest.mark.parametrize("packed", [".gz", ".bz2", ".zst", ".zip"])
+def test_a_truncated_archive_is_refused(packed: str, tmp_path: Path) -> None:
+    """Wherever it is cut off; and an archive of two files."""
+    content = COMPRESSORS[packed](encode_rows(".csv", SHORT_ROWS))
+    path = tmp_path / f"a.csv{packed}"
+    for size in (len(content) - 1, len(content) - 9, len(content) // 2, 30):
+        path.write_bytes(content[:size])
+        assert path.name in read_refusal(path)
+    path.write_bytes(content)
+    assert rows_of(text_recipe(path).load()["train"]) == SHORT_ROWS
+    if packed == ".zip":
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("b.csv", encode_rows(".csv"))
+        assert path.name in read_refusal(path)
+
+
+@pytest.mark.contract("C3")
+@pytest.mark.parametrize("name", ["plain.parquet", "file.arrow", "plain.xlsx"])
+def test_a_truncated_table_is_refused(name: str, tmp_path: Path) -> None:
+    """Parquet, Arrow, and a spreadsheet."""
+    BINARY[name](tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) * 3 // 4])
+    assert name in read_refusal(tmp_path / name)
+
+
+REPORTED: dict[str, tuple[str, list[Row], list[str]]] = {
+    "text after a quote": (
+        f'{HEAD}x,good\n"y" or z,bad\nw,good\n',
+        [("x", "good"), ("y or z", "bad"), ("w", "good")],
+        ["line 3", "--csv_quoting none"],
+    ),
+    "lines in quotes": (
+        f'{HEAD}"x\n\ny, z",good\n"w",bad\n',
+        [("x\n\ny, z", "good"), ("w", "bad")],
+        ["2 rows", "4 lines"],
+    ),
+    "lone quotes": (
+        'text,label\n"x,good\n"y,bad\nz,good\n',
+        [('"x', "good"), ('"y', "bad"), ("z", "good")],
+        ["3 rows", "--csv_quoting minimal"],
+    ),
+    "blank lines": (
+        f"\n{HEAD}\nx,good\n\n\ny,bad\n\n",
+        [("x", "good"), ("y", "bad")],
+        [],
+    ),
+    "names that are a row": (
+        "".join(f"{text},{label}\n" for text, label in [("wine", "bad"), *SHORT_ROWS]),
+        SHORT_ROWS,
+        ["first line"],
+    ),
+}
+
+
+@pytest.mark.contract("C3")
+@pytest.mark.parametrize("case", REPORTED)
+def test_a_file_that_can_be_read_in_one_way_only_is_read_and_reported(
+    case: str, tmp_path: Path
+) -> None:
+    """With the line or the numbers of rows and lines, and the flag for the other reading."""
+    content, rows, fragments = REPORTED[case]
+    (tmp_path / "a.csv").write_text(content)
+    text, label = ("wine", "bad") if content.startswith("wine") else ("text", "label")
+    recipe = text_recipe(tmp_path / "a.csv", text_column=text, label_column=label)
+    assert rows_of(recipe.load()["train"]) == rows
+    for fragment in fragments:
+        assert fragment in " ".join(recipe.notes)
+
+
+@pytest.mark.contract("C3")
+@pytest.mark.parametrize("third", ["third", '"third"'])
+def test_a_blank_line_of_a_one_column_file_is_a_row(
+    third: str, tmp_path: Path, single_label_run: finetune.Run
+) -> None:
+    """It has no text, so it gets no prediction, but it keeps its place."""
+    (tmp_path / "a.csv").write_text(f"text\nfirst\n\n{third}\n\n\nsixth\n")
+    finetune.predict_file(single_label_run, tmp_path / "a.csv", tmp_path / "out.parquet")
+    frame = pd.read_parquet(tmp_path / "out.parquet")
+    texts = ["first", None, "third", None, None, "sixth"]
+    assert [text if isinstance(text, str) else None for text in frame["text"]] == texts
+    assert frame["label"].notna().tolist() == [text is not None for text in texts]

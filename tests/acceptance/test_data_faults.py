@@ -1,0 +1,391 @@
+"""Data: labels, texts and faults of rows (rows C4 and C5 of the contract)."""
+
+import csv
+import datetime
+import decimal
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+import finetune
+from recipes.image import Image
+from tests.acceptance import data
+from tests.acceptance.test_data import (
+    read_refusal,
+    refusal,
+    rows_of,
+    text_recipe,
+    write_files,
+    write_rows,
+    write_workbook,
+)
+
+# ---- C4: labels and texts stay as written --------------------------------------------------------
+
+NAMES = [
+    *("00", "007", "0", "1.0", "1", "1e5", "TRUE", "True", "NA", "null", "None", "nan", "N/A"),
+    *(" good", "good", "good ", "Good", "caf\u00e9", "cafe\u0301", "-", "#", "<b>&amp;</b>"),
+]
+NAMED_ROWS = [(f"text {number} of it", NAMES[number % len(NAMES)]) for number in range(220)]
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize(
+    "suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", "frame"]
+)
+def test_names_of_labels_stay_as_written(suffix: str, tmp_path: Path) -> None:
+    """Whatever they look like, with their blanks, in every format."""
+    is_frame = suffix == "frame"
+    frame = pd.DataFrame(NAMED_ROWS, columns=["text", "label"])
+    source = frame if is_frame else write_rows(tmp_path / f"rows{suffix}", NAMED_ROWS)
+    recipe = text_recipe(source, task="single_label")
+    assert rows_of(recipe.load()["train"]) == NAMED_ROWS
+    assert sorted(recipe.labels) == sorted(NAMES)
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([0, 1, 2], ["0", "1", "2"]),
+        ([2, 10, 1], ["1", "2", "10"]),
+        ([True, False], ["False", "True"]),
+        ([1.0, 2.0], ["1", "2"]),
+    ],
+)
+def test_values_that_are_no_text_have_the_names_of_their_values(
+    values: list[Any], names: list[str], tmp_path: Path
+) -> None:
+    """Numbers in their order; truth values; whole numbers that are stored as fractions."""
+    frame = pd.DataFrame({"text": [f"text {number}" for number in range(90)]})
+    frame["label"] = [values[number % len(values)] for number in range(90)]
+    frame.to_parquet(tmp_path / "a.parquet")
+    recipe = text_recipe(tmp_path / "a.parquet", task="single_label")
+    assert recipe.labels == names
+    expected = [str(int(value) if isinstance(value, float) else value) for value in frame["label"]]
+    assert [label for _, label in rows_of(recipe.load()["train"])] == expected
+
+
+@pytest.mark.contract("C4")
+def test_names_travel_into_the_model_and_the_predictions(tmp_path: Path, bert: Path) -> None:
+    """`id2label` of `config.json`, in the order of the class numbers, and `predictions.parquet`."""
+    data.write_csv(tmp_path / "rows.csv", ["text", "label"], NAMED_ROWS)
+    run = finetune.train(
+        "text",
+        dataset=str(tmp_path / "rows.csv"),
+        model=str(bert),
+        output_dir=str(tmp_path / "run"),
+        task="single_label",
+        max_length=16,
+        max_steps=2,
+        global_batch_size=8,
+        precision="fp32",
+        baseline=False,
+        disable_tqdm=True,
+    )
+    config = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    names = [config["id2label"][str(number)] for number in range(len(NAMES))]
+    assert sorted(names) == sorted(NAMES)
+    assert config["label2id"] == {name: number for number, name in enumerate(names)}
+    assert run.labels == names
+    frame = pd.read_parquet(run.path / "predictions.parquet")
+    assert len(frame) == 44
+    assert dict(zip(frame["text"], frame["label"], strict=True)).items() <= dict(NAMED_ROWS).items()
+    assert set(frame["prediction"]) <= set(NAMES)
+
+
+ODD_TEXTS = ["NA", "null", "None", "nan", "123", "007", "1e5", "1.50", "2024-01-02", "TRUE", " x "]
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", "frame"])
+def test_cells_that_look_like_numbers_or_nulls_stay_text(suffix: str, tmp_path: Path) -> None:
+    """Also ids of 20 digits, in a column beside the texts."""
+    columns = {
+        "text": [*ODD_TEXTS, "words"],
+        "label": ["x", "y"] * 6,
+        "customer": [f"1234567890123456789{number:02}" for number in range(12)],
+        "code": ["0E1", "007", "1.50", "NA", "null", "1e5"] * 2,
+    }
+    frame, source = pd.DataFrame(columns), tmp_path / f"rows{suffix}"
+    if suffix == ".jsonl":
+        frame.to_json(source, orient="records", lines=True)
+    elif suffix == ".parquet":
+        frame.to_parquet(source)
+    elif suffix == ".xlsx":
+        write_workbook(source, [tuple(columns), *frame.itertuples(index=False)])
+    elif suffix != "frame":
+        frame.to_csv(source, index=False, sep="\t" if suffix == ".tsv" else ",")
+    rows = text_recipe(frame if suffix == "frame" else source).load()["train"]
+    for column in ("text", "customer", "code"):
+        assert rows[column][:] == columns[column]
+    if suffix == ".jsonl":
+        number = '{"text": "words", "label": "x", "customer": 12345678901234567890123}'
+        source.write_text(number)
+        message = read_refusal(source)
+        assert "line 1" in message
+        assert "'customer'" in message
+
+
+@pytest.mark.contract("C1", "C4")
+def test_values_of_a_spreadsheet_are_written_as_a_csv_of_it(tmp_path: Path) -> None:
+    """Dates, numbers, truth values, line breaks of Windows; empty rows are no rows."""
+    moment = datetime.datetime(2024, 2, 3, 4, 5)
+    cells = [
+        ("text", "label", "when", "share"),
+        ("a fine_x000D_\nfilm", 1, datetime.date(2024, 2, 3), 0.5),
+        (),
+        ("naïve café", True, moment, 12345678.0),
+        ("words", "x", None, None),
+    ]
+    recipe = text_recipe(write_workbook(tmp_path / "a.xlsx", cells), task="single_label")
+    rows = recipe.load()["train"]
+    assert rows["text"][:] == ["a fine\r\nfilm", "naïve café", "words"]
+    assert [label for _, label in rows_of(rows)] == ["1", "TRUE", "x"]
+    assert rows["when"][:] == ["2024-02-03", "2024-02-03 04:05:00", None]
+    assert rows["share"][:] == ["0.5", "12345678", None]
+
+
+@pytest.mark.contract("C1", "C4")
+def test_types_of_parquet_keep_their_values(tmp_path: Path) -> None:
+    """Decimals, categories, durations, times, lists, objects, class names of `datasets`."""
+    count = 6
+    columns: dict[str, pa.Array] = {
+        "text": pa.array([f"text {number}" for number in range(count)]),
+        "label": pa.array(["x", "y"] * 3).dictionary_encode(),
+        "price": pa.array([decimal.Decimal(f"{number}.50") for number in range(count)]),
+        "lasted": pa.array([datetime.timedelta(seconds=number) for number in range(count)]),
+        "at": pa.array([datetime.datetime(2024, 1, 1 + number) for number in range(count)]),
+        "tags": pa.array([["a"], [], None, ["b", "c"], ["d"], []]),
+        "more": pa.array([{"stars": number} for number in range(count)]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    rows = text_recipe(tmp_path / "a.parquet").load()["train"]
+    assert [label for _, label in rows_of(rows)] == ["x", "y"] * 3
+    for name in ("price", "lasted", "at", "tags", "more"):
+        assert rows[name][:] == columns[name].to_pylist()
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["z", "a"])})
+    classes = Dataset.from_dict({"text": list("stuvw"), "label": [0, 1, 0, 1, 1]}, features)
+    classes.to_parquet(tmp_path / "b.parquet")
+    loaded = text_recipe(tmp_path / "b.parquet").load()["train"]
+    assert rows_of(loaded) == list(zip("stuvw", "zazaa", strict=True))
+    assert loaded.features["label"].names == ["z", "a"]
+
+
+# ---- C5: one message with column, line and flag --------------------------------------------------
+
+
+def csv_text(
+    count: int = 40, changes: dict[int, str] | None = None, head: str = "body,queue"
+) -> str:
+    """Return a CSV of tickets; `changes` replaces rows by their number, the first is 0."""
+    rows = [f"ticket {number} is open,{('bad', 'good')[number % 2]}" for number in range(count)]
+    for number, row in (changes or {}).items():
+        rows[number] = row
+    return "\n".join([head, *rows]) + "\n"
+
+
+def only(label: str, count: int = 40, first: int = 0) -> str:
+    rows = [f"ticket {number} is new,{label}" for number in range(first, first + count)]
+    return "\n".join(["body,queue", *rows]) + "\n"
+
+
+FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
+    "missing texts": (
+        {"a": csv_text(changes={3: ",bad", 7: "  ,good", 8: '"",bad'})},
+        {},
+        ["3 of 40", "'body'", "lines 5, 9, 10", "--drop_invalid"],
+    ),
+    "missing label": (
+        {"a": csv_text(changes={30: "ticket 30,"})},
+        {},
+        ["1 of 40", "'queue'", "line 32", "--drop_invalid"],
+    ),
+    "lines of quoted rows": (
+        {"a": csv_text(changes={0: '"of\nthree\nlines",bad', 5: ",good"})},
+        {},
+        ["'body'", "line 9"],
+    ),
+    "missing text of the test set": (
+        {"train": csv_text(), "test": csv_text(9, {4: ",bad"})},
+        {},
+        ["test", "line 6", "--drop_invalid"],
+    ),
+    "missing text of the second file": (
+        {"train-1": csv_text(), "train-2": csv_text(9, {4: ",bad"})},
+        {},
+        ["train-2.csv line 6"],
+    ),
+    "one class": ({"a": only("good")}, {}, ["'good'"]),
+    "class of the test set": (
+        {"train": csv_text(), "test": csv_text(9, {4: "ticket x,odd"})},
+        {},
+        ["'odd'", "'queue'", "line 6", "--label_map"],
+    ),
+    "class of the validation set": (
+        {"train": csv_text(), "validation": csv_text(9, {1: "ticket x,odd"})},
+        {},
+        ["validation", "'odd'", "'queue'", "line 3", "--label_map"],
+    ),
+    "empty test set": ({"train": csv_text(), "test": "body,queue\n"}, {}, ["test.csv"]),
+    "empty training set": ({"train": "body,queue\n", "test": csv_text()}, {}, ["train.csv"]),
+    "nothing": ({"a": ""}, {}, ["a.csv"]),
+    "wrong text column": (
+        {"a": csv_text()},
+        {"text_column": "bodi"},
+        ["--text_column", "'bodi'", "'body'", "body, queue"],
+    ),
+    "wrong label column": (
+        {"a": csv_text()},
+        {"label_column": "Queue"},
+        ["--label_column", "'Queue'", "'queue'"],
+    ),
+    "column of one split": (
+        {"train": csv_text(), "test": csv_text(9, head="body,label")},
+        {},
+        ["'queue'", "test"],
+    ),
+    "list": (
+        {"a": csv_text(changes={4: 'ticket 4,"[""a"", ""b""]"'})},
+        {"task": "single_label"},
+        ["'queue'", "line 6", "--task multi_label"],
+    ),
+    "list that decides nothing": (
+        {"a": csv_text(changes={4: "ticket 4,bad;good"})},
+        {},
+        ["'queue'", "'bad;good'", "line 6", "--label_separator ';'", "--task single_label"],
+    ),
+    "no text": (
+        {"a": "body,queue\n" + "".join(f"{number},{'ab'[number % 2]}\n" for number in range(40))},
+        {},
+        ["--text_column", "'body'"],
+    ),
+    "fractions as classes": (
+        {"a": csv_text(changes={4: "ticket 4,0.5"}).replace("bad", "1").replace("good", "2")},
+        {"task": "single_label"},
+        ["'queue'", "0.5", "line 6"],
+    ),
+}
+
+
+@pytest.mark.contract("C5")
+@pytest.mark.parametrize("case", FAULTY)
+def test_a_fault_of_the_data_is_one_message_with_column_line_and_flag(
+    case: str, tmp_path: Path
+) -> None:
+    """Each fault that stops a training."""
+    files, options, fragments = FAULTY[case]
+    write_files(tmp_path, **files)
+    source = tmp_path / "a.csv" if "a" in files else tmp_path
+    columns = {"text_column": "body", "label_column": "queue"}
+    with pytest.raises(finetune.UserError) as refused:
+        _ = text_recipe(source, **{**columns, **options}).splits
+    (message,) = refused.value.mistakes
+    for fragment in fragments:
+        assert re.search(rf"{re.escape(fragment)}(?!\d)", message), fragment
+
+
+@pytest.mark.contract("C5")
+@pytest.mark.parametrize(
+    ("suffix", "place"),
+    [(".jsonl", "lines 3, 5"), (".parquet", "rows 2, 3"), (".xlsx", "rows 3, 4")],
+)
+def test_a_missing_value_is_found_in_every_format(suffix: str, place: str, tmp_path: Path) -> None:
+    """By the line of a file of text, else by the row; frames count from 0."""
+    objects = [{"body": "a", "queue": "x"}, {"body": None, "queue": "y"}, {"queue": "x"}]
+    frame, path = pd.DataFrame(objects), tmp_path / f"rows{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("\n\n".join(map(json.dumps, objects)))
+    elif suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        write_workbook(path, [("body", "queue"), ("a", "x"), (None, "y"), (None, "x")])
+    options = {"text_column": "body", "label_column": "queue"}
+    message = refusal(text_recipe(path, **options))
+    assert "2 of 3" in message
+    assert place in message
+    assert "positions 1, 2" in refusal(text_recipe(frame, **options))
+
+
+@pytest.mark.contract("C5")
+def test_all_faults_of_the_data_come_at_once(tmp_path: Path) -> None:
+    """Missing texts and labels of two splits are a message each."""
+    write_files(
+        tmp_path,
+        train=csv_text(changes={3: ",bad", 5: "ticket 5,"}),
+        test=csv_text(9, {4: ",bad"}),
+    )
+    with pytest.raises(finetune.UserError) as refused:
+        text_recipe(tmp_path, text_column="body", label_column="queue").load()
+    places = [re.findall(r"lines? \d+", message) for message in refused.value.mistakes]
+    assert places == [["line 5"], ["line 7"], ["line 6"]]
+
+
+@pytest.mark.contract("C5")
+def test_invalid_rows_are_left_out_if_asked_for_and_counted(tmp_path: Path) -> None:
+    """`--drop_invalid` drops these rows and no other."""
+    changes = {3: ",bad", 7: "  ,good", 30: "ticket 30,", 31: ","}
+    write_files(tmp_path, a=csv_text(changes=changes))
+    columns = {"text_column": "body", "label_column": "queue"}
+    recipe = text_recipe(tmp_path / "a.csv", drop_invalid=True, **columns)
+    rows = list(csv.reader(csv_text().splitlines()))[1:]
+    expected = [tuple(row) for number, row in enumerate(rows) if number not in changes]
+    assert rows_of(recipe.load()["train"]) == expected
+    notes = " ".join(recipe.notes)
+    for fragment in ("3 of 40", "lines 5, 9, 33", "2 of 40", "lines 32, 33"):
+        assert fragment in notes
+
+
+@pytest.mark.contract("C5")
+@pytest.mark.parametrize(
+    ("first", "second", "fragments"),
+    [
+        ("good", "GOOD", ["'GOOD' and 'good'", "--label_map GOOD=good"]),
+        ("good", "good ", ["'good' and 'good '", '"good "=good']),
+        ("good", " good", ["' good' and 'good'"]),
+        ("caf\u00e9", "cafe\u0301", ["caf\u00e9", "cafe"]),
+        ("good", "good\u200b", ["good\\u200b"]),
+        ("1", "01", ["'01' and '1'", "--label_map 01=1"]),
+    ],
+)
+def test_labels_that_differ_by_case_or_blanks_are_reported_and_kept(
+    first: str, second: str, fragments: list[str], tmp_path: Path
+) -> None:
+    """They stay two classes; the note names both, and the flag that merges them."""
+    rows = [(f"text {number}", (first, second)[number % 3 == 0]) for number in range(60)]
+    data.write_csv(tmp_path / "a.csv", ["text", "label"], rows)
+    recipe = text_recipe(tmp_path / "a.csv", task="single_label")
+    assert rows_of(recipe.load()["train"]) == rows
+    _ = recipe.splits
+    for fragment in fragments:
+        assert any(fragment in note for note in recipe.notes), fragment
+    if second == "GOOD":
+        merged = text_recipe(tmp_path / "a.csv", label_map="GOOD=good,good=good")
+        assert "one class" in refusal(merged) or "'good'" in refusal(merged)
+
+
+@pytest.mark.contract("C5")
+def test_a_class_called_like_a_missing_label_is_reported(tmp_path: Path) -> None:
+    """It stays a class."""
+    write_files(tmp_path, a=csv_text(60, {number: f"no {number},N/A" for number in range(20)}))
+    recipe = text_recipe(tmp_path / "a.csv", text_column="body", label_column="queue")
+    _ = recipe.splits
+    assert "N/A" in recipe.labels
+    assert any("'N/A'" in note and "20 rows" in note for note in recipe.notes)
+
+
+@pytest.mark.contract("C5", "B1")
+def test_a_damaged_image_is_refused_by_its_name(tmp_path: Path) -> None:
+    """Before training."""
+    folder = data.write_photos(tmp_path / "photos", rows=40)
+    path = sorted(folder.rglob("*.png"))[7]
+    path.write_bytes(path.read_bytes()[:50])
+    message = refusal(Image(dataset=str(folder), model="none"))
+    assert path.name in message

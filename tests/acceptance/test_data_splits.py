@@ -1,0 +1,743 @@
+"""Data: splits, duplicates, corrections and scale (rows C6 to C8, and C12)."""
+
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import DatasetDict
+
+import finetune
+from recipes.text import Text
+from tests.acceptance import data
+from tests.acceptance.test_data import Row, refusal, rows_of, text_recipe
+
+SPLITS = ("train", "validation", "test")
+HEAD = ("text", "label")
+WORDS = [f"word{number}" for number in range(300)]
+#: Texts of 50 words that have nothing in common.
+LONG = [" ".join(random.Random(number).choices(WORDS, k=50)) for number in range(200)]
+
+
+def rows(count: int, labels: Sequence[str] = ("bad", "good"), first: int = 0) -> list[Row]:
+    """Return rows with distinct texts and the labels in turn."""
+    return [(f"text {n} of it", labels[n % len(labels)]) for n in range(first, first + count)]
+
+
+def write(path: Path, table: Sequence[Sequence[Any]], head: Sequence[str] = HEAD) -> Path:
+    """Write a CSV, with a column `number` that counts its rows if `head` ends with it."""
+    numbered = head[-1] == "number"
+    table = [(*row, n) for n, row in enumerate(table)] if numbered else table
+    return data.write_csv(path, head, table)
+
+
+def numbers(recipe: Text, *splits: str) -> list[int]:
+    """Return what the column `number` holds, of all splits if none is named, in order."""
+    values = [number for name in splits or SPLITS for number in recipe.splits[name]["number"]]
+    return sorted(map(int, values))
+
+
+def split_rows(recipe: Text) -> dict[str, list[Row]]:
+    """Return the rows of each split."""
+    return {name: rows_of(split) for name, split in recipe.splits.items()}
+
+
+def all_rows(recipe: Text) -> list[Row]:
+    """Return the rows of all splits, sorted."""
+    return sorted(row for split in split_rows(recipe).values() for row in split)
+
+
+def note_of(recipe: Text, fragment: str) -> str:
+    """Return the only note that has a fragment."""
+    (note,) = [note for note in recipe.notes if fragment in note]
+    return note
+
+
+# ---- C6: duplicates, contradictions, rows of held-out splits -------------------------------------
+
+
+@pytest.mark.contract("C6")
+def test_exact_duplicates_are_dropped_before_splitting(tmp_path: Path) -> None:
+    """The first is kept, white space aside; sizes are those of the rows that are left."""
+    table = [*rows(100), *rows(30), ("  text  7\nof it ", "good")]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "number"))
+    recipe = text_recipe(path)
+    assert recipe.splits.num_rows == {"train": 72, "validation": 8, "test": 20}
+    assert numbers(recipe) == list(range(100))
+    assert "31" in note_of(recipe, "duplicate")
+
+
+@pytest.mark.contract("C6")
+@pytest.mark.parametrize(("keep", "last"), [("none", 90), ("first", 100)])
+def test_contradictions_are_left_out_or_the_first_is_kept(
+    keep: str, last: int, tmp_path: Path
+) -> None:
+    """Ten texts have two labels and three rows; ten others are repeated with their label."""
+    other = [(text, "good" if label == "bad" else "bad") for text, label in rows(10, first=90)]
+    path = write(tmp_path / "a.csv", [*rows(100), *rows(10), *other, *other], (*HEAD, "number"))
+    recipe = text_recipe(path, **({} if keep == "none" else {"keep_contradictions": keep}))
+    assert numbers(recipe) == list(range(last))
+    note = note_of(recipe, "different label")
+    assert ("30" in note, "10 texts" in note) == (True, True)
+    assert ("--keep_contradictions first" in note) == (keep == "none")
+    assert ("20 rows" in note) == (keep == "first")
+    assert "10" in note_of(recipe, "duplicate")
+
+
+@pytest.mark.contract("C6")
+def test_duplicates_of_a_regression_are_rows_of_the_same_number(tmp_path: Path) -> None:
+    """They are dropped and counted as others are."""
+    table = [(f"text {n % 90} of it", n % 90 / 7) for n in range(120)]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "number"))
+    recipe = text_recipe(path, task="regression")
+    assert numbers(recipe) == list(range(90))
+    assert "30" in note_of(recipe, "duplicate")
+
+
+@pytest.mark.contract("C6")
+@pytest.mark.xfail(strict=True, reason="only the first row of a text is kept")
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_of_one_text_do_not_contradict_and_stay_in_one_split(
+    seed: int, tmp_path: Path
+) -> None:
+    """Regression keeps the rows of a text that have other numbers, never in two splits."""
+    table = [(f"text {n % 40} of it", n / 7) for n in range(120)]
+    path = write(tmp_path / "a.csv", [*table, *table[:10]], (*HEAD, "number"))
+    recipe = text_recipe(path, task="regression", split_seed=seed)
+    assert numbers(recipe) == list(range(120))
+    texts = [set(recipe.splits[name]["text"]) for name in SPLITS]
+    assert sum(map(len, texts)) == 40
+    assert min(map(len, texts)) > 0
+
+
+@pytest.mark.contract("C6")
+def test_rows_of_held_out_splits_are_not_trained_on_and_stay_as_they_are(tmp_path: Path) -> None:
+    """Nor are rows of the test set in validation; the test set keeps even its duplicates."""
+    train, flipped = rows(100), [(text, "odd") for text, _ in rows(3, first=60)]
+    validation = [*rows(20, first=200), *rows(5, first=50), ("test row 1", "odd")]
+    test = [("test row 1", "good"), ("test row 1", "good"), ("test row 2", "bad"),
+            ("test row 2", "good"), (" text 7\n of it", "good"), *flipped]  # fmt: skip
+    for name, table in zip(
+        SPLITS, ([*train, ("test row 3", "odd")], validation, test), strict=True
+    ):
+        write(tmp_path / f"{name}.csv", table)
+    recipe = text_recipe(tmp_path)
+    splits = split_rows(recipe)
+    assert splits["test"] == test
+    assert splits["validation"] == validation[:-1]
+    dropped = {7, *range(50, 55), *range(60, 63)}
+    expected = [row for number, row in enumerate(train) if number not in dropped]
+    assert splits["train"] == [*expected, ("test row 3", "odd")]
+    assert "9 training rows" in note_of(recipe, "validation or test set")
+    assert "3 with a different label" in note_of(recipe, "validation or test set")
+    assert "1 validation row" in note_of(recipe, "validation row")
+
+
+@pytest.mark.contract("C6")
+def test_no_text_of_a_large_test_set_is_trained_on(tmp_path: Path) -> None:
+    """Whatever the hash of a text is."""
+    write(tmp_path / "train.csv", rows(2000))
+    write(tmp_path / "test.csv", rows(1000))
+    recipe = text_recipe(tmp_path)
+    splits = split_rows(recipe)
+    assert splits["test"] == rows(1000)
+    assert sorted(splits["train"] + splits["validation"]) == sorted(rows(1000, first=1000))
+    assert "1,000" in note_of(recipe, "validation or test set")
+
+
+@pytest.mark.contract("C6", "B1")
+def test_pairs_are_duplicates_where_both_texts_are(tmp_path: Path) -> None:
+    """One text in common is no duplicate and no contradiction."""
+    pairs = [(f"text {n % 50}", f"other {n}", "ab"[n % 2]) for n in range(100)]
+    table = [*pairs, ("text  3", "other 3 ", "b"), ("text 4", "other 4", "b")]
+    path = write(tmp_path / "a.csv", table, ("one", "two", "label", "number"))
+    recipe = Text(dataset=str(path), model="none", text_columns="one,two", label_column="label")
+    assert numbers(recipe) == [n for n in range(100) if n != 4]
+
+
+@pytest.mark.contract("C6", "A7")
+def test_what_is_left_out_is_printed(cli: Callable[..., Any], tmp_path: Path, bert: Path) -> None:
+    """At the start of a training."""
+    contradiction = [(text, "good" if label == "bad" else "bad") for text, label in rows(4)]
+    path = write(tmp_path / "a.csv", [*rows(120), *contradiction, *rows(7, first=20)])
+    flags = ["--dataset", path, "--model", bert, "--max_length", "16", "--dry_run"]
+    command_line = cli("text", *flags)
+    assert command_line.status == 0
+    page = " ".join(command_line.stdout.split())
+    assert "8 training rows with the same text but different labels (4 texts)" in page
+    assert "--keep_contradictions first" in page
+    assert "7 exact duplicates" in page
+
+
+# ---- C7: splits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize(
+    ("count", "options", "sizes"),
+    [
+        (100, {}, [72, 8, 20]),
+        (1000, {}, [720, 80, 200]),
+        (1003, {}, [722, 80, 201]),
+        (200, {"test_size": 0.5}, [90, 10, 100]),
+        (200, {"validation_size": 0.3}, [100, 60, 40]),
+        (200, {"test_size": 0.3, "validation_size": 0.3}, [80, 60, 60]),
+        (200, {"test_size": 25, "validation_size": 15}, [160, 15, 25]),
+    ],
+)
+def test_splits_are_stratified_and_have_the_size_that_was_asked_for(
+    count: int, options: dict[str, Any], sizes: list[int], tmp_path: Path
+) -> None:
+    """Each class keeps its share to a row, each row is in one split, in the order of the file."""
+    names = [*"aaaaabbbb", "c"]  # half, two fifths, a tenth
+    path = write(tmp_path / "a.csv", rows(count, names), (*HEAD, "number"))
+    recipe = text_recipe(path, **options)
+    assert list(recipe.splits.num_rows.values()) == sizes
+    assert numbers(recipe) == list(range(count))
+    classes = Counter(label for _, label in rows(count, names))
+    for name, split in split_rows(recipe).items():
+        for label, total in classes.items():
+            share = Counter(label for _, label in split)[label]
+            assert abs(share - total * len(split) / count) <= 1.01, (name, label)
+        order = list(map(int, recipe.splits[name]["number"]))
+        assert order == sorted(order)
+        assert order != list(range(order[0], order[0] + len(order)))
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({"test_size": 0}, ["--test_size 0"]),
+        ({"test_size": 1.0}, ["--test_size 1"]),
+        ({"validation_size": -0.5}, ["--validation_size -0.5"]),
+        ({"validation_size": 2.5}, ["--validation_size 2.5"]),
+        ({"test_size": 0.5, "validation_size": 0.5}, ["--test_size 0.5", "--validation_size 0.5"]),
+        ({"test_size": 60}, ["--test_size 60", "60"]),
+        ({"test_size": 40, "validation_size": 20}, ["--validation_size 20", "40"]),
+        ({"train_samples": 0}, ["--train_samples 0"]),
+        ({"eval_samples": -3}, ["--eval_samples -3"]),
+        ({"group_column": "a", "time_column": "b"}, ["--group_column a", "--time_column b"]),
+        ({"group_column": "autor"}, ["--group_column", "'autor'", "'author'"]),
+    ],
+)
+def test_splits_that_cannot_be_made_are_refused_by_their_flag(
+    options: dict[str, Any], fragments: list[str], tmp_path: Path
+) -> None:
+    """Sizes beyond the rows, columns that are missing, flags that exclude each other."""
+    path = write(tmp_path / "a.csv", [(*row, "x") for row in rows(60)], (*HEAD, "author"))
+    with pytest.raises(finetune.UserError) as refused:
+        _ = text_recipe(path, **options).splits
+    for fragment in fragments:
+        assert fragment in str(refused.value)
+
+
+@pytest.mark.contract("C7")
+def test_splits_of_the_source_are_used_and_only_the_missing_one_is_split_off(
+    tmp_path: Path,
+) -> None:
+    """The size of a split that is there is refused."""
+    write(tmp_path / "train.csv", rows(100))
+    write(tmp_path / "validation.csv", rows(20, first=500))
+    splits = split_rows(text_recipe(tmp_path))
+    assert [len(splits[name]) for name in SPLITS] == [80, 20, 20]
+    assert splits["validation"] == rows(20, first=500)
+    assert sorted(splits["train"] + splits["test"]) == sorted(rows(100))
+    assert "--validation_size" in refusal(text_recipe(tmp_path, validation_size=0.2))
+
+
+@pytest.mark.contract("C7")
+def test_a_validation_set_has_at_most_10_000_rows(tmp_path: Path) -> None:
+    """Of 101,000 training rows."""
+    write(tmp_path / "train.csv", rows(101_000))
+    write(tmp_path / "test.csv", rows(10, first=200_000))
+    sizes = {"train": 91_000, "validation": 10_000, "test": 10}
+    assert text_recipe(tmp_path).splits.num_rows == sizes
+
+
+@pytest.mark.contract("C6", "C7")
+def test_rows_sampled_of_very_many_are_in_one_split(tmp_path: Path) -> None:
+    """Of 120,000 rows with each text twice."""
+    path = write(tmp_path / "a.csv", rows(60_000) * 2)
+    recipe = text_recipe(path, train_samples=9000, eval_samples=2000)
+    assert recipe.splits.num_rows == {"train": 9000, "validation": 2000, "test": 2000}
+    table = all_rows(recipe)
+    assert len({text for text, _ in table}) == 13_000
+    assert set(table) <= set(rows(60_000))
+
+
+@pytest.mark.contract("C7")
+def test_a_class_of_one_row_stays_in_training(tmp_path: Path) -> None:
+    """An evaluation would have a class that training does not know."""
+    rare = [(f"rare {number} it is", f"rare {number}") for number in range(12)]
+    path = write(tmp_path / "a.csv", [*rows(100), *rare])
+    for seed in range(3):
+        splits = split_rows(text_recipe(path, split_seed=seed))
+        assert [len(splits[name]) for name in SPLITS] == [81, 9, 22]
+        assert set(rare) <= set(splits["train"])
+
+
+@pytest.mark.contract("C7", "A13")
+def test_splits_depend_on_the_split_seed_only(
+    tmp_path: Path, reviews: Path, single_label_run: finetune.Run, second_seed_run: finetune.Run
+) -> None:
+    """Not on the seed of the training, nor on where the file is."""
+    moved = shutil.copy(reviews, tmp_path / "moved.csv")
+    splits = split_rows(text_recipe(reviews))
+    assert split_rows(text_recipe(moved, split_seed=42)) == splits
+    other = split_rows(text_recipe(reviews, split_seed=7))
+    assert all(sorted(other[name]) != sorted(splits[name]) for name in SPLITS)
+    for run in (single_label_run, second_seed_run):
+        frame = run.predictions
+        assert list(zip(frame["text"], frame["label"], strict=True)) == splits["test"]
+
+
+@pytest.mark.contract("C7")
+def test_labels_and_pairs_of_labels_keep_their_shares(tmp_path: Path) -> None:
+    """Iterative stratification: nearer than a random draw, of every label and pair."""
+    draw, table = random.Random(0), []
+    chances = {"often": 0.6, "half": 0.4, "some": 0.15, "rare": 0.03, "rarer": 0.02}
+    for number in range(1000):
+        names = [name for name, chance in chances.items() if draw.random() < chance]
+        table.append({"text": f"text {number} of it", "label": names})
+    lines = "\n".join(map(json.dumps, table))
+    (tmp_path / "a.jsonl").write_text(lines)
+    recipe = text_recipe(tmp_path / "a.jsonl")
+    assert recipe.splits.num_rows == {"train": 720, "validation": 80, "test": 200}
+    total = Counter(name for row in table for name in row["label"])
+    total.update(("often", "half") for row in table if {"often", "half"} <= set(row["label"]))
+    names = recipe.labels
+    for split in recipe.splits.values():
+        labels = [{names[number] for number in row} for row in split["label"]]
+        source = {row["text"]: set(row["label"]) for row in table}
+        assert labels == [source[text] for text in split["text"]]
+        count = Counter(name for row in labels for name in row)
+        count.update(("often", "half") for row in labels if {"often", "half"} <= row)
+        for name, rows_with_it in total.items():
+            assert abs(count[name] - rows_with_it * len(split) / 1000) < 2, name
+
+
+def authors(count: int, groups: int) -> list[tuple[str, str, str]]:
+    """Return rows of authors who have one to five of them; a quarter of the labels is rare."""
+    draw, table = random.Random(1), []
+    while len(table) < count:
+        author = f"author {len({row[2] for row in table}) % groups}"
+        for _ in range(min(draw.randint(1, 5), count - len(table))):
+            label = "rare" if draw.random() < 0.25 else "often"
+            table.append((f"text {len(table)} of it", label, author))
+    return table
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_are_never_in_two_splits(seed: int, tmp_path: Path) -> None:
+    """Sizes and shares of classes are met as closely as groups allow."""
+    table = authors(300, 200)
+    path = write(tmp_path / "a.csv", table, (*HEAD, "author"))
+    recipe = text_recipe(path, group_column="author", split_seed=seed)
+    groups = [set(recipe.splits[name]["author"]) for name in SPLITS]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == len({row[2] for row in table})
+    assert all_rows(recipe) == sorted(row[:2] for row in table)
+    sizes = recipe.splits.num_rows
+    assert abs(sizes["test"] - 60) <= 2
+    assert abs(sizes["validation"] - 24) <= 2
+    share = sum(row[1] == "rare" for row in table) / 300
+    for name in ("validation", "test"):
+        rare = sum(label == "rare" for _, label in split_rows(recipe)[name])
+        assert abs(rare - share * sizes[name]) <= 2
+    assert "author" in recipe.split_how
+
+
+@pytest.mark.contract("C7")
+def test_a_class_of_one_group_stays_in_training(tmp_path: Path) -> None:
+    """Even where most rows are split off."""
+    table = authors(200, 100)
+    table += [(f"rare {n} of it", f"class {n // 4}", f"only {n // 4}") for n in range(20)]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "author"))
+    recipe = text_recipe(path, group_column="author", test_size=0.6)
+    assert {row[:2] for row in table[200:]} <= set(split_rows(recipe)["train"])
+
+
+@pytest.mark.contract("C7")
+def test_groups_of_a_test_set_are_not_trained_on(tmp_path: Path) -> None:
+    """Its rows stay, those of training that share a group are dropped and counted."""
+    train = [(*row, f"author {number % 20}") for number, row in enumerate(rows(200))]
+    test = [(*row, "author 3") for row in rows(20, first=500)]
+    write(tmp_path / "train.csv", train, (*HEAD, "author"))
+    write(tmp_path / "test.csv", test, (*HEAD, "author"))
+    recipe = text_recipe(tmp_path, group_column="author")
+    splits = split_rows(recipe)
+    assert splits["test"] == [row[:2] for row in test]
+    expected = [row[:2] for row in train if row[2] != "author 3"]
+    assert sorted(splits["train"] + splits["validation"]) == sorted(expected)
+    assert "10 training rows" in note_of(recipe, "'author'")
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize("column", ["group_column", "time_column"])
+def test_rows_without_a_group_or_time_are_refused_or_left_out(column: str, tmp_path: Path) -> None:
+    """With their lines and the flag."""
+    table = [(*row, "" if n in (0, 4) else 2000 + n % 50) for n, row in enumerate(rows(200))]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "year", "number")[:3])
+    message = refusal(text_recipe(path, **{column: "year"}))
+    for fragment in ("2 of 200", "'year'", "lines 2, 6", "--drop_invalid"):
+        assert fragment in message
+    recipe = text_recipe(path, drop_invalid=True, **{column: "year"})
+    expected = [row[:2] for row in table if row[2]]
+    assert all_rows(recipe) == sorted(expected)
+    assert "lines 2, 6" in note_of(recipe, "2 of 200")
+
+
+@pytest.mark.contract("C7")
+def test_too_few_groups_are_refused(tmp_path: Path) -> None:
+    """Two for three splits."""
+    table = [(*row, "xy"[number % 2]) for number, row in enumerate(rows(60))]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "author"))
+    message = refusal(text_recipe(path, group_column="author"))
+    assert "--group_column author" in message
+    assert "2 groups" in message
+
+
+def days(count: int, form: str) -> list[str]:
+    return pd.date_range("2023-11-20", periods=count, freq="D").strftime(form).tolist()
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize(
+    "form", ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ", "%d.%m.%Y", "%m/%d/%Y", "%s", "%Y%m%d", "types"]
+)
+def test_the_newest_rows_are_the_test_set(form: str, tmp_path: Path) -> None:
+    """Then those of validation; dates in the form of the column, numbers, times of Parquet."""
+    order = np.random.default_rng(0).permutation(200)
+    dates = pd.date_range("2023-11-20", periods=200, freq="D", tz="Europe/Berlin")
+    values = dates if form == "types" else days(200, form)
+    frame = pd.DataFrame(rows(200), columns=HEAD).assign(day=values, number=range(200))
+    path = tmp_path / ("a.parquet" if form == "types" else "a.csv")
+    frame = frame.iloc[order]
+    frame.to_parquet(path) if form == "types" else frame.to_csv(path, index=False)
+    recipe = text_recipe(path, time_column="day")
+    assert numbers(recipe, "train") == list(range(144))
+    assert numbers(recipe, "validation") == list(range(144, 160))
+    assert numbers(recipe, "test") == list(range(160, 200))
+
+
+@pytest.mark.contract("C7")
+def test_rows_of_one_time_stay_together_and_the_oldest_duplicate_is_kept(tmp_path: Path) -> None:
+    """So sizes may differ."""
+    parts = np.repeat(["2023-01-01", "2023-01-02", "2023-01-03"], [90, 60, 50])
+    table = [(*row, day) for row, day in zip(rows(200), parts, strict=True)]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "day"))
+    recipe = text_recipe(path, time_column="day")
+    assert [set(recipe.splits[name]["day"]) for name in SPLITS] == [
+        {"2023-01-01"},
+        {"2023-01-02"},
+        {"2023-01-03"},
+    ]
+    table = [(*row, day) for row, day in zip(rows(200), days(200, "%Y-%m-%d")[::-1], strict=True)]
+    table[0] = (*table[150][:2], table[0][2])  # the newest row repeats an old one
+    path = write(tmp_path / "b.csv", table, (*HEAD, "day", "number"))
+    recipe = text_recipe(path, time_column="day")
+    assert numbers(recipe) == list(range(1, 200))
+    assert 150 in numbers(recipe, "train")
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize(
+    ("values", "fragments"),
+    [
+        (["2023-01-01"] * 200, ["2023-01-01"]),
+        (["n/a", *days(199, "%Y-%m-%d")], ["'n/a'", "line 2", "--drop_invalid"]),
+        (["05/06/2023", "07/08/2023"] * 100, ["05/06/2023"]),
+        (["soon", "later"] * 100, ["'soon'"]),
+        (days(200, "%d%m%Y"), ["20112023", "2023-11-20"]),
+    ],
+    ids=["one", "no date", "two readings", "words", "digits"],
+)
+def test_times_that_cannot_be_ordered_are_refused(
+    values: list[str], fragments: list[str], tmp_path: Path
+) -> None:
+    """By the flag and a value."""
+    table = [(*row, value) for row, value in zip(rows(200), values, strict=True)]
+    message = refusal(
+        text_recipe(write(tmp_path / "a.csv", table, (*HEAD, "day")), time_column="day")
+    )
+    for fragment in ["day", *fragments]:
+        assert fragment in message
+
+
+@pytest.mark.contract("C5", "C7")
+def test_a_class_that_only_the_newest_rows_have_is_refused(tmp_path: Path) -> None:
+    """It cannot be learned from the older ones."""
+    names = ["new" if number > 190 else "ab"[number % 2] for number in range(200)]
+    table = zip([text for text, _ in rows(200)], names, days(200, "%Y-%m-%d"), strict=True)
+    path = write(tmp_path / "a.csv", list(table), (*HEAD, "day"))
+    message = refusal(text_recipe(path, time_column="day"))
+    assert "'new'" in message
+    assert "line 193" in message
+
+
+class Counted(Text):
+    """Remembers how many rows it was to tokenize."""
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        self.tokenized = dataset.num_rows
+        return super().prepare(dataset)
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize("samples", [3, 50, 720])
+def test_samples_are_drawn_by_class_before_tokenization(
+    samples: int, tmp_path: Path, bert: Path
+) -> None:
+    """From the splits that are made without them; never more rows than there are."""
+    path = write(tmp_path / "a.csv", rows(1000, [*"aaaaaaabbc"]))
+    undrawn = split_rows(text_recipe(path))
+    columns = {"text_column": "text", "label_column": "label", "max_length": 16}
+    options: dict[str, Any] = {"train_samples": samples, "eval_samples": samples, **columns}
+    recipe = Counted(dataset=str(path), model=str(bert), **options)
+    sizes = {"train": samples, "validation": min(samples, 80), "test": min(samples, 200)}
+    assert recipe.splits.num_rows == sizes
+    assert recipe.prepared.num_rows == sizes
+    assert recipe.tokenized == sizes
+    for name, split in split_rows(recipe).items():
+        assert set(split) <= set(undrawn[name])
+        if samples == 50:
+            assert Counter(label for _, label in split) == {"a": 35, "b": 10, "c": 5}
+
+
+# ---- C8: near duplicates and corrections ---------------------------------------------------------
+
+
+def replace_words(text: str, count: int) -> str:
+    """Return a text with other words in a few places, two pairs of words lost with each."""
+    words = text.split()
+    for number in range(count):
+        words[10 * number + 5] = f"other{number}"
+    return " ".join(words)
+
+
+@pytest.mark.contract("C8")
+def test_near_duplicates_are_dropped_before_rows_are_split(tmp_path: Path) -> None:
+    """The first of texts that have 80% of their pairs of words in common; only if asked for."""
+    near = [(f"{text.upper()}!", "bad" if n < 7 else "good") for n, text in enumerate(LONG[:60])]
+    edited = [(replace_words(text, 2), "bad") for text in LONG[60:90]]  # 85% of the pairs
+    distant = [(replace_words(text, 3), "bad") for text in LONG[90:100]]  # 78% of the pairs
+    table = [(text, "good" if number % 2 else "bad") for number, text in enumerate(LONG)]
+    table += near + edited + distant
+    path = write(tmp_path / "a.csv", table, (*HEAD, "number"))
+    assert numbers(text_recipe(path)) == list(range(300))
+    recipe = text_recipe(path, drop_duplicates="near")
+    assert numbers(recipe) == [*range(200), *range(290, 300)]
+    note = note_of(recipe, "near-duplicate")
+    different = sum(table[200 + n][1] != table[n][1] for n in range(90))
+    assert "90" in note
+    assert str(different) in note
+
+
+@pytest.mark.contract("C8")
+def test_training_rows_near_held_out_rows_are_dropped(tmp_path: Path) -> None:
+    """And validation rows near test rows; the test set stays."""
+    originals = [(text, "good" if number % 2 else "bad") for number, text in enumerate(LONG)]
+    repeated = [(f"{text} again", label) for text, label in originals]
+    train = originals[:150] + repeated[150:170]
+    validation, test = originals[150:180] + repeated[180:185], originals[180:] + repeated[199:]
+    for name, table in zip(SPLITS, (train, validation, test), strict=True):
+        write(tmp_path / f"{name}.csv", table)
+    assert split_rows(text_recipe(tmp_path))["train"] == train
+    recipe = text_recipe(tmp_path, drop_overlap="near")
+    assert split_rows(recipe) == {
+        "train": originals[:150],
+        "validation": originals[150:180],
+        "test": test,
+    }
+    assert "20 training rows" in note_of(recipe, "training rows nearly")
+    assert "5 validation rows" in note_of(recipe, "validation rows nearly")
+    assert split_rows(text_recipe(tmp_path, drop_duplicates="near"))["train"] == train
+
+
+def suspects_of(path: Path, cli: Callable[..., Any], bert: Path, **options: Any) -> pd.DataFrame:
+    """Return the file of `check --suspects` beside the data, as strings."""
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    output = path.with_name("suspects.csv")
+    flags = ["--dataset", path, "--model", bert, "--max_length", "32", "--suspects", output]
+    assert cli("check", "text", *flags, *words).status == 3
+    return pd.read_csv(output, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+
+
+#: Rows of `doubtful`, and where they are in its file.
+DOUBTFUL = {4: "line 6", 50: "line 52", 51: "line 53", 120: "line 122"}
+
+
+def doubtful() -> list[Row]:
+    """Return 300 rows, of which four have no letter."""
+    return [
+        (f"§ {n} ?!" if n in DOUBTFUL else text, label) for n, (text, label) in enumerate(rows(300))
+    ]
+
+
+@pytest.mark.contract("C8")
+@pytest.mark.parametrize("saved", ["csv", "semicolons", "xlsx"])
+def test_suspects_come_back_as_corrected_or_excluded_rows(
+    saved: str, cli: Callable[..., Any], tmp_path: Path, bert: Path
+) -> None:
+    """`check --suspects`, edited, then `--relabel` or `--exclude`: these rows and no other."""
+    path = write(tmp_path / "a.csv", doubtful())
+    frame = suspects_of(path, cli, bert)
+    assert list(frame["place"]) == list(DOUBTFUL.values())
+    assert [*zip(frame["text"], frame["label"], strict=True)] == [
+        doubtful()[number] for number in DOUBTFUL
+    ]
+    frame["new_label"] = ["good", "drop", "", "good"]
+    edited = tmp_path / f"edited.{'xlsx' if saved == 'xlsx' else 'csv'}"
+    if saved == "xlsx":
+        frame.to_excel(edited, index=False)
+    else:
+        semicolons = saved == "semicolons"
+        frame.sample(frac=1, random_state=0).to_csv(
+            edited, index=False, sep=";" if semicolons else ",",
+            encoding="cp1252" if semicolons else "utf-8-sig",
+        )  # fmt: skip
+    listed = [doubtful()[number] for number in DOUBTFUL]
+    new = dict(zip(listed, ["good", "drop", None, "good"], strict=True))
+    before = split_rows(text_recipe(path))
+    expected = {
+        name: [(text, new.get((text, label)) or label) for text, label in split
+               if new.get((text, label)) != "drop"]
+        for name, split in before.items()
+    }  # fmt: skip
+    recipe = text_recipe(path, relabel=str(edited))
+    assert split_rows(recipe) == expected
+    (sentence,) = [note for note in recipe.notes if "--relabel" in note]
+    assert edited.name in sentence
+    for name, split in before.items():
+        count = sum(new.get(row) == "good" for row in split)
+        assert (f"{count} {name} row" in sentence.partition("left out")[0]) == (count > 0)
+    assert "left out 1" in sentence
+    expected = {name: [row for row in split if row not in listed] for name, split in before.items()}
+    assert split_rows(text_recipe(path, exclude=str(edited))) == expected
+
+
+@pytest.mark.contract("C8")
+def test_corrections_of_several_labels_and_of_numbers(
+    cli: Callable[..., Any], tmp_path: Path, bert: Path
+) -> None:
+    """A list as JSON; a number."""
+    tags = [("a", "b"), ("b",), (), ("c", "a")]
+    table = [(text, json.dumps(tags[n % 4])) for n, (text, _) in enumerate(doubtful())]
+    path = write(tmp_path / "a.csv", table)
+    frame = suspects_of(path, cli, bert)
+    frame["new_label"] = ['["c"]', "", '["b", "a"]', ""]
+    frame.to_csv(tmp_path / "edited.csv", index=False)
+    recipe = text_recipe(path, relabel=str(tmp_path / "edited.csv"))
+    labels = {
+        text: {recipe.labels[number] for number in numbers_of_row}
+        for split in recipe.splits.values()
+        for text, numbers_of_row in zip(split["text"], split["label"], strict=True)
+    }
+    expected = {text: set(json.loads(cell)) for text, cell in table}
+    expected |= {table[4][0]: {"c"}, table[51][0]: {"a", "b"}}
+    assert labels == expected
+    table = [(text, n / 7) for n, (text, _) in enumerate(doubtful())]
+    path = write(tmp_path / "b.csv", table)
+    (tmp_path / "suspects.csv").unlink()
+    frame = suspects_of(path, cli, bert)
+    frame["new_label"] = ["-3.5", "drop", "", ""]
+    frame.to_csv(tmp_path / "edited.csv", index=False)
+    recipe = text_recipe(path, relabel=str(tmp_path / "edited.csv"))
+    targets = {
+        text: label
+        for split in recipe.splits.values()
+        for text, label in zip(split["text"], split["label"], strict=True)
+    }
+    expected_numbers = dict(table) | {table[4][0]: -3.5}
+    del expected_numbers[table[50][0]]
+    assert targets == pytest.approx(expected_numbers, abs=1e-5)
+
+
+@pytest.mark.contract("C8")
+@pytest.mark.parametrize(
+    ("column", "value", "fragments"),
+    [
+        ("new_label", "", ["'new_label'"]),
+        ("new_label", "god", ["line 3", "'god'", "'good'"]),
+        ("label", "god", ["line 3", "'god'"]),
+        ("digest", "", ["line 3", "'digest'"]),
+        ("digest", "x0", ["line 3"]),
+    ],
+)
+def test_a_file_of_corrections_that_does_not_fit_is_refused_with_its_line(
+    column: str,
+    value: str,
+    fragments: list[str],
+    cli: Callable[..., Any],
+    tmp_path: Path,
+    bert: Path,
+) -> None:
+    """Labels that are unknown or not those of the data, rows that are not in it."""
+    path = write(tmp_path / "a.csv", doubtful())
+    frame = suspects_of(path, cli, bert)
+    frame.loc[1, "new_label"] = "good"
+    frame.loc[1, column] = value
+    edited = tmp_path / "edited.csv"
+    frame.to_csv(edited, index=False)
+    message = refusal(text_recipe(path, relabel=str(edited)))
+    for fragment in ["--relabel", "edited.csv", *fragments]:
+        assert fragment in message
+
+
+@pytest.mark.contract("C8")
+def test_suspects_do_not_replace_a_file_that_was_edited(
+    cli: Callable[..., Any], tmp_path: Path, bert: Path
+) -> None:
+    """Nor one that is no list of suspects."""
+    path = write(tmp_path / "a.csv", doubtful())
+    frame = suspects_of(path, cli, bert)
+    frame.loc[1, "new_label"] = "good"
+    frame.to_csv(tmp_path / "edited.csv", index=False)
+    for name in ("edited.csv", "a.csv"):
+        content = (tmp_path / name).read_bytes()
+        flags = ["--dataset", path, "--model", bert, "--suspects", tmp_path / name]
+        command_line = cli("check", "text", *flags)
+        assert (command_line.status, name in command_line.output) == (2, True)
+        assert (tmp_path / name).read_bytes() == content
+
+
+# ---- C12: rows and classes at scale --------------------------------------------------------------
+
+
+@pytest.mark.contract("C12")
+def test_two_thousand_classes_keep_their_rows_and_shares(tmp_path: Path) -> None:
+    """20,000 rows, ten of each class: two for the test set, one at most for validation."""
+    classes = [f"class {number}" for number in range(2000)]
+    table = rows(20_000, classes)
+    recipe = text_recipe(write(tmp_path / "a.csv", table), task="single_label")
+    splits = split_rows(recipe)
+    assert sorted(recipe.labels) == sorted(classes)
+    assert {name: len(split) for name, split in splits.items()} == {
+        "train": 14_400, "validation": 1600, "test": 4000
+    }  # fmt: skip
+    assert all_rows(recipe) == sorted(table)
+    counts = {name: Counter(label for _, label in split) for name, split in splits.items()}
+    assert set(counts["test"].values()) == {2}
+    assert set(counts["validation"].values()) == {1}
+    assert set(counts["train"].values()) == {7, 8}
+
+
+@pytest.mark.contract("C12")
+@pytest.mark.slow
+def test_a_million_rows_are_read_and_split(tmp_path: Path) -> None:
+    """None is lost, and each class keeps its share."""
+    path = tmp_path / "a.csv"
+    with path.open("w") as file:
+        file.write("text,label\n")
+        file.writelines(f"text {n} of it,class {n % 100}\n" for n in range(1_000_000))
+    recipe = text_recipe(path)
+    assert recipe.splits.num_rows == {"train": 790_000, "validation": 10_000, "test": 200_000}
+    for split in recipe.splits.values():
+        assert set(np.bincount(split.with_format("numpy")["label"][:])) == {len(split) // 100}

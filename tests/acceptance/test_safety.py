@@ -1,0 +1,1184 @@
+"""Section F: files run no code, secrets stay out, mistakes come at once, escapes are shown."""
+
+import contextlib
+import csv
+import hashlib
+import importlib.machinery
+import json
+import logging
+import os
+import pickle
+import pickletools
+import pty
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+import finetune
+from tests.acceptance import data
+from tests.acceptance.conftest import TRAINING, Commands, Finished, flags
+from tests.conftest import HANGS, ROOT
+
+Cli = Callable[..., Finished]
+Write = Callable[[Path, Path], object]  # takes a path and the marker
+#: A training of two steps with a checkpoint each.
+TWO_STEPS = {**TRAINING, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+TWO_STEPS |= {"eval_strategy": "steps", "eval_steps": 1}
+
+METRIC = """
+import datasets
+import evaluate
+
+
+class Cost(evaluate.Metric):
+    def _info(self):
+        numbers = {"predictions": datasets.Value("int64"), "references": datasets.Value("int64")}
+        about = dict(description="", citation="", inputs_description="")
+        return evaluate.MetricInfo(features=datasets.Features(numbers), **about)
+
+    def compute(self, *, predictions=None, references=None, **options):
+        "Return the number of mistakes; `evaluate.Metric.compute` is slow for 1,000 resamples."
+        return {"cost": float(sum(a != b for a, b in zip(predictions, references)))}
+"""
+RECIPE = """
+from finetune import TextClassification
+
+
+class Planted(TextClassification):
+    "Planted."
+"""
+
+
+# ---- payloads ------------------------------------------------------------------------------------
+
+
+def code(marker: Path) -> str:
+    """Return Python code that creates the marker."""
+    return f"open({str(marker)!r}, 'w').close()\n"
+
+
+class Payload:
+    """An object that creates the marker when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.code = code(marker)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (self.code,)
+
+
+def write_pickle(path: Path, marker: Path) -> None:
+    path.write_bytes(pickle.dumps(Payload(marker)))
+
+
+def write_torch(path: Path, marker: Path) -> None:
+    import torch
+
+    torch.save({"state": Payload(marker)}, path)
+
+
+def edit(path: Path, **fields: Any) -> None:
+    """Set fields of a JSON file."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **fields}), encoding="utf-8")
+
+
+def files_below(directory: Path) -> set[Path]:
+    return {path for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """The file that a payload creates when it runs."""
+    return tmp_path / "payload-ran"
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory, reviews: Path, bert: Path) -> finetune.Run:
+    """Two steps with a checkpoint each, scored by a metric file beside the run."""
+    directory = tmp_path_factory.mktemp("short")
+    (directory / "cost.py").write_text(METRIC, encoding="utf-8")
+    sources = dict(dataset=str(reviews), model=str(bert), output_dir=str(directory / "run"))
+    metrics = f"accuracy,f1,{directory / 'cost.py'}"
+    return finetune.train("text", metrics=metrics, baseline=False, **sources, **TWO_STEPS)
+
+
+@pytest.fixture
+def run(short_run: finetune.Run, copy_run: Callable[[finetune.Run], finetune.Run]) -> Path:
+    """A copy of that run."""
+    return copy_run(short_run).path
+
+
+@pytest.mark.contract("F1")
+def test_the_payloads_would_run(tmp_path: Path, marker: Path, bert: Path) -> None:
+    """Each payload creates the marker where it is loaded carelessly, so the tests can fail."""
+    import torch
+    from transformers import AutoTokenizer
+
+    model = Path(shutil.copytree(bert, tmp_path / "model"))
+    plant_tokenizer(model, marker)
+    write_pickle(tmp_path / "a.bin", marker)
+    write_torch(tmp_path / "b.bin", marker)
+    careless: list[Callable[[], object]] = [
+        lambda: pickle.loads((tmp_path / "a.bin").read_bytes()),
+        lambda: torch.load(tmp_path / "a.bin", weights_only=False),
+        lambda: torch.load(tmp_path / "b.bin", weights_only=False),
+        lambda: runpy.run_path(str(model / "planted.py")),
+        lambda: AutoTokenizer.from_pretrained(model, trust_remote_code=True),
+    ]
+    for load in careless:
+        with contextlib.suppress(Exception):
+            load()
+        assert marker.exists()
+        marker.unlink()
+
+
+# ---- F1: models ----------------------------------------------------------------------------------
+
+
+def plant_config(model: Path, marker: Path, **fields: Any) -> None:
+    (model / "planted.py").write_text(code(marker), encoding="utf-8")
+    classes = ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification")
+    auto_map = {name: "planted.Planted" for name in classes}
+    edit(model / "config.json", auto_map=auto_map, **fields)
+
+
+def plant_tokenizer(model: Path, marker: Path) -> None:
+    (model / "planted.py").write_text(code(marker), encoding="utf-8")
+    auto_map = {"AutoTokenizer": ["planted.Planted", "planted.Planted"]}
+    edit(model / "tokenizer_config.json", auto_map=auto_map, tokenizer_class="Planted")
+
+
+def plant_processor(model: Path, marker: Path) -> None:
+    (model / "planted.py").write_text(code(marker), encoding="utf-8")
+    auto_map = {"AutoImageProcessor": "planted.Planted"}
+    edit(model / "preprocessor_config.json", auto_map=auto_map)
+
+
+def plant_weights(write: Write) -> Write:
+    def plant(model: Path, marker: Path) -> None:
+        (model / "model.safetensors").unlink()
+        write(model / "pytorch_model.bin", marker)
+
+    return plant
+
+
+def plant_attention(model: Path, _: Path) -> None:
+    edit(model / "config.json", attn_implementation="someone/kernel")
+
+
+#: Recipe, what is planted in the model directory, and what the refusal names; None if it is used.
+MODELS: dict[str, tuple[str, Write, str | None]] = {
+    "config": ("text", lambda a, b: plant_config(a, b, model_type="planted"), "auto_map"),
+    "config-of-known-type": ("text", plant_config, None),
+    "tokenizer": ("text", plant_tokenizer, None),
+    "processor": ("image", plant_processor, None),
+    "attention": ("text", plant_attention, "someone/kernel"),
+    "weights-pickle": ("text", plant_weights(write_pickle), "pickle"),
+    "weights-archive": ("text", plant_weights(write_torch), "pickle"),
+}
+
+
+@pytest.mark.contract("F1")
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_runs_no_code(
+    case: str, cli: Cli, tmp_path: Path, marker: Path, reviews: Path, bert: Path, vit: Path
+) -> None:
+    """Code and pickles of a model directory are not run, whatever the user answers."""
+    recipe, plant, fragment = MODELS[case]
+    model = Path(shutil.copytree(bert if recipe == "text" else vit, tmp_path / "model"))
+    plant(model, marker)
+    source = reviews if recipe == "text" else data.write_photos(tmp_path / "photos", rows=60)
+    words = [recipe, "--dataset", source, "--model", model, "--output_dir", tmp_path / "out"]
+    finished = cli(*words, *(["--max_steps", 1] if fragment else ["--dry_run"]), stdin="y\n" * 9)
+    assert not marker.exists()
+    assert "Traceback" not in finished.output
+    assert not (tmp_path / "out").exists()
+    assert finished.status == (2 if fragment else 0), finished.output
+    assert fragment is None or (str(model) in finished.stderr and fragment in finished.stderr)
+
+
+# ---- F1: data ------------------------------------------------------------------------------------
+
+
+def write_script(directory: Path, marker: Path, rows: int) -> Path:
+    """Write a folder with a loading script of its name, as `datasets` once ran them."""
+    directory = directory / "scripted"
+    directory.mkdir()
+    (directory / "scripted.py").write_text(code(marker), encoding="utf-8")
+    if rows:
+        data.write_reviews(directory / "train.csv", rows=rows)
+    return directory
+
+
+def write_extension(directory: Path, marker: Path) -> Path:
+    """Write a Parquet column of the extension type that old versions of pyarrow unpickled."""
+    texts, labels = zip(*data.labelled_sentences(60), strict=True)
+    metadata = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(Payload(marker)),
+    }
+    fields = [pa.field("text", pa.string(), metadata=metadata), pa.field("label", pa.string())]
+    columns = [pa.array(texts), pa.array(labels)]
+    pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)), directory / "a.parquet")
+    return directory / "a.parquet"
+
+
+def writer(name: str, write: Write) -> Callable[[Path, Path], Path]:
+    def write_file(directory: Path, marker: Path) -> Path:
+        write(directory / name, marker)
+        return directory / name
+
+    return write_file
+
+
+DATA: dict[str, tuple[Callable[[Path, Path], Path], int]] = {
+    "script": (lambda a, b: write_script(a, b, rows=0), 2),
+    "script-and-rows": (lambda a, b: write_script(a, b, rows=60), 0),
+    "script-by-path": (lambda a, b: write_script(a, b, rows=60) / "scripted.py", 2),
+    "parquet-extension": (write_extension, 0),
+    "pickle": (writer("data.pkl", write_pickle), 2),
+    "torch": (writer("data.pt", write_torch), 2),
+    "pickle-as-csv": (writer("data.csv", write_pickle), 2),
+    "pickle-as-parquet": (writer("data.parquet", write_pickle), 2),
+    "pickle-as-arrow": (writer("data.arrow", write_pickle), 2),
+}
+
+
+@pytest.mark.contract("F1")
+@pytest.mark.parametrize("case", DATA)
+def test_a_data_set_runs_no_code(
+    case: str, cli: Cli, tmp_path: Path, marker: Path, bert: Path
+) -> None:
+    """Loading scripts and pickles among the data are not run; rows beside a script are read."""
+    write, status = DATA[case]
+    source = write(tmp_path, marker)
+    finished = cli("text", "--dataset", source, "--model", bert, "--dry_run")
+    assert not marker.exists()
+    assert finished.status == status, finished.output
+    assert "Traceback" not in finished.output
+    assert status == 0 or source.name in finished.stderr
+
+
+@pytest.mark.contract("F1")
+def test_a_config_file_runs_no_code(cli: Cli, tmp_path: Path, marker: Path, reviews: Path) -> None:
+    """A YAML tag that constructs a Python object is not followed."""
+    config = tmp_path / "options.yaml"
+    config.write_text(f"max_length: !!python/object/apply:builtins.exec [{code(marker)!r}]\n")
+    finished = cli("text", "--dataset", reviews, "--config", config, "--dry_run")
+    assert not marker.exists()
+    assert finished.status == 2
+    assert "max_length" in finished.stderr
+
+
+# ---- F1: runs ------------------------------------------------------------------------------------
+
+
+def name_file(run: Path, kind: str, short_run: finetune.Run, marker: Path) -> Path:
+    """Make a run name a recipe or metric with a payload, a file that was never imported."""
+    planted = marker.parent / "elsewhere" / f"{kind}.py"
+    planted.parent.mkdir()
+    source = {"recipe": RECIPE, "metric": METRIC}[kind]
+    planted.write_text(code(marker) + source, encoding="utf-8")
+    text, metric = (run / "run.json").read_text("utf-8"), str(short_run.path.parent / "cost.py")
+    assert metric in text
+    if kind == "metric":
+        (run / "run.json").write_text(text.replace(metric, str(planted)), encoding="utf-8")
+    else:
+        edit(run / "run.json", recipe=str(planted))
+    return planted
+
+
+def verb_words(verb: str, run: Path, directory: Path) -> list[object]:
+    """Return the words of a verb over a run."""
+    if verb == "predict":
+        (directory / "in.csv").write_text("text\nthe food was fine\n", encoding="utf-8")
+        return [verb, run, directory / "in.csv", "--output", directory / "out.csv"]
+    return [verb, run, run] if verb == "compare" else [verb, run]
+
+
+@pytest.mark.contract("F1")
+@pytest.mark.parametrize(
+    ("kind", "verb", "needs_it"),
+    [
+        ("recipe", "predict", True),
+        ("recipe", "evaluate", True),
+        ("recipe", "report", False),
+        ("recipe", "compare", False),
+        ("metric", "predict", False),
+        ("metric", "evaluate", True),
+        ("metric", "compare", True),
+    ],
+)
+def test_a_file_that_a_run_names_is_imported_if_it_is_trusted(
+    kind: str, verb: str, needs_it: bool, cli: Cli, run: Path, short_run: finetune.Run, marker: Path
+) -> None:
+    """Where a verb needs the file, it is refused; `--trust_recipe` prints path and sha256."""
+    planted = name_file(run, kind, short_run, marker)
+    words = verb_words(verb, run, marker.parent)
+    finished = cli(*words)
+    assert not marker.exists()
+    assert finished.status == (2 if needs_it else 0), finished.output
+    if needs_it:
+        assert "Traceback" not in finished.output
+        assert str(planted) in finished.stderr
+        assert "--trust_recipe" in finished.stderr
+        assert not (marker.parent / "out.csv").exists()
+        finished = cli(*words, "--trust_recipe")
+        assert finished.status == 0, finished.output
+        assert marker.exists()
+        assert str(planted) in finished.stderr
+        assert hashlib.sha256(planted.read_bytes()).hexdigest() in finished.stderr
+
+
+@pytest.mark.contract("F1")
+def test_a_file_is_trusted_in_python(run: Path, short_run: finetune.Run, marker: Path) -> None:
+    """`finetune.predict` refuses a recipe file; `trust_recipe=True` warns with path and sha256."""
+    planted = name_file(run, "recipe", short_run, marker)
+    with pytest.raises(finetune.UserError, match="trust_recipe") as error:
+        finetune.predict(run, ["the food was fine"])
+    assert str(planted) in str(error.value)
+    assert not marker.exists()
+    with pytest.warns(UserWarning, match=hashlib.sha256(planted.read_bytes()).hexdigest()):
+        finetune.predict(run, ["the food was fine"], trust_recipe=True)
+    assert marker.exists()
+
+
+@pytest.mark.contract("F1")
+@pytest.mark.parametrize("name", ["planted", "planted.inner", "planted.py", "../cwd/planted.py"])
+def test_a_recipe_name_of_a_run_imports_nothing(
+    name: str, cli: Cli, run: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of the import path or of the current directory is no installed recipe."""
+    directory = marker.parent / "cwd"
+    (directory / "planted").mkdir(parents=True)
+    for file in ("planted.py", "planted/__init__.py", "planted/inner.py"):
+        (directory / file).write_text(code(marker) + RECIPE, encoding="utf-8")
+    monkeypatch.syspath_prepend(directory)
+    edit(run / "run.json", recipe=name)
+    finished = cli(*verb_words("predict", run, marker.parent))
+    assert not marker.exists()
+    assert finished.status == 2
+    assert name in finished.stderr
+    assert "run.json" in finished.stderr
+
+
+#: What is planted in the directory of a run, and the exit status of `predict`.
+RUNS: dict[str, tuple[Write, int]] = {
+    "weights-pickle": (plant_weights(write_pickle), 2),
+    "weights-archive": (plant_weights(write_torch), 2),
+    "config": (lambda a, b: plant_config(a, b, model_type="planted"), 2),
+    "tokenizer": (plant_tokenizer, 0),
+    "arguments": (lambda run, marker: write_torch(run / "training_args.bin", marker), 0),
+}
+
+
+@pytest.mark.contract("F1")
+@pytest.mark.parametrize("case", RUNS)
+def test_the_files_of_a_run_run_no_code(case: str, cli: Cli, run: Path, marker: Path) -> None:
+    """Planted weights, code and pickles in a run directory are not run by `predict`."""
+    plant, status = RUNS[case]
+    plant(run, marker)
+    finished = cli(*verb_words("predict", run, marker.parent), stdin="y\n" * 9)
+    assert not marker.exists()
+    assert finished.status == status, finished.output
+    assert "Traceback" not in finished.output
+    assert (marker.parent / "out.csv").exists() == (status == 0)
+
+
+# ---- F1: checkpoints and caches ------------------------------------------------------------------
+
+
+def substitute(value: Any, changes: dict[Any, Any]) -> Any:
+    """Return nested JSON with values replaced wherever they occur."""
+    if isinstance(value, dict):
+        return {name: substitute(inner, changes) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [substitute(inner, changes) for inner in value]
+    return changes.get(value, value)
+
+
+def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
+    """Replace a file of a checkpoint and its size and checksum, as an attacker would."""
+    before = (checkpoint / name).read_bytes()
+    old, new = (xxhash.xxh3_128(part).hexdigest() for part in (before, content))
+    manifest = checkpoint / "checkpoint.json"
+    text = manifest.read_text(encoding="utf-8")
+    assert old in text
+    changed = substitute(json.loads(text), {old: new, len(before): len(content)})
+    manifest.write_text(json.dumps(changed), encoding="utf-8")
+    (checkpoint / name).write_bytes(content)
+
+
+@pytest.mark.contract("F1")
+@pytest.mark.parametrize("write", [write_torch, write_pickle])
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"]
+)
+def test_a_checkpoint_runs_no_code(
+    name: str, write: Write, cli: Cli, run: Path, short_run: finetune.Run, marker: Path
+) -> None:
+    """A pickle in a checkpoint, its checksum corrected, is refused by name; the run stays as is.
+
+    `training_args.bin`, which the library writes, is not read at all.
+    """
+    checkpoint, before = run / "checkpoint-2", (run / "run.json").read_bytes()
+    write(marker.with_suffix(".pt"), marker)
+    replace_file(checkpoint, name, marker.with_suffix(".pt").read_bytes())
+    options = {**short_run.manifest.options, **TWO_STEPS, "max_steps": 3, "output_dir": run}
+    typed = flags(**{k: options[k] for k in ("dataset", "model", "metrics", *TWO_STEPS)})
+    words = ["--output_dir", run, "--no_baseline", "--resume_from_checkpoint", checkpoint]
+    finished = cli("text", *typed, *words)
+    assert not marker.exists()
+    assert "Traceback" not in finished.output
+    if name == "training_args.bin":
+        assert finished.status == 0, finished.output
+        assert (run / "checkpoint-3").is_dir()
+    else:
+        assert finished.status == 2, finished.output
+        assert str(checkpoint / name) in finished.stderr
+        assert (run / "run.json").read_bytes() == before
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file is a pickle, or an archive of `torch.save`."""
+    if zipfile.is_zipfile(path):
+        names = zipfile.ZipFile(path).namelist()
+        return any(name.rpartition("/")[2] == "data.pkl" for name in names)
+    with contextlib.suppress(ValueError, IndexError, UnicodeDecodeError):
+        opcodes = [opcode.name for opcode, _, _ in pickletools.genops(path.read_bytes())]
+        return opcodes[0] == "PROTO" and opcodes[-1] == "STOP"
+    return False
+
+
+@pytest.mark.contract("F1")
+def test_no_cache_is_a_pickle_and_none_is_unpickled(
+    tmp_path: Path, marker: Path, bert: Path
+) -> None:
+    """Cached rows, tokens and baselines that were replaced by pickles are made again, not run."""
+    write_pickle(tmp_path / "a.pkl", marker)
+    write_torch(tmp_path / "b.pkl", marker)
+    assert is_pickle(tmp_path / "a.pkl")
+    assert is_pickle(tmp_path / "b.pkl")
+    reviews, cache = data.write_reviews(tmp_path / "new.csv", seed=3), Path(os.environ["HF_HOME"])
+    before = files_below(cache)
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), **TWO_STEPS)
+    first = finetune.train("text", output_dir=str(tmp_path / "first"), **options)
+    written = files_below(cache) - before
+    assert len(written) >= 5  # rows, three splits of tokens, baselines
+    assert [path for path in written if is_pickle(path)] == []
+    for path in written:
+        path.unlink()  # the first training may have mapped it
+        write_pickle(path, marker)
+    second = finetune.train("text", output_dir=str(tmp_path / "second"), **options)
+    assert not marker.exists()
+    pd.testing.assert_frame_equal(first.predictions, second.predictions)
+    assert first.metrics.baseline == second.metrics.baseline
+
+
+@pytest.mark.contract("F1")
+def test_the_pickles_of_a_run_are_those_of_the_library(short_run: finetune.Run) -> None:
+    """No file of a run is a pickle but the four of a checkpoint that `Trainer` writes."""
+    names = {path.name for path in files_below(short_run.path) if is_pickle(path)}
+    assert names <= {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
+    assert "optimizer.pt" in names
+
+
+# ---- F2: secrets ---------------------------------------------------------------------------------
+
+TOKEN, PASSWORD, USER = "hf_plantedTokenOfTheTest", "planted-password", "planted-user"
+ADDRESS = f"{USER}:{PASSWORD}@127.0.0.1:1"
+
+
+@pytest.fixture
+def proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies and an endpoint with a password in the environment, and no token."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "https_proxy", "HF_ENDPOINT"):
+        monkeypatch.setenv(name, f"http://{ADDRESS}")
+    monkeypatch.setenv("HF_TOKEN", "")  # so that it is as before after the test
+    monkeypatch.delenv("HF_TOKEN")
+
+
+def secrets_in(*places: Path | str) -> list[str]:
+    """Return what shows a secret: files, by content or name, and lines of outputs."""
+    secrets = (TOKEN, PASSWORD)
+    paths = [path for place in places if isinstance(place, Path) for path in files_below(place)]
+    lines = [line for place in places if isinstance(place, str) for line in place.splitlines()]
+    leaks = [str(p) for p in paths for s in secrets if s.encode() in p.read_bytes() or s in p.name]
+    return leaks + [line for line in lines for secret in secrets if secret in line]
+
+
+#: Words, content of a config file, and environment that pass the token.
+TOKENS: dict[str, tuple[list[str], str, dict[str, str]]] = {
+    "flag": (["--hub_token", TOKEN], "", {}),
+    "flag-with-dash": ([f"--hub-token={TOKEN}"], "", {}),
+    "config": ([], f"hub_token: {TOKEN}\n", {}),
+    "environment": ([], "", {"HF_TOKEN": TOKEN, "HUGGING_FACE_HUB_TOKEN": TOKEN}),
+}
+
+
+@pytest.mark.contract("F2")
+@pytest.mark.usefixtures("proxies")
+@pytest.mark.parametrize("case", TOKENS)
+def test_a_training_writes_no_secret(
+    case: str, cli: Cli, tmp_path: Path, reviews: Path, bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token and the password of a proxy are in no file of a run and in no output."""
+    words, config, environment = TOKENS[case]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "options.yaml").write_text(f"seed: 5\n{config}", encoding="utf-8")
+    options = {**TWO_STEPS, "max_steps": 1, "output_dir": tmp_path / "out" / "run"}
+    words += ["--no_baseline", "--config", str(tmp_path / "options.yaml"), *flags(**options)]
+    finished = cli("text", "--dataset", reviews, "--model", bert, *words)
+    assert finished.status == 0, finished.output
+    assert secrets_in(tmp_path / "out", finished.output) == []
+    names = {path.name for path in files_below(tmp_path / "out")}
+    assert names >= {"run.json", "report.html", "README.md", "training_args.bin"}
+
+
+@pytest.mark.contract("F2")
+@pytest.mark.usefixtures("proxies")
+def test_a_token_in_python_is_passed_on_and_not_written(
+    tmp_path: Path, reviews: Path, bert: Path
+) -> None:
+    """`hub_token=` becomes `HF_TOKEN`, where the libraries look, and is in no file and no event."""
+    events: list[str] = []
+    sources = dict(dataset=str(reviews), model=str(bert), output_dir=str(tmp_path / "run"))
+    options = {**TWO_STEPS, **sources, "max_steps": 1, "hub_token": TOKEN, "baseline": False}
+    finetune.train("text", progress=lambda event: events.append(f"{event} {event!r}"), **options)
+    assert os.environ["HF_TOKEN"] == TOKEN
+    assert len(events) >= 3
+    assert secrets_in(tmp_path, *events) == []
+
+
+#: Commands that are refused, and what the refusal names.
+REFUSED_WITH_SECRETS = {
+    f"text --dataset https://{ADDRESS}/a.csv": "127.0.0.1:1",
+    "text --dataset nobody/nothing --model nobody/nothing": "nobody/nothing",
+    f"text --hub_token {TOKEN} --max_steps many": "--max_steps",
+    f"text --hub_tokn {TOKEN} --hub_token {TOKEN}": "--hub_tokn",
+    f"text --hub_token={TOKEN} --hub-tokn={TOKEN}": "--hub-tokn",
+    f"check text --hub_token {TOKEN} --max_steps many": "--max_steps",
+    f"predict https://{ADDRESS}/run a.csv": "127.0.0.1:1",
+}
+
+
+@pytest.mark.contract("F2")
+@pytest.mark.usefixtures("proxies")
+@pytest.mark.parametrize("case", REFUSED_WITH_SECRETS)
+def test_a_refusal_shows_no_secret(case: str, cli: Cli) -> None:
+    """An error message names what is wrong without the token or password that was typed."""
+    finished = cli(*case.split())
+    assert finished.status == 2
+    assert REFUSED_WITH_SECRETS[case] in finished.output
+    assert secrets_in(finished.output) == []
+
+
+BROKEN = """
+import logging
+import os
+from finetune import TextClassification
+
+
+class Broken(TextClassification):
+    "Broken."
+
+    def load(self):
+        url, token = os.environ["HTTPS_PROXY"], os.environ["HF_TOKEN"]
+        logging.getLogger("httpx").error("asked %s with %s", url, token)
+        raise RuntimeError(f"no answer from {url}: Bearer {token}")
+"""
+
+
+@pytest.mark.contract("F2")
+@pytest.mark.usefixtures("proxies")
+def test_a_traceback_and_a_log_record_show_no_secret(
+    cli: Cli, tmp_path: Path, bert: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    """A recipe that fails with a secret in its message is shown with the secret masked."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
+    output = ""
+    with caplog.at_level(logging.ERROR):
+        try:
+            output = cli(tmp_path / "broken.py", "--model", bert).output
+        except RuntimeError as error:  # Python shows it by the hook that the command line sets
+            sys.excepthook(type(error), error, error.__traceback__)
+    output += capsys.readouterr().err
+    assert "no answer from" in output
+    assert "asked" in caplog.text
+    assert secrets_in(output, caplog.text) == []
+
+
+# ---- F3: the current directory -------------------------------------------------------------------
+
+PACKAGES = ["torch", "transformers", "datasets", "evaluate", "accelerate", "numpy", "pandas"]
+PACKAGES += ["mlx", "wandb", "ray", "tensorboard", "optuna", "peft", "deepspeed", "tensorflow"]
+PACKAGES += ["accuracy", "f1", "recipes", "metrics", "yaml", "xxhash"]
+MODULES = ["csv", "json", "logging", "random", "dataclasses", "sklearn", "psutil", "comet_ml"]
+#: Folders without `__init__.py`: as packages of the current directory they would pass for these.
+FOLDERS = ["flax", "jax", "bitsandbytes", "apex", "clearml"]
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path, marker: Path) -> Path:
+    """A directory with packages and modules that write their name into the marker."""
+    folder = tmp_path / "poisoned"
+    paths = [f"{name}/{file}.py" for name in PACKAGES for file in ("__init__", name)]
+    paths += [f"{name}.py" for name in MODULES] + [f"{name}/inner.py" for name in FOLDERS]
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(f"open({str(marker)!r}, 'a').write('{path} ')\n", "utf-8")
+    for name in [*PACKAGES, *MODULES, *FOLDERS]:
+        assert importlib.machinery.PathFinder.find_spec(name, [str(folder)]) is not None
+    return folder
+
+
+@pytest.mark.contract("F1", "F3")
+def test_packages_in_the_current_directory_are_not_imported(
+    command: Commands, poisoned: Path, tmp_path: Path, marker: Path, reviews: Path, bert: Path
+) -> None:
+    """`python -m finetune` trains in such a directory, and runs no copy in the metrics' cache."""
+    import evaluate
+
+    evaluate.load(str(ROOT / "metrics" / "accuracy"))
+    cache = Path(shutil.copytree(evaluate.config.HF_MODULES_CACHE, tmp_path / "modules"))
+    copies = list(cache.rglob("accuracy.py"))
+    assert copies
+    for copy in copies:
+        copy.write_text(code(marker) + copy.read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copy(reviews, poisoned / "reviews.csv")
+    words = ["text", "--dataset", "reviews.csv", "--model", bert, "--no_baseline"]
+    words += flags(**TWO_STEPS, output_dir="run")
+    environment = {"PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(cache)}
+    finished = command(*words, launcher="fresh", cwd=poisoned, env=environment)
+    assert not marker.exists(), marker.read_text(encoding="utf-8")
+    assert finished.status == 0, finished.output
+    run = finetune.Run.load(poisoned / "run")
+    assert run.manifest.status == "finished"
+    assert set(run.metrics.test) >= {"accuracy", "f1"}
+
+
+@pytest.mark.contract("F3")
+def test_list_imports_nothing_of_the_current_directory(
+    command: Commands, poisoned: Path, marker: Path
+) -> None:
+    """`list` names the recipes of the toolkit and imports no namesake."""
+    finished = command("list", launcher="fresh", cwd=poisoned, env={"PYTHONPATH": str(ROOT)})
+    assert not marker.exists(), marker.read_text(encoding="utf-8")
+    assert finished.status == 0
+    names = [line.split()[0] for line in finished.stdout.splitlines()]
+    assert {"text", "image", "yelp", "sentiment", "mnist"} <= set(names)
+
+
+# ---- F4: mistakes --------------------------------------------------------------------------------
+
+#: Files of the current directory; reviews.csv and model/ are there as well.
+FILES = {
+    "unknown.yaml": "learning_rte: 1e-4\n",
+    "type.yaml": "seed: 3\nmax_length: long\n",
+    "broken.yaml": "max_length: [3\n",
+    "list.yaml": "- max_length\n",
+    "twice.yaml": "seed: 1\nmax_length: 16\nseed: 2\n",
+    "broken.py": "x = 1\nclass Mine(\n",
+    "mine/letter.txt": "dear\n",
+    "runs/reviews/run.json": "{}\n",
+}
+#: What is typed -> words in the line of each mistake. T stands for `text D M`, data and model.
+MISTAKES = """
+T --learning_rte 1e-3 -> --learning_rte --learning_rate
+T --learning-rte=1 -> --learning-rte --learning-rate
+T --lr 1e-3 -> --lr --learning_rate
+T --batch_size 8 -> --batch_size --global_batch_size
+image D M --max_length 3 -> --max_length image | --model bert | --image_column
+T --warmup_ratio 0.1 -> --warmup_ratio --warmup_steps
+T sentiment -> 'sentiment'
+T --learning_rate -> --learning_rate
+T --csv_quoting all -> --csv_quoting all minimal none
+T --lr_scheduler_type linera -> --lr_scheduler_type linera linear
+T --task sentiment -> --task sentiment multi_label regression
+T --num_train_epochs many -> --num_train_epochs many number
+T --max_length 1.5 -> --max_length 1.5 whole number
+T --bf16 maybe -> --bf16 maybe true or false
+T --max_length=-5 -> --max_length -5
+T --max_length 4096 -> --max_length 4096 model 128
+T --train_samples=-5 -> --train_samples -5
+T --eval_samples 0 -> --eval_samples 0
+T --global_batch_size 0 -> --global_batch_size 0
+T --num_train_epochs 0 -> --num_train_epochs 0
+T --learning_rate=-1 -> --learning_rate -1
+T --seed=-1 -> --seed -1
+T --test_size=-0.1 -> --test_size -0.1
+T --test_size 1.0 -> --test_size 1
+T --metrics f7 -> --metrics f7 f1
+T --metric_for_best_model acuracy -> --metric_for_best_model acuracy accuracy
+T --metrics ./none.py -> --metrics none.py
+T --label_column a --label_columns a,b -> --label_column a --label_columns a,b | 'a' label
+T --global_batch_size 16 --max_tokens_per_batch 512 -> \
+    --global_batch_size --max_tokens_per_batch
+T --resume_from_checkpoint last -> --resume_from_checkpoint runs/text
+T --resume_from_checkpoint runs/x/checkpoint-3 -> runs/x/checkpoint-3
+T --output_dir mine -> --output_dir mine
+T --output_dir reviews.csv/run -> --output_dir reviews.csv/run
+text --dataset review.csv M -> review.csv 'reviews.csv'
+T --label_column lable -> --label_column 'lable' 'label' text
+T --text_column review -> --text_column 'review' text, label
+T --text_column label --label_column label -> --text_column --label_column 'label'
+text D --model ./nothing -> --model ./nothing config.json
+text D --model ./mine -> --model ./mine config.json
+T --config none.yaml -> --config none.yaml
+T --config unknown.yaml -> unknown.yaml learning_rte learning_rate
+T --config type.yaml -> type.yaml max_length long
+T --config list.yaml -> --config list.yaml
+T --config twice.yaml -> twice.yaml seed 1 and 3
+txet D M -> 'txet' 'text'
+train yepl -> 'yepl' 'yelp'
+none/mine.py D M -> none/mine.py
+broken.py D M -> broken.py line 2
+--max_steps 3 text -> python -m finetune text
+evalaute runs/reviews -> 'evalaute' 'evaluate'
+predict runs/reviews a.csv --ouput x.csv -> predict --ouput --output
+evaluate runs/reviews --date x -> evaluate --date --data
+evaluate runs/review -> runs/review 'runs/reviews'
+predict reviews reviews.csv -> reviews 'runs/reviews'
+report nowhere -> nowhere
+predict runs/reviews -> INPUT
+predict runs/reviews reviews.csv --text fine -> --text
+compare runs/reviews -> compare
+list extra -> list extra
+cache --remove nothing -> nothing
+T --learning_rte 1 --bf16 maybe --seed=-1 --max_length long --warmup_ratio 0.1 -> \
+    --learning_rte | --bf16 | --seed | --max_length | --warmup_ratio
+T --config unknown.yaml --label_column lable --max_length 4096 --output_dir mine -> \
+    unknown.yaml | --label_column | --max_length | --output_dir
+text D --model ./none --text_column a --label_column b -> ./none | 'a' | 'b'
+predict runs/reviews reviews.csv --output a.doc --batch_tokens 0 -> a.doc | --batch_tokens 0
+"""
+TYPED = {"D": "--dataset reviews.csv", "M": "--model model"}
+TYPED["T"] = f"text {TYPED['D']} {TYPED['M']}"
+
+
+@pytest.fixture
+def directory(cli: Cli, tmp_path: Path, reviews: Path, bert: Path) -> Path:
+    """The current directory of someone who mistypes."""
+    for name, content in FILES.items():
+        (tmp_path / "cwd" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cwd" / name).write_text(content, encoding="utf-8")
+    shutil.copy(reviews, tmp_path / "cwd" / "reviews.csv")
+    shutil.copytree(bert, tmp_path / "cwd" / "model")
+    return tmp_path / "cwd"
+
+
+def listing(directory: Path) -> dict[Path, bytes]:
+    """Return the content of every file below a directory, and its folders."""
+    paths = directory.rglob("*")
+    return {path: path.read_bytes() if path.is_file() else b"" for path in paths}
+
+
+def assert_named(lines: list[str] | tuple[str, ...], mistakes: list[str]) -> None:
+    """Assert that there is one line for each mistake, which has the words that name it."""
+    assert len(lines) == len(mistakes), "\n".join(lines)
+    for words in map(str.split, mistakes):
+        matching = [line for line in lines if all(word in line for word in words)]
+        assert len(matching) == 1, (words, *lines)
+
+
+@pytest.mark.contract("F4")
+@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
+def test_a_mistake_is_named_and_leaves_nothing(case: str, cli: Cli, directory: Path) -> None:
+    """A line for each mistake with the flag, the value and what to type; status 2; no new file."""
+    typed, _, mistakes = case.partition(" -> ")
+    before = listing(directory)
+    finished = cli(*" ".join(TYPED.get(word, word) for word in typed.split()).split())
+    assert finished.status == 2, finished.output
+    assert_named(finished.stderr.splitlines(), mistakes.split(" | "))
+    assert finished.stdout == ""
+    assert listing(directory) == before
+
+
+@pytest.mark.contract("F4")
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--learning_rte 1 --label_column lable", ["--learning_rate", "'lable'", "'label'"]),
+        ("--dataset none.csv --model ./none", ["none.csv", "./none"]),
+        pytest.param(
+            "--depe",
+            ["--deep"],
+            marks=pytest.mark.xfail(strict=True, reason="flags of check are not suggested"),
+        ),
+    ],
+)
+def test_mistakes_that_check_finds_are_named(
+    flags: str, words: list[str], cli: Cli, directory: Path
+) -> None:
+    """`check` lists all mistakes at once, ends with status 2 and leaves nothing."""
+    before = listing(directory)
+    finished = cli("check", *TYPED["T"].split(), *flags.split())
+    assert finished.status == 2
+    for word in words:
+        assert word in finished.output
+    assert "Traceback" not in finished.output
+    assert listing(directory) == before
+
+
+@pytest.mark.contract("F4")
+def test_a_broken_config_is_named_with_its_line(cli: Cli, directory: Path) -> None:
+    """YAML that does not parse is refused with the file and the line, without a traceback."""
+    before = listing(directory)
+    finished = cli(*TYPED["T"].split(), "--config", "broken.yaml")
+    assert finished.status == 2
+    assert "broken.yaml" in finished.stderr
+    assert "line 2" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert listing(directory) == before
+
+
+#: Keywords of `finetune.train`, and words of each of the mistakes.
+KEYWORDS: list[tuple[dict[str, Any], str]] = [
+    (dict(learning_rte=1e-3), "learning_rte learning_rate"),
+    (dict(task="sentiment"), "--task sentiment multi_label"),
+    (dict(max_steps="three"), "--max_steps three whole number"),
+    (dict(bf16="no"), "--bf16 'no' true or false"),
+    (dict(train_samples=-5), "--train_samples -5"),
+    (dict(label_column="lable"), "--label_column 'lable' 'label'"),
+    (dict(dataset="./none.csv"), "./none.csv"),
+    (dict(model="./nothing"), "--model ./nothing config.json"),
+    (dict(dataset=[{"words": "a", "label": "b"}] * 40), "--text_column words: label:"),
+    (
+        dict(learning_rte=1, max_length=-5, label_column="lable", model="./nothing"),
+        "learning_rte | --max_length -5 | 'lable' | ./nothing",
+    ),
+]
+
+
+@pytest.mark.contract("F4")
+@pytest.mark.parametrize(("options", "mistakes"), KEYWORDS)
+def test_mistakes_in_python_come_at_once(
+    options: dict[str, Any], mistakes: str,
+    tmp_path: Path, reviews: Path, bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A `UserError` of `train`, or the errors that `check` returns, has one line for each."""
+    monkeypatch.chdir(tmp_path)
+    options = {"dataset": str(reviews), "model": str(bert), **options}
+    with pytest.raises(finetune.UserError) as error:
+        finetune.train("text", **options)
+    assert_named(error.value.mistakes, mistakes.split(" | "))
+    check = finetune.check("text", **options)
+    assert check.status == 2
+    messages = [finding.message for finding in check.findings if finding.severity == "error"]
+    assert_named(messages, mistakes.split(" | "))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.contract("F4")
+def test_mistakes_of_verbs_in_python(
+    tmp_path: Path, short_run: finetune.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unknown options and values of `predict`, a directory without a run: `UserError`."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(finetune.UserError) as error:
+        finetune.predict(short_run, ["fine"], batch_tokens=0, text_colum="a")
+    assert_named(error.value.mistakes, ["text_colum text_column", "--batch_tokens 0"])
+    for verb in (finetune.evaluate, finetune.report, finetune.Run.load):
+        with pytest.raises(finetune.UserError, match="nowhere"):
+            verb("nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- F5: formulas --------------------------------------------------------------------------------
+
+FORMULAS = ["=1+1", "+cmd|'/c calc'!A0", "-2+3", "-", "@SUM(A1)", "\t=1", "\r=1", '=HYPERLINK("a")']
+PLAIN = ["fine", "'=1", " =1", "a=b", "5-3", "me@here", "-1.5", "+2e3", "12"]
+#: Names and texts that a page or a terminal would run.
+ESCAPES = "\x1b[31m\x1b]0;title\x07\b\b\x9b"
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LABELS = {"bad": f"=bad <xss-label> {ESCAPES}", "good": '@good" onmouseover="x <xss-name>'}
+TEXT_COLUMN, LABEL_COLUMN = f"<xss-column>{ESCAPES}", f"<xss-target>{ESCAPES}"
+FILE = "<xss-file>\x1b[31m.csv"
+
+
+@pytest.fixture(scope="module")
+def hostile_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose name, columns, labels and texts hold formulas, HTML and terminal escapes."""
+    directory = tmp_path_factory.mktemp("hostile")
+    rows = [
+        (f"{FORMULAS[number % len(FORMULAS)]} <xss-text> {ESCAPES} {text}", LABELS[label])
+        for number, (text, label) in enumerate(data.labelled_sentences(240, seed=5))
+    ]
+    data.write_csv(directory / FILE, [TEXT_COLUMN, LABEL_COLUMN], rows)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def hostile_words(hostile_directory: Path, bert: Path) -> list[object]:
+    """The options of a training on that file."""
+    words = ["--dataset", hostile_directory / FILE, "--model", bert]
+    words += ["--task", "single_label"]
+    return [*words, "--text_column", TEXT_COLUMN, "--label_column", LABEL_COLUMN]
+
+
+@pytest.fixture(scope="module")
+def hostile_run(
+    hostile_directory: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory
+) -> finetune.Run:
+    """A run on that file, in a directory whose name has escapes as well."""
+    return finetune.train(
+        "text",
+        dataset=str(hostile_directory / FILE),
+        model=str(bert),
+        text_column=TEXT_COLUMN,
+        label_column=LABEL_COLUMN,
+        task="single_label",
+        output_dir=str(tmp_path_factory.mktemp("runs") / "<xss-run>\x1b[31m"),
+        **TWO_STEPS,
+    )
+
+
+def write_inputs(path: Path) -> Path:
+    """Write rows whose texts are formulas and others, a number below 0, and a hostile column."""
+    rows = [{"text": text, "n": -5, "=1+1": "=2"} for text in FORMULAS + PLAIN]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return path
+
+
+def read_cells(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+@pytest.mark.contract("F5")
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_csv_safe_escapes_formulas(
+    suffix: str, cli: Cli, tmp_path: Path, hostile_run: finetune.Run
+) -> None:
+    """An apostrophe before each cell that is a formula, header and labels included, no other."""
+    source = write_inputs(tmp_path / "in.jsonl")
+    paths = [tmp_path / f"{name}{suffix}" for name in ("plain", "safe")]
+    words = ["predict", hostile_run.path, source, "--text_column", "text", "--all_probabilities"]
+    assert cli(*words, "--output", paths[0]).status == 0
+    assert cli(*words, "--output", paths[1], "--csv_safe").status == 0
+    plain, safe = map(read_cells, paths)
+    assert plain[0][:3] == ["text", "n", "=1+1"]
+    assert safe[0][:3] == ["text", "n", "'=1+1"]
+    assert [row[0] for row in plain[1:]] == FORMULAS + PLAIN
+    assert [row[0] for row in safe[1:]] == [f"'{text}" for text in FORMULAS] + PLAIN
+    assert {tuple(row[1:3]) for row in plain[1:]} == {("-5", "=2")}
+    assert {tuple(row[1:3]) for row in safe[1:]} == {("-5", "'=2")}
+    label = plain[0].index("label")
+    assert {row[label] for row in plain[1:]} <= set(LABELS.values())
+    assert [row[label] for row in safe[1:]] == [f"'{row[label]}" for row in plain[1:]]
+    numbers = [column for column, name in enumerate(plain[0]) if name.startswith("probability")]
+    assert len(numbers) == 3
+    for row, other in zip(plain[1:], safe[1:], strict=True):
+        assert [row[column] for column in numbers] == [other[column] for column in numbers]
+
+
+@pytest.mark.contract("F5")
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_csv_safe_is_for_spreadsheets(
+    suffix: str, cli: Cli, tmp_path: Path, short_run: finetune.Run
+) -> None:
+    """Other formats keep their texts; the flag is refused there."""
+    source, output = write_inputs(tmp_path / "in.jsonl"), tmp_path / f"out{suffix}"
+    finished = cli("predict", short_run.path, source, "--output", output, "--csv_safe")
+    assert finished.status == 2
+    assert "--csv_safe" in finished.stderr
+    assert suffix in finished.stderr
+    assert not output.exists()
+    assert finetune.predict_file(short_run, source, output).rows == len(FORMULAS + PLAIN)
+    frame = pd.read_parquet(output) if suffix == ".parquet" else pd.read_json(output, lines=True)
+    assert frame["text"].tolist() == FORMULAS + PLAIN
+
+
+def assert_no_formulas(suspects: Path) -> None:
+    """Assert that no cell is a formula, and that texts and labels are complete behind a mark."""
+    with suspects.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 3
+    for row in rows:
+        assert row["text"][:2] in {f"'{text[0]}" for text in FORMULAS}
+        assert f" <xss-text> {ESCAPES} " in row["text"]
+        assert row["label"][1:] in LABELS.values()
+        assert not [cell for cell in row.values() if re.match(r"[=+\-@\t\r]", cell)]
+
+
+@pytest.mark.contract("F5")
+def test_suspects_are_escaped(hostile_run: finetune.Run) -> None:
+    """No cell of suspects.csv is a formula."""
+    assert_no_formulas(hostile_run.path / "suspects.csv")
+
+
+# ---- F5: HTML and terminals ----------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The tags, attributes and texts of a page, as a browser reads them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.contract("F5")
+def test_the_parser_of_pages_sees_what_a_browser_runs() -> None:
+    """The parser used below finds tags and attributes that are not escaped."""
+    page = Page('<p title="a" onmouseover="x">a <xss-label>b</p>&lt;xss-name&gt;')
+    assert page.tags == {"p", "xss-label"}
+    assert page.attributes == {"title", "onmouseover"}
+    assert page.text == "a b<xss-name>"
+
+
+def assert_only_text(path: Path, *names: str) -> None:
+    """Assert that a page shows names with HTML as text, and that a browser would run none."""
+    page = Page(path.read_text(encoding="utf-8"))
+    assert [tag for tag in page.tags if tag.startswith("xss") or tag == "script"] == []
+    assert [name for name in page.attributes if name.startswith("on")] == []
+    for name in names:
+        assert name in page.text
+
+
+@pytest.mark.contract("F5")
+def test_html_in_the_report_is_text(hostile_run: finetune.Run) -> None:
+    """HTML in texts, labels and file names is shown by report.html, not run."""
+    names = ("<xss-text>", "<xss-label>", "<xss-name>", "<xss-file>", '" onmouseover="x')
+    assert_only_text(hostile_run.path / "report.html", *names)
+
+
+@pytest.mark.contract("F5")
+@pytest.mark.xfail(strict=True, reason="the model card has the name of the file as it is")
+def test_html_in_the_model_card_is_text(hostile_run: finetune.Run) -> None:
+    """README.md has no HTML and no terminal escape outside of code."""
+    card = (hostile_run.path / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"(?ms)\A---.*?^---$|^```.*?^```$|^    .*?$|`[^`]*`", "", card)
+    assert re.search(r"(?<!\\)<xss", prose) is None
+    assert CONTROLS.search(card) is None
+
+
+def escaped(text: str) -> str:
+    return CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def assert_visible(output: str, *names: str) -> None:
+    """Assert that the escapes in an output are shown, and that the terminal runs none."""
+    assert CONTROLS.search(output) is None
+    for name in names:
+        assert name in output
+
+
+@pytest.mark.contract("F5")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "suspects.csv",
+        pytest.param(
+            "suspects\x1b[31m.csv",
+            marks=pytest.mark.xfail(strict=True, reason="printed as it is by `check --suspects`"),
+        ),
+    ],
+)
+def test_escapes_in_check_are_shown(
+    name: str, cli: Cli, tmp_path: Path, hostile_words: list[object]
+) -> None:
+    """`check` prints labels, columns and files escaped, and writes no formula into suspects."""
+    finished = cli("check", "text", *hostile_words, "--suspects", tmp_path / name)
+    assert finished.status == 3
+    assert_no_formulas(tmp_path / name)
+    names = (LABELS["bad"], TEXT_COLUMN, FILE)
+    assert_visible(finished.output, *map(escaped, names))
+
+
+@pytest.mark.contract("F5")
+def test_escapes_in_train_and_compare_are_shown(
+    cli: Cli, tmp_path: Path, hostile_run: finetune.Run, hostile_words: list[object]
+) -> None:
+    """A training and a comparison print names escaped; the page of the latter shows HTML."""
+    run = tmp_path / "run\x1b[31m"
+    options = {**TWO_STEPS, "max_steps": 8, "save_steps": 8, "eval_steps": 8, "output_dir": run}
+    finished = cli("text", *hostile_words, "--no_baseline", *flags(**options))
+    assert finished.status == 0, finished.output
+    names = (r"run\x1b[31m", r"<xss-file>\x1b[31m.csv")
+    assert_visible(finished.output, escaped(LABELS["bad"]), *names)
+    finished = cli("compare", hostile_run.path, run, "--output", tmp_path / "page.html")
+    assert finished.status == 0, finished.output
+    assert_visible(finished.output, r"run\x1b[31m", r"<xss-run>\x1b[31m")
+    assert_only_text(tmp_path / "page.html", "<xss-text>", "<xss-label>", "<xss-name>", "<xss-run>")
+
+
+@pytest.mark.contract("F5")
+def test_escapes_in_refusals_are_shown(
+    cli: Cli, tmp_path: Path, hostile_directory: Path, hostile_words: list[object]
+) -> None:
+    """A refusal that quotes columns, labels and files prints their escapes as text."""
+    words = ["--dataset", hostile_directory / FILE, "--text_column", "none\x1b[31m"]
+    finished = cli("text", *words, "--label_column", LABEL_COLUMN, *hostile_words[2:6])
+    assert finished.status == 2
+    assert_visible(finished.output, r"none\x1b[31m", escaped(TEXT_COLUMN))
+    finished = cli("text", "--dataset", tmp_path / "none\x1b[31m.csv", *hostile_words[2:])
+    assert finished.status == 2
+    assert_visible(finished.output, r"none\x1b[31m.csv")
+    finished = cli("text", *hostile_words, "--bad\x1b[31m", "1")
+    assert finished.status == 2
+    assert_visible(finished.output, r"--bad\x1b[31m")
+
+
+@pytest.mark.contract("F5")
+def test_escapes_in_predict_and_evaluate_are_shown(
+    cli: Cli, tmp_path: Path, hostile_run: finetune.Run
+) -> None:
+    """`predict` and `evaluate` print names of files and runs with the escapes as text."""
+    output, source = tmp_path / "out\x1b[31m.csv", write_inputs(tmp_path / "in\x1b[31m.jsonl")
+    words = [source, "--text_column", "text", "--output", output]
+    finished = cli("predict", hostile_run.path, *words)
+    assert finished.status == 0, finished.output
+    assert_visible(finished.output, r"out\x1b[31m.csv")
+    assert output.exists()
+    finished = cli("evaluate", hostile_run.path)
+    assert finished.status == 0, finished.output
+    assert_visible(finished.output, r"<xss-run>\x1b[31m")
+
+
+@pytest.mark.contract("F5")
+def test_a_terminal_is_shown_escapes_and_a_pipe_gets_the_data(
+    command: Commands, tmp_path: Path, hostile_run: finetune.Run
+) -> None:
+    """`predict` to a terminal prints texts and labels escaped."""
+    source = tmp_path / "in.txt"
+    source.write_text(f"the food was {ESCAPES}fine\n", encoding="utf-8")
+    screen, terminal = pty.openpty()
+    streams = {"stdin": subprocess.DEVNULL, "stdout": terminal}
+    process = command.start("predict", hostile_run.path, source, **streams)
+    os.close(terminal)
+    printed = b""
+    with contextlib.suppress(OSError), open(screen, "rb", buffering=0) as file:
+        while part := file.read(4096):
+            printed += part
+    _, errors = process.communicate(timeout=HANGS)
+    assert process.returncode == 0, errors
+    assert_visible(printed.decode().replace("\r\n", "\n"), escaped(f"the food was {ESCAPES}fine"))
+    assert CONTROLS.search(errors) is None

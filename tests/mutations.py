@@ -1,0 +1,545 @@
+"""Prove that the acceptance suite can fail: one mistake of one line at a time, in a copy.
+
+python tests/mutations.py --verify                  # every line is there once, and still compiles
+python tests/mutations.py --first 40 --jobs 2       # 40 of them, two at a time; resumes
+python tests/mutations.py --only lock               # those whose name has that word
+
+Each entry breaks a promise of the contract. The tests of its rows have to turn red, and at most one
+entry in twenty may survive. The entries were written without reading the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = (
+    *("finetune", "recipes", "metrics", "tests", "examples", "docs", "benchmarks", "notebooks"),
+    *("pyproject.toml", "README.md", "Makefile", "CHANGELOG.md"),
+)
+TIMEOUT = 900  # seconds of one mutation; running into it counts as red
+ENTRIES = 48
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mistake of one line.
+
+    Attributes:
+        name: What goes wrong, unique.
+        path: The file, below the root of the repository.
+        old: Part of one line, which occurs once in the file.
+        new: What stands there instead.
+        rows: The rows of the contract whose promise it breaks.
+    """
+
+    name: str
+    path: str
+    old: str
+    new: str
+    rows: tuple[str, ...]
+
+
+MUTATIONS = (
+    Mutation(
+        "the order of the rows depends on the rank",
+        "finetune/training/sampler.py",
+        "torch.Generator().manual_seed(self.seed + self.epoch)",
+        "torch.Generator().manual_seed(self.seed + self.epoch + self.rank)",
+        ("D1",),
+    ),
+    Mutation(
+        "a quotation mark that is never closed merges the rows up to the end of the file",
+        "finetune/data/delimited.py",
+        "            if ended:",
+        "            if ended and strict:",
+        ("C3",),
+    ),
+    Mutation(
+        "intervals of 80% are given as those of 95%",
+        "finetune/statistics/intervals.py",
+        "LEVEL, DRAWS, SEED = 0.95, 1000, 0",
+        "LEVEL, DRAWS, SEED = 0.8, 1000, 0",
+        ("E2",),
+    ),
+    Mutation(
+        "id2label of the saved model is in reverse order",
+        "finetune/models/pretrained.py",
+        "id2label=dict(enumerate(outputs)),",
+        "id2label=dict(enumerate(reversed(outputs))),",
+        ("E1", "C4"),
+    ),
+    Mutation(
+        "with accumulation the loss is divided by the rows of the first micro-batch",
+        "finetune/training/trainer.py",
+        "torch.stack([loss.counted(each) for each in labels]).sum(dim=0).to(device)",
+        "loss.counted(labels[0]).to(device)",
+        ("D1",),
+    ),
+    Mutation(
+        "class weights change the divisor of the loss but not the rows",
+        "finetune/training/loss.py",
+        "return rows(logits, labels) * weights[labels.clamp(min=0)]",
+        "return rows(logits, labels)",
+        ("B3",),
+    ),
+    Mutation(
+        "hundreds of different whole numbers are taken for classes without a question",
+        "finetune/tasks/reading.py",
+        "_SURELY_CLASSES = 20",
+        "_SURELY_CLASSES = 2000",
+        ("B2",),
+    ),
+    Mutation(
+        "check exits with 0 where something is suspicious",
+        "finetune/checking/finding.py",
+        '= {"error": 2, "warning": 3, "info": 0}',
+        '= {"error": 2, "warning": 0, "info": 0}',
+        ("C9",),
+    ),
+    Mutation(
+        "--split_seed is ignored",
+        "finetune/recipe/splitting.py",
+        "seed=self.split_seed,",
+        "seed=42,",
+        ("A13",),
+    ),
+    Mutation(
+        "the config file wins over flags",
+        "finetune/config/settings.py",
+        '{**_read_config(cls, typed.get("config"), wrong), **typed}',
+        '{**typed, **_read_config(cls, typed.get("config"), wrong)}',
+        ("A5",),
+    ),
+    Mutation(
+        "the user's own columns of text are left out of predictions.parquet",
+        "finetune/runs/predictions.py",
+        "if name not in columns and isinstance(rows.features[name], Value):",
+        'if name not in columns and rows.features[name] == Value("int64"):',
+        ("E8",),
+    ),
+    Mutation(
+        "predict --calibrated does not apply the temperature",
+        "finetune/predicting/request.py",
+        "self.temperature = float(temperature or 1.0)",
+        "self.temperature = 1.0",
+        ("E4",),
+    ),
+    Mutation(
+        "texts are not escaped in the report",
+        "finetune/reporting/html.py",
+        "autoescape=True,",
+        "autoescape=False,",
+        ("E7", "F5"),
+    ),
+    Mutation(
+        "a resume with another seed is accepted in silence",
+        "finetune/pipeline/changes.py",
+        '    "grace_seconds",',
+        '    *("grace_seconds", "seed"),',
+        ("D6",),
+    ),
+    Mutation(
+        "predict --resume has another name",
+        "finetune/cli/predict.py",
+        'parser.add_argument("--resume", action="store_true"',
+        'parser.add_argument("--continue", dest="resume", action="store_true"',
+        ("A12", "E4"),
+    ),
+    Mutation(
+        "doctor leaves out the first line to export",
+        "finetune/doctor/network.py",
+        "return [line for each in advice for line in each.lines]",
+        "return [line for each in advice[1:] for line in each.lines]",
+        ("E10",),
+    ),
+    Mutation(
+        "a run that has diverged is called failed",
+        "finetune/errors.py",
+        'status = "diverged"',
+        'status = "failed"',
+        ("D8",),
+    ),
+    Mutation(
+        "the sentiment recipe trains on neutral reviews too",
+        "recipes/sentiment.py",
+        "return division in NAMES",
+        "return division is not None",
+        ("A3",),
+    ),
+    Mutation(
+        "the metric quadratic_kappa has linear weights",
+        "metrics/quadratic_kappa/quadratic_kappa.py",
+        'weights="quadratic",',
+        'weights="linear",',
+        ("B6",),
+    ),
+    Mutation(
+        "the lock of a run directory is a file that nobody locks",
+        "finetune/runtime/lock.py",
+        "        lock.acquire()",
+        "        (place / NAME).touch()",
+        ("D7",),
+    ),
+    Mutation(
+        "the checksums of a checkpoint are not compared",
+        "finetune/training/checkpoint.py",
+        "if _described(path / name) != expected:",
+        'if _described(path / name)["bytes"] != expected["bytes"]:',
+        ("D5",),
+    ),
+    Mutation(
+        "a resumed run begins with a new optimizer and schedule",
+        "finetune/training/saving.py",
+        "super()._load_optimizer_and_scheduler(checkpoint)",
+        "super()._load_optimizer_and_scheduler(None)",
+        ("D5",),
+    ),
+    Mutation(
+        "the evaluation loss is the mean of the means of batches",
+        "finetune/training/evaluation.py",
+        'output.metrics[f"{metric_key_prefix}_loss"] = loss.double().mean().item()',
+        'output.metrics.setdefault(f"{metric_key_prefix}_loss", loss.double().mean().item())',
+        ("D3",),
+    ),
+    Mutation(
+        "the worst epoch is taken for the best",
+        "finetune/training/defaults.py",
+        'if DIRECTIONS.get(str(chosen).removeprefix("eval_")) == -1:',
+        'if DIRECTIONS.get(str(chosen).removeprefix("eval_")) == 1:',
+        ("D10", "B6"),
+    ),
+    Mutation(
+        "the words NA and null in a table count as missing",
+        "finetune/data/delimited.py",
+        "(field or None for field in fields)",
+        '(None if field in ("", "NA", "null") else field for field in fields)',
+        ("C4",),
+    ),
+    Mutation(
+        "line numbers of a table without quotation marks are one too low",
+        "finetune/data/delimited.py",
+        "enumerate(lines, start=end + 1)",
+        "enumerate(lines, start=end)",
+        ("C3", "C5"),
+    ),
+    Mutation(
+        "missing texts and labels are refused without their lines",
+        "finetune/data/findings.py",
+        'rows {without}{such}: {where}"',
+        'rows {without}{such}"',
+        ("C5",),
+    ),
+    Mutation(
+        "training rows that are in a held-out split stay",
+        "finetune/data/splits.py",
+        "~leaked & ~(repeated if keep_first else repeated | contradictory)",
+        "~(repeated if keep_first else repeated | contradictory)",
+        ("C6",),
+    ),
+    Mutation(
+        "the newest rows become the validation set",
+        "finetune/data/plan.py",
+        'HELD_OUT = ("test", "validation")',
+        'HELD_OUT = ("validation", "test")',
+        ("C7",),
+    ),
+    Mutation(
+        "--exclude leaves no row out",
+        "finetune/data/corrections.py",
+        "left_out = [number for number, new in wanted.items() if new is None]",
+        "left_out = list[int]()",
+        ("C8",),
+    ),
+    Mutation(
+        "the probability columns of predict are swapped",
+        "finetune/tasks/single_label.py",
+        "*(found.T if every else ())]",
+        "*(found.T[::-1] if every else ())]",
+        ("E4",),
+    ),
+    Mutation(
+        "evaluate counts the rows that were tested on as those that were trained on",
+        "finetune/pipeline/evaluate.py",
+        'seen_in(rows, recipe.splits["train"], recipe.input_column)',
+        'seen_in(rows, recipe.splits["test"], recipe.input_column)',
+        ("E5",),
+    ),
+    Mutation(
+        "the difference of two models in F1 has the wrong sign",
+        "finetune/statistics/pairs.py",
+        "return np.asarray(other - one)",
+        "return np.asarray(one - other)",
+        ("E6", "E3"),
+    ),
+    Mutation(
+        "--csv_safe has no effect on cells",
+        "finetune/predicting/output.py",
+        "[*columns, *added], _harmless if csv_safe else _cell",
+        "[*columns, *added], _cell",
+        ("F5",),
+    ),
+    Mutation(
+        "the token of the Hub is written into training_args.bin",
+        "finetune/training/defaults.py",
+        'training.pop("hub_token", None)',
+        'training.get("hub_token")',
+        ("F2",),
+    ),
+    Mutation(
+        "a user's mistake ends with exit status 1",
+        "finetune/runtime/faults.py",
+        "    return 2",
+        "    return 1",
+        ("F4",),
+    ),
+    Mutation(
+        "a recipe file that run.json names is run without --trust_recipe",
+        "finetune/recipe/catalog.py",
+        "if name in names():",
+        "if name in names() or _is_file(name):",
+        ("F1",),
+    ),
+    Mutation(
+        "an existing run is written over instead of moved aside",
+        "finetune/training/directory.py",
+        "    if not _content(directory):",
+        "    if not _content(directory) or lock.mine(directory):",
+        ("A9",),
+    ),
+    Mutation(
+        "long texts lose the end that --truncation keeps",
+        "finetune/recipe/text.py",
+        'side = "left" if self.truncation == "tail" else "right"',
+        'side = "left" if self.truncation == "head" else "right"',
+        ("B1",),
+    ),
+    Mutation(
+        "short rows that share a sequence on a CPU attend to each other",
+        "finetune/models/cpu/unpadded.py",
+        "visible = owner[:, None] == owner[:, :, None]",
+        "visible = ((owner >= 0) | (owner[:, :1] < 0))[:, None]",
+        ("D11",),
+    ),
+    Mutation(
+        "--dry_run trains",
+        "finetune/config/settings.py",
+        'dry_run=bool(given.get("dry_run")),',
+        'dry_run=given.get("dry_run") == "true",',
+        ("A7",),
+    ),
+    Mutation(
+        "the thresholds of labels are not folded into the saved model",
+        "finetune/pipeline/thresholds.py",
+        "head.last_linear(trainer.model, task.width), after.scale, after.shift)",
+        "head.last_linear(trainer.model, task.width), after.scale, 0 * after.shift)",
+        ("B4",),
+    ),
+    Mutation(
+        "batches are padded on the left",
+        "finetune/models/families.py",
+        'return {**settings, "padding_side": "right"}',
+        'return {**settings, "padding_side": "left"}',
+        ("B5",),
+    ),
+    Mutation(
+        "files in Windows-1252 are read as Latin-1",
+        "finetune/data/layout.py",
+        'return "cp1250" if is_central else "cp1252"',
+        'return "cp1250" if is_central else "latin-1"',
+        ("C2",),
+    ),
+    Mutation(
+        "a batch that does not divide is answered with rows of one process",
+        "finetune/training/resolution.py",
+        "below = values.global_batch_size // shares * shares",
+        "below = values.global_batch_size // shares",
+        ("D2",),
+    ),
+    Mutation(
+        "labels are suspected where the model is least confident",
+        "finetune/statistics/mistakes.py",
+        'np.argsort(-predicted.summary.confidence, kind="stable")[:confident]',
+        'np.argsort(predicted.summary.confidence, kind="stable")[:confident]',
+        ("E9",),
+    ),
+    Mutation(
+        "finetune.train prints the dictionaries of the library",
+        "finetune/pipeline/train.py",
+        "trainer.remove_callback(PrinterCallback)",
+        "trainer.remove_callback(ProgressCallback)",
+        ("E11",),
+    ),
+    Mutation(
+        "modules in the current directory are imported",
+        "finetune/runtime/import_path.py",
+        "sys.path[:] = [entry for entry in sys.path if entry not in found]",
+        "sys.path[:] = [entry for entry in sys.path]",
+        ("F3",),
+    ),
+)
+
+
+def mutated(mutation: Mutation, root: Path) -> str:
+    """Return the source of the file with the mistake.
+
+    Raises:
+        SystemExit: If the line is not there once, or the result does not compile.
+    """
+    source = (root / mutation.path).read_text(encoding="utf-8")
+    if (count := source.count(mutation.old)) != 1 or "\n" in mutation.old:
+        sys.exit(f"{mutation.path}: {mutation.name}: the line is there {count} times, expected 1")
+    changed = source.replace(mutation.old, mutation.new)
+    try:
+        compile(changed, mutation.path, "exec")
+    except SyntaxError as error:
+        sys.exit(f"{mutation.path}: {mutation.name}: {error}")
+    return changed
+
+
+def verify() -> None:
+    """Refuse a table of another size, names that repeat, and lines that are not there once."""
+    names = {mutation.name for mutation in MUTATIONS}
+    if len(MUTATIONS) != ENTRIES or len(names) != ENTRIES:
+        sys.exit(f"expected {ENTRIES} mutations of different names, found {len(names)}")
+    for mutation in MUTATIONS:
+        mutated(mutation, ROOT)
+
+
+def make_copy(workspace: Path) -> Path:
+    """Copy the tree into a workspace, and refuse if another ``finetune`` would be imported."""
+    tree = workspace / "tree"
+    tree.mkdir(parents=True)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, tree / name)
+    command = [sys.executable, "-c", "import finetune; print(finetune.__file__)"]
+    output = subprocess.check_output(command, cwd=tree, env=environment(tree), text=True).strip()
+    if Path(output).resolve() != (tree / "finetune" / "__init__.py").resolve():
+        sys.exit(f"the copy is not what is imported: expected {tree}/finetune, found {output}")
+    return tree
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """Return the variables of a test run: the copy first, and no cache that outlives it."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_DATASETS_CACHE": str(tree.parent / "datasets"),  # or another mutation reads its rows
+    }
+
+
+def run_tests(mutation: Mutation, tree: Path) -> dict[str, Any]:
+    """Run the tests of a mutation's rows in a copy, which is as before afterwards."""
+    path = tree / mutation.path
+    source, start = path.read_text(encoding="utf-8"), time.monotonic()
+    command = [sys.executable, "-m", "pytest", "tests/acceptance", "-x", "-q"]
+    command += ["-p", "no:cacheprovider", "--contract", ",".join(mutation.rows)]
+    path.write_text(mutated(mutation, tree), encoding="utf-8")
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=tree,
+            env=environment(tree),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that what the tests started can be ended with them
+        )
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            outcome, failed = "red", f"timed out after {TIMEOUT} s"
+        else:
+            outcome = {0: "survived", 1: "red"}.get(process.returncode, "error")
+            summary = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+            failed = summary[1] if summary else ""
+            if outcome == "error":
+                failed = failed or f"exit status {process.returncode}: {output.strip()[-300:]}"
+    finally:
+        path.write_text(source, encoding="utf-8")
+        shutil.rmtree(tree.parent / "datasets", ignore_errors=True)
+    seconds = round(time.monotonic() - start, 1)
+    return {"outcome": outcome, "failed": failed, "seconds": seconds}
+
+
+def run(chosen: Sequence[Mutation], jobs: int, path: Path) -> dict[str, Any]:
+    """Run the mutations that have no result yet, and record each as soon as it is there."""
+    results: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    waiting = [mutation for mutation in chosen if mutation.name not in results]
+    trees: queue.Queue[Path] = queue.Queue()
+    recording = threading.Lock()
+
+    def record(mutation: Mutation) -> None:
+        tree = trees.get()
+        try:
+            result = run_tests(mutation, tree)
+        finally:
+            trees.put(tree)
+        with recording:
+            results[mutation.name] = result
+            path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+            print(f"{result['outcome']:<8} {result['seconds']:6.1f} s  {mutation.name}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="mutations-") as directory:
+        for number in range(min(jobs, len(waiting))):
+            trees.put(make_copy(Path(directory, str(number))))
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            for future in [pool.submit(record, mutation) for mutation in waiting]:
+                future.result()
+    return results
+
+
+def main() -> int:
+    """Parse the command line, run what it chooses, and print the table."""
+    parser = argparse.ArgumentParser(description="Mutations of the code that tests have to notice")
+    parser.add_argument("--only", metavar="NAME_PART", help="those whose name has this part")
+    parser.add_argument("--first", type=int, metavar="N", help="the first N of the table")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
+    parser.add_argument("--results", type=Path, default=Path("mutations.json"), metavar="FILE")
+    parser.add_argument("--verify", action="store_true", help="check the table, and run nothing")
+    options = parser.parse_args()
+    verify()
+    if options.verify:
+        print(f"{len(MUTATIONS)} mutations, each of one line that is there once")
+        return 0
+    chosen = [m for m in MUTATIONS[: options.first] if (options.only or "") in m.name]
+    if not chosen:
+        sys.exit(f"--only {options.only}: no mutation has a name with that part")
+    results = run(chosen, options.jobs, options.results)
+    print()
+    for mutation in chosen:
+        result = results[mutation.name]
+        print(f"{result['outcome']:<8}  {','.join(mutation.rows):<8}  {mutation.name}")
+        print(f"{'':<20}{result['failed']}")
+    red = sum(results[mutation.name]["outcome"] == "red" for mutation in chosen)
+    print(f"{red} of {len(chosen)} turned the suite red")
+    return int(red < len(chosen) - len(chosen) // 20)  # at most 2 of 40 may survive
+
+
+if __name__ == "__main__":
+    sys.exit(main())
