@@ -1,0 +1,1412 @@
+"""Section A of the contract: run a recipe, the same way however it is launched.
+
+Five commands are started, each once for all workers: the demo under `torchrun`, `accelerate launch`
+and, on a terminal, `python -m`; a script that calls `finetune.launch` and then runs the recipes of
+the Hub; and a script for what must not import torch. Everything else runs in the test's process.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import json
+import os
+import pty
+import re
+import runpy
+import select
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import termios
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
+
+import finetune
+from recipes.text import Text
+from tests.acceptance.conftest import Commands, Finished, flags, once
+from tests.acceptance.data import write_bert
+from tests.conftest import HANGS, ROOT
+from tests.hub import build_repositories, serve
+from tests.hub.repositories import CASED, MNIST, SENTIMENT, UNCASED, YELP
+from tests.warm import Servers
+
+Cli = Callable[..., Finished]
+RECIPES = ["image", "mnist", "sentiment", "text", "yelp"]
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Return every file of a directory but its lock, by its path."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def losses(run: finetune.Run) -> list[float]:
+    return [entry["loss"] for entry in run.manifest.history if "loss" in entry]
+
+
+class Stopped(Exception):
+    """Raised by a callback, as nothing has to be trained."""
+
+
+def stop_at_start(event: Any) -> None:
+    if type(event).__name__ == "Started":
+        raise Stopped(event)
+
+
+# ---- the commands that are started ---------------------------------------------------------------
+
+#: Options that make the demo short, three steps, and the same in any number of processes.
+SMALL: dict[str, Any] = dict(train_samples=96, eval_samples=40, max_length=16, hidden_dropout=0.0)
+SMALL |= dict(precision="fp32", num_threads=1, logging_steps=1)
+SCRIPT = '''
+"""Launch runs and type commands as `task.json` says; print what the commands did."""
+
+import contextlib, io, json, runpy, sys
+
+HEAVY = {"torch", "transformers", "datasets", "numpy", "pandas", "sklearn", "accelerate"}
+
+
+def type_command(words):
+    output, status = io.StringIO(), 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            sys.argv = ["finetune", *words]
+            runpy.run_module("finetune", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code or 0
+    return [status, output.getvalue(), sorted(HEAVY & set(sys.modules))]
+
+
+if __name__ == "__main__":
+    with open("task.json") as file:
+        task = json.load(file)
+    for options in task["launches"]:
+        import finetune, pandas
+
+        if "rows" in options:
+            options["dataset"] = pandas.read_csv(options.pop("rows"))
+        finetune.launch(num_processes=2, progress=print, **options)
+    results = {name: type_command(words) for name, words in task["commands"].items()}
+    with open("results.json", "w") as file:
+        json.dump(results, file)
+'''
+
+
+def make_demo() -> list[str]:
+    """Return what `make demo` would run in a fresh clone."""
+    make = ["make", "--dry-run", "demo", "VENV=nowhere"]
+    printed = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return printed.splitlines()
+
+
+def demo_words() -> list[str]:
+    """Return the recipe and flags of `make demo`."""
+    words = shlex.split(make_demo()[-1])
+    return words[words.index("finetune") + 1 :]
+
+
+def run_in_terminal(commands: Commands, words: list[str]) -> Finished:
+    """Run a command whose standard output and error are a terminal."""
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(leader, (24, 100))
+    process = commands.start(*words, stdout=follower, stderr=follower, stdin=subprocess.DEVNULL)
+    os.close(follower)
+    output = b""
+    with contextlib.suppress(OSError):  # raised when the last process of the terminal has ended
+        while select.select([leader], [], [], HANGS)[0] and (chunk := os.read(leader, 65536)):
+            output += chunk
+    os.close(leader)
+    return Finished(process.wait(HANGS), output.decode(), "")
+
+
+def run_script(commands: Commands, task: dict[str, Any], env: dict[str, str]) -> Finished:
+    """Run `SCRIPT`."""
+    (commands.home / "task.json").write_text(json.dumps({"launches": [], **task}))
+    (commands.home / "script.py").write_text(SCRIPT)
+    return commands("script.py", launcher="script", env={"HF_HUB_OFFLINE": "0", **env})
+
+
+def launch_and_use_hub(commands: Commands, reviews: Path, bert: Path) -> Finished:
+    """Run the demo, rows in Python, and the recipes of a Hub on loopback, whose cache is empty."""
+    build_repositories(commands.home / "hub")
+    quick = dict(max_steps=1, precision="fp32")
+    with serve(commands.home / "hub") as hub:
+        commits = {name: repository.commit for name, repository in hub.repositories.items()}
+        pins = dict(dataset_revision=commits[SENTIMENT], model_revision=commits[UNCASED])
+        task = {
+            "launches": [
+                dict(recipe=demo_words()[0], output_dir="run", embedded=True, **SMALL),
+                dict(
+                    recipe="text", output_dir="frame", rows=str(reviews), model=str(bert), **quick
+                ),
+                dict(recipe="yelp", output_dir="yelp", **quick),
+            ],
+            "commands": {
+                "sentiment": ["sentiment", *flags(**quick, **pins, output_dir="sentiment")],
+                "mnist": ["mnist", *flags(**quick, output_dir="mnist")],
+                "again": ["yelp", "--dry_run"],
+                "no such data": ["yelp", "--dry_run", "--dataset_revision", "0" * 40],
+                "no such model": ["yelp", "--dry_run", "--model_revision", "1" * 40],
+            },
+        }
+        finished = run_script(commands, task, hub.environment(commands.home / "cache"))
+        downloads = {name: hub.downloads(name) for name in commits}
+        facts = {"commits": commits, "downloads": downloads, "requests": hub.requests}
+    (commands.home / "hub.json").write_text(json.dumps(facts))
+    return finished
+
+
+def run_light_commands(commands: Commands) -> Finished:
+    """Type what must not import torch, and what needs a Hub where none answers."""
+    typed = {"version": ["--version"], "list": ["list"], "help": ["--help"], "yelp": ["yelp"]}
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        env = {"HF_ENDPOINT": f"http://127.0.0.1:{closed.getsockname()[1]}"}
+        env |= {"HF_HOME": str(commands.home), "no_proxy": "127.0.0.1"}
+        return run_script(commands, {"commands": typed}, env)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What was started once: its directory, with the run of the demo and what was recorded."""
+
+    directory: Path
+
+    def run(self, name: str = "run") -> finetune.Run:
+        return finetune.Run.load(self.directory / name)
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.directory / f"{name}.json").read_text())
+
+    @property
+    def finished(self) -> Finished:
+        return Finished(**self.json("finished"))
+
+
+Started = Callable[[str], Start]
+
+
+@pytest.fixture
+def started(shared_directory: Path, servers: Servers, reviews: Path, bert: Path) -> Started:
+    """Start the short demo, or one of the scripts, whichever worker comes first."""
+
+    def write(directory: Path, way: str) -> None:
+        directory.mkdir()
+        commands = Commands(directory, shared_directory, servers)
+        words, finished = demo_words(), Finished(0, "", "")
+        typed = [*words, *flags(**SMALL), "--output_dir", "run"]
+        if way == "terminal":
+            finished = run_in_terminal(commands, typed)
+        elif way == "launch":
+            finished = launch_and_use_hub(commands, reviews, bert)
+        elif way == "light":
+            finished = run_light_commands(commands)
+        elif way == "train":
+            finetune.train(words[0], embedded=True, output_dir=str(directory / "run"), **SMALL)
+        else:
+            finished = commands(*typed, launcher=way)
+        assert finished.status == 0, finished.output
+        (directory / "finished.json").write_text(json.dumps(dataclasses.asdict(finished)))
+
+    return lambda way: Start(
+        once(shared_directory / f"started-{way}", lambda directory: write(directory, way))
+    )
+
+
+# ---- the demo, however it is started -------------------------------------------------------------
+
+
+@pytest.mark.contract("A1")
+def test_make_demo_sets_up_and_trains_on_embedded_text_in_two_processes(started: Started) -> None:
+    """Without the Hub: `HF_HUB_OFFLINE` is set for all tests."""
+    lines = make_demo()
+    assert any("-m venv nowhere" in line for line in lines)
+    assert any(re.search(r"pip install .*\.\[[a-z,]*embedded", line) for line in lines)
+    words = shlex.split(lines[-1])
+    assert words[0].endswith("/torchrun")
+    assert {"--nproc_per_node=2", "--embedded"} <= set(words)
+    run = started("torchrun").run()
+    assert (run.manifest.status, run.manifest.launch.world_size) == ("finished", 2)
+    assert run.manifest.data.rows == {"train": 96, "validation": 40, "test": 40}
+    assert {path.name for path in run.path.iterdir()} >= {
+        *("config.json", "model.safetensors", "tokenizer.json", "run.json", "metrics.json"),
+        *("predictions.parquet", "report.html", "README.md", "plots", "checkpoint-3"),
+    }
+    assert set(run.metrics.baseline) == {"majority class", "TF-IDF + logistic regression"}
+
+
+@pytest.mark.contract("A1")
+@pytest.mark.slow
+def test_the_whole_demo_beats_tf_idf(command: Commands) -> None:
+    finished = command(*demo_words(), launcher="torchrun")
+    assert finished.status == 0, finished.output
+    run = finetune.Run.load(command.home / "runs" / "sentiment")
+    tf_idf = run.metrics.baseline["TF-IDF + logistic regression"]
+    assert run.metrics.test["f1"] > tf_idf["f1"] + 0.02
+    assert run.metrics.test["f1"] > 0.78
+    assert f"{run.metrics.test['f1']:.4f}" in finished.stdout
+
+
+@pytest.mark.contract("A2")
+@pytest.mark.parametrize(
+    ("way", "processes"), [("torchrun", 2), ("accelerate", 1), ("train", 1), ("launch", 2)]
+)
+def test_every_way_to_start_gives_the_numbers_and_files_of_python(
+    way: str, processes: int, started: Started
+) -> None:
+    one, other = started("terminal").run(), started(way).run()
+    assert (one.manifest.launch.world_size, other.manifest.launch.world_size) == (1, processes)
+    assert len(set(losses(one))) == len(losses(one)) == 3
+    assert losses(other) == pytest.approx(losses(one), abs=1e-6)
+    for split in ("validation", "test"):
+        assert other.metrics[split] == pytest.approx(one.metrics[split], abs=1e-6)
+    assert other.metrics.baseline == one.metrics.baseline
+    numbers = [name for name in one.predictions if name.startswith("probability")]
+    texts, other_texts = (run.predictions.drop(columns=numbers) for run in (one, other))
+    pd.testing.assert_frame_equal(other_texts, texts)
+    np.testing.assert_allclose(other.predictions[numbers], one.predictions[numbers], atol=1e-6)
+    files, other_files = (
+        {name for name in content(run.path) if "rng_state" not in name} for run in (one, other)
+    )
+    assert other_files == files
+
+
+@pytest.mark.contract("A2")
+@pytest.mark.slow
+def test_mpirun_starts_the_same_training(
+    started: Started, command: Commands, tmp_path: Path
+) -> None:
+    """By the variables that Open MPI sets; it is not installed here."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        variables = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+        env = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in variables.items()}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        words = [*demo_words(), *flags(**SMALL), "--output_dir", tmp_path / "run"]
+        ranks.append(command.start(*words, launcher="fresh", env=env))
+    outputs = [process.communicate(timeout=HANGS) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    run, other = finetune.Run.load(tmp_path / "run"), started("torchrun").run()
+    assert run.manifest.launch.world_size == 2
+    assert losses(run) == pytest.approx(losses(other), abs=1e-6)
+    assert run.metrics.test == pytest.approx(other.metrics.test, abs=1e-6)
+    assert outputs[1][0] == ""
+
+
+@pytest.mark.contract("A2")
+def test_rows_in_python_are_trained_on_in_two_processes(started: Started, reviews: Path) -> None:
+    run = started("launch").run("frame")
+    assert run.manifest.launch.world_size == 2
+    assert run.manifest.data.rows == {"train": 173, "validation": 19, "test": 48}
+    labels = pd.read_csv(reviews).set_index("text")["label"]
+    assert run.predictions["label"].tolist() == labels[run.predictions["text"]].tolist()
+
+
+@pytest.mark.contract("A10")
+@pytest.mark.parametrize("way", ["torchrun", "accelerate", "terminal"])
+def test_the_start_block_a_line_a_step_and_the_table_are_printed_once(
+    way: str, started: Started
+) -> None:
+    run, printed = started(way).run(), started(way).finished.stdout
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[A-Z]", "\n", printed))
+    lines = [line.strip() for line in lines if "%|" not in line]
+    *steps, validated = [line for line in lines if re.match(r"step \d/3 .* loss ", line)]
+    block = "\n".join(lines[: lines.index(steps[0])])
+    processes = 2 if way == "torchrun" else 1
+    for fact in (
+        *("sentiment", "embedded:minilm", "96 train, 40 validation, 40 test", "fp32"),
+        *(f"{processes} process", f"{32 // processes} per device", "32 rows per step"),
+        *("3 (1 epoch)", "learning rate 0.0001", "positive"),
+    ):
+        assert fact in block
+    for number, (line, loss) in enumerate(zip(steps, losses(run), strict=True), start=1):
+        assert line.startswith(f"step {number}/3 ")
+        assert f"loss {loss:.4f}" in line
+        assert "samples/s" in line
+    for name, value in run.metrics.validation.items():
+        assert f"{name} {value:.4f}" in validated
+    table = "\n".join(lines[lines.index(validated) :])
+    for scores in [run.metrics.test, *run.metrics.baseline.values()]:
+        for name in ("f1", "accuracy"):
+            assert f"{scores[name]:.4f}" in table
+    assert "40 rows" in table
+    assert "run/report.html" in table
+    repeated = [line for line in lines if line and lines.count(line) > 1]
+    assert repeated == []
+
+
+@pytest.mark.contract("A10")
+def test_a_terminal_has_a_bar_and_a_pipe_has_none(started: Started) -> None:
+    bar = re.compile(r"3/3 \[\d\d:\d\d<")
+    assert bar.search(started("terminal").finished.stdout)
+    for way in ("torchrun", "accelerate", "launch"):
+        output = started(way).finished.output
+        assert not bar.search(output)
+        assert "\r" not in output
+        assert output.count("step 1/3 ") == output.count("run/report.html") == 1
+    printed, _, _ = started("launch").finished.stdout.partition("run/report.html")
+    lines = printed.split("\n")  # what `print` was called with, by rank 0 alone
+    assert [line for line in lines if line and lines.count(line) > 1] == []
+
+
+# ---- the Hub -------------------------------------------------------------------------------------
+
+#: The data set of each recipe, its labels, and its rows (of `sentiment` they are counted).
+ON_THE_HUB: dict[str, tuple[str, list[str], list[int]]] = {
+    "yelp": (YELP, ["1 star", "2 star", "3 stars", "4 stars", "5 stars"], [356, 40, 100]),
+    "sentiment": (SENTIMENT, ["positive", "negative"], []),
+    "mnist": (MNIST, [*"0123456789"], [270, 30, 100]),
+}
+
+
+@pytest.mark.contract("A3")
+@pytest.mark.parametrize("name", ON_THE_HUB)
+def test_the_recipes_of_the_hub_run_unmodified(name: str, started: Started) -> None:
+    """`yelp` in two processes; the test rows are those of the Hub."""
+    launch = started("launch")
+    status, printed, _ = launch.json("results").get(name, (0, "", []))
+    assert status == 0, printed
+    commits = launch.json("hub")["commits"]
+    dataset, labels, rows = ON_THE_HUB[name]
+    run = launch.run(name)
+    assert (run.manifest.status, run.labels) == ("finished", labels)
+    assert run.manifest.data.revision == commits[dataset]
+    folder = launch.directory / "hub" / "datasets" / dataset
+    counts = list(run.manifest.data.rows.values())
+    if name == "sentiment":
+        table = pd.read_csv(folder / "sentiment_reviews.csv").query("division != 'neutral'")
+        assert sum(counts) == table["review"].nunique()
+        labels_by_text = table.drop_duplicates("review").set_index("review")["division"]
+        assert run.predictions["label"].tolist() == [
+            labels_by_text[text] for text in run.predictions["text"]
+        ]
+        assert run.manifest.model_revision == commits[UNCASED]
+        return
+    assert counts == rows
+    table = pd.read_parquet(next(folder.rglob("test-*.parquet")))
+    assert run.predictions["label"].tolist() == [labels[number] for number in table["label"]]
+    if name == "yelp":
+        assert run.predictions["text"].tolist() == table["text"].tolist()
+        assert run.manifest.model_revision == commits[CASED]
+
+
+@pytest.mark.contract("A3")
+def test_data_and_models_are_downloaded_once(started: Started) -> None:
+    """By two processes, by the commands after them, and with pins."""
+    launch = started("launch")
+    assert launch.json("results")["again"][0] == 0
+    downloads = launch.json("hub")["downloads"]
+    for dataset, _, _ in ON_THE_HUB.values():
+        files = content(launch.directory / "hub" / "datasets" / dataset)
+        assert downloads[dataset] == dict.fromkeys(files, 1)
+    for model in (CASED, UNCASED):
+        assert downloads[model]["model.safetensors"] == 1
+        assert set(downloads[model].values()) == {1}
+
+
+@pytest.mark.contract("A3")
+def test_revisions_pin_data_and_model(started: Started) -> None:
+    launch = started("launch")
+    results, facts = launch.json("results"), launch.json("hub")
+    commits = facts["commits"]
+    options = launch.run("sentiment").manifest.options
+    pins = (options["dataset_revision"], options["model_revision"])
+    assert pins == (commits[SENTIMENT], commits[UNCASED])
+    for name, repository, revision in (
+        ("no such data", YELP, "0" * 40),
+        ("no such model", CASED, "1" * 40),
+    ):
+        status, printed, _ = results[name]
+        assert status == 2
+        assert repository in printed
+        assert "Traceback" not in printed
+        assert any(revision in target for _, target in facts["requests"])
+
+
+#: What cannot be loaded without the Hub, and what else can be typed.
+WITHOUT_HUB = {
+    "yelp": ["Yelp/yelp_review_full", "google-bert/bert-base-cased", "--embedded", "--dataset"],
+    "sentiment": ["davidberg/sentiment-reviews", "--embedded", "--model embedded:minilm"],
+    "mnist": ["ylecun/mnist", "--embedded", "--dataset"],
+    "text --dataset some/data --model some/model": ["some/data", "some/model", "--embedded"],
+    "image --dataset some/data --model some/model": ["some/data", "--model embedded:vit"],
+    "check yelp": ["Yelp/yelp_review_full", "--embedded", "--dataset"],
+}
+
+
+@pytest.mark.contract("A8")
+@pytest.mark.parametrize("words", WITHOUT_HUB)
+def test_without_the_hub_one_message_lists_the_alternatives(words: str, cli: Cli) -> None:
+    finished = cli(*words.split())
+    assert finished.status == 2
+    for fragment in [*WITHOUT_HUB[words], "HF_HUB_OFFLINE", "HF_HOME"]:
+        assert fragment in finished.output
+    assert finished.stderr.count("error:") <= 1
+    assert "Traceback" not in finished.output
+
+
+@pytest.mark.contract("A8")
+def test_a_hub_that_does_not_answer_is_one_message(started: Started) -> None:
+    """Before the libraries are imported, which would retry for half a minute."""
+    status, printed, imported = started("light").json("results")["yelp"]
+    assert (status, imported) == (2, [])
+    assert printed.count("error:") == 1
+    assert "Traceback" not in printed
+    for fragment in (*WITHOUT_HUB["yelp"], "http://127.0.0.1:", "HF_ENDPOINT", "HF_HOME"):
+        assert fragment in printed
+
+
+@pytest.mark.contract("A6")
+def test_list_help_and_version_import_no_library(started: Started) -> None:
+    results = started("light").json("results")
+    for name in ("version", "list", "help"):
+        status, _, imported = results[name]
+        assert (status, imported) == (0, [])
+    assert results["version"][1] == f"finetune {finetune.__version__}\n"
+    assert [line.split()[0] for line in results["list"][1].splitlines()] == RECIPES
+    text = " ".join(results["help"][1].split())
+    assert "torchrun --nproc_per_node=2 -m finetune" in text
+    for recipe in RECIPES:
+        source = (ROOT / "recipes" / f"{recipe}.py").read_text().splitlines()[0].strip('"')
+        assert f" {recipe} {source} " in text
+        assert source in results["list"][1]
+    for verb in ("train", "check", "evaluate", "predict", "compare", "report", "doctor", "list"):
+        assert re.search(rf"^  {verb} ", results["help"][1], flags=re.MULTILINE)
+
+
+# ---- recipes of one's own ------------------------------------------------------------------------
+
+WEATHER = '''
+"""Sun or rain by two numbers, a page of its own."""
+
+from finetune import Recipe, UserError, option
+
+
+class Weather(Recipe):
+    """Sun or rain."""
+
+    input_column = "inputs"
+    own_metrics = ("points",)
+    training = dict(
+        global_batch_size=8, learning_rate=0.05, weight_decay=0.25, num_train_epochs=2,
+        metric_for_best_model="points", greater_is_better=True,
+    )
+    embedded = dict(days=100, factor=3.0, learning_rate=0.04)
+
+    days: int = option(120, "days that are drawn")
+    factor: float = option(2.0, "points of a day that is right")
+    reveal: str = option("", "end before the training with the values of these options")
+
+    def load(self):
+        import numpy as np
+        from datasets import ClassLabel, Dataset, DatasetDict
+
+        if self.days > 1000:
+            raise UserError(f"--days {self.days}: expected at most 1000")
+        inputs = np.random.default_rng(0).normal(size=(self.days, 2)).astype("float32")
+        labels = (inputs.sum(axis=1) > 0).astype(int)
+        self.note(f"{self.days} days, {self.factor} points")
+        rows = Dataset.from_dict({"id": range(self.days), "inputs": inputs, "label": labels})
+        return DatasetDict(train=rows.cast_column("label", ClassLabel(names=["rain", "sun"])))
+
+    def prepare(self, dataset):
+        return dataset.rename_column("label", "labels").remove_columns("id")
+
+    def build_model(self, labels):
+        import torch
+
+        class Network(torch.nn.Linear):
+            def forward(self, inputs):
+                return {"logits": super().forward(inputs)}
+
+        return Network(2, len(labels))
+
+    def adapt(self, model, arguments):
+        import json
+
+        values = {**vars(arguments), **vars(self)}
+        if self.reveal:
+            names = self.reveal.split(",")
+            raise UserError(json.dumps({name: values[name] for name in names}))
+        return super().adapt(model, arguments)
+
+    def data_collator(self):
+        from transformers import default_data_collator
+
+        return default_data_collator
+
+    def compute_metrics(self, prediction):
+        right = prediction.predictions.argmax(axis=-1) == prediction.label_ids
+        return {"points": self.factor * float(right.mean())}
+'''
+HEADLINES = '''
+"""Weather, registered by a package."""
+
+from weather_tasks_base import Weather
+
+
+class Headlines(Weather):
+    """Registered sun or rain."""
+
+    training = dict(num_train_epochs=1)
+'''
+
+
+@pytest.fixture
+def weather(tmp_path: Path) -> Path:
+    """A recipe file with options, a metric and a note of its own, that needs no data."""
+    path = tmp_path / "path to" / "weather.py"
+    path.parent.mkdir()
+    path.write_text(WEATHER)
+    return path
+
+
+@pytest.mark.contract("A4")
+def test_a_recipe_file_is_a_recipe(weather: Path, cli: Cli, tmp_path: Path) -> None:
+    """Its options, training arguments, note and metric: by its path, as a class, as an instance."""
+    text = " ".join(cli(weather, "--help").stdout.split())
+    assert "Sun or rain by two numbers, a page of its own." in text
+    assert "--days N days that are drawn (default: 120)" in text
+    assert "--factor X points of a day that is right (default: 2.0)" in text
+    finished = cli(weather, "--days", 90, "--output_dir", tmp_path / "run")
+    assert finished.status == 0, finished.output
+    assert finished.stdout.count("90 days, 2.0 points") == 1
+    run = finetune.Run.load(tmp_path / "run")
+    manifest = run.manifest
+    assert manifest.options["days"] == 90
+    assert manifest.data.notes.count("90 days, 2.0 points") == 1
+    assert run.labels == ["rain", "sun"]
+    assert manifest.data.rows == {"train": 65, "validation": 7, "test": 18}
+    for name, value in dict(global_batch_size=8, learning_rate=0.05, weight_decay=0.25).items():
+        assert manifest.arguments[name] == value
+    assert manifest.steps == 16
+    right = (run.predictions["label"] == run.predictions["prediction"]).mean()
+    assert run.metrics.test["points"] == pytest.approx(2 * right, abs=1e-12)
+    assert run.metrics.test.keys() == {"loss", "points"}
+    again = run.recipe()
+    assert (type(again).__name__, again.days) == ("Weather", 90)
+    for recipe, options in ((type(again), {"days": 90}), (again, {}), (str(weather), {"days": 90})):
+        with pytest.raises(Stopped) as stopped:
+            finetune.train(recipe, progress=stop_at_start, num_train_epochs=1, **options)
+        (event,) = stopped.value.args
+        assert (event.settings.recipe.days, event.steps) == (90, 8)
+
+
+NAMED_BY_FILE = "run.json names the file of a module's entry point, so it is not trusted"
+
+
+@pytest.mark.contract("A4")
+@pytest.mark.parametrize(
+    "value",
+    [
+        "weather_tasks:Headlines",
+        pytest.param("weather_tasks", marks=pytest.mark.xfail(strict=True, reason=NAMED_BY_FILE)),
+    ],
+)
+def test_an_installed_package_registers_recipes(
+    value: str, weather: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an entry point; the arguments of the class above are merged."""
+    site = tmp_path / "site"
+    (site / "weather_tasks-1.0.dist-info").mkdir(parents=True)
+    shutil.copy(weather, site / "weather_tasks_base.py")
+    (site / "weather_tasks.py").write_text(HEADLINES)
+    info = site / "weather_tasks-1.0.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weather-tasks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[finetune.recipes]\nheadlines = {value}\n")
+    monkeypatch.syspath_prepend(site)
+    names = [line.split()[0] for line in cli("list").stdout.splitlines()]
+    assert sorted(names) == sorted([*RECIPES, "headlines"])
+    assert " headlines " in cli("--help").stdout
+    finished = cli("headlines", "--output_dir", tmp_path / "run", "--no_baseline")
+    assert finished.status == 0, finished.output
+    manifest = finetune.Run.load(tmp_path / "run").manifest
+    assert (manifest.recipe, manifest.steps) == ("headlines", 10)
+    arguments = manifest.arguments
+    assert (arguments["learning_rate"], arguments["num_train_epochs"]) == (0.05, 1)
+
+
+@pytest.mark.contract("A4")
+def test_text_and_image_need_no_code(
+    single_label_run: finetune.Run, image_run: finetune.Run
+) -> None:
+    for run, recipe, labels, rows in (
+        (single_label_run, "text", ["bad", "good"], {"train": 173, "validation": 19, "test": 48}),
+        (image_run, "image", ["down", "up"], {"train": 86, "validation": 10, "test": 24}),
+    ):
+        assert (run.manifest.status, run.manifest.recipe) == ("finished", recipe)
+        assert (run.labels, run.manifest.data.rows) == (labels, rows)
+        right = (run.predictions["label"] == run.predictions["prediction"]).mean()
+        assert run.metrics.test["accuracy"] == pytest.approx(right, abs=1e-12)
+        assert right > 0.7
+
+
+MISTAKEN_RECIPES = {
+    "import": ("import no_such_module\n", ["line 1", "no_such_module"]),
+    "syntax": ("class Mine(\n", ["line 1"]),
+    "no annotation": (
+        "from finetune import TextClassification\n\n\n"
+        "class Mine(TextClassification):\n    max_length = 3\n",
+        ["Mine.max_length", "max_length: int"],
+    ),
+    "unknown argument": (
+        "from finetune import TextClassification\n\n\n"
+        "class Mine(TextClassification):\n    training = dict(learning_rte=1)\n",
+        ["learning_rte", "learning_rate"],
+    ),
+    "undeclared metric": (
+        "from finetune import TextClassification\n\n\nclass Mine(TextClassification):\n"
+        "    def compute_metrics(self, prediction):\n        return {}\n",
+        ["compute_metrics", "own_metrics"],
+    ),
+}
+
+
+@pytest.mark.contract("A4")
+@pytest.mark.parametrize("case", MISTAKEN_RECIPES)
+def test_a_mistake_in_a_recipe_file_is_one_line(case: str, cli: Cli, tmp_path: Path) -> None:
+    body, fragments = MISTAKEN_RECIPES[case]
+    (tmp_path / "mine.py").write_text(body)
+    finished = cli(tmp_path / "mine.py")
+    assert (finished.status, finished.stdout) == (2, "")
+    assert finished.stderr.count("\n") == 1
+    for fragment in fragments:
+        assert fragment in finished.stderr
+
+
+UNKNOWN_WORDS = {
+    "yepl": ["yepl", "yelp", *RECIPES],
+    "train yepl": ["yepl", "yelp"],
+    "nowhere/mine.py": ["nowhere/mine.py"],
+    "evalaute runs/yelp": ["evalaute", "evaluate"],
+    "--verison": ["--verison", "--version"],
+    "--embedded yelp": ["python -m finetune yelp"],
+    "yelp --learning_rte 1": ["--learning_rte", "--learning_rate"],
+    "yelp --batch-size 1": ["--batch-size", "--global_batch_size"],
+    "yelp --epochs 1": ["--epochs", "--num_train_epochs"],
+    "mnist --max_length 3": ["--max_length", "mnist"],
+}
+
+
+@pytest.mark.contract("A4", "A5")
+@pytest.mark.parametrize("words", UNKNOWN_WORDS)
+def test_a_mistyped_word_is_answered_with_the_nearest(words: str, cli: Cli) -> None:
+    finished = cli(*words.split())
+    assert (finished.status, finished.stdout) == (2, "")
+    for fragment in UNKNOWN_WORDS[words]:
+        assert fragment in finished.stderr
+
+
+@pytest.mark.contract("A4")
+@pytest.mark.slow
+def test_an_installed_wheel_runs_outside_a_checkout(
+    command: Commands, tmp_path: Path, bert: Path, reviews: Path
+) -> None:
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "finetune", "recipes", "metrics"):
+        copy_path = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy_path(ROOT / name, source / name)
+    build = "from setuptools import build_meta; build_meta.build_wheel('..')"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", build], cwd=source, env=environment, check=True)
+    (wheel,) = tmp_path.glob("trainer_recipes-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    options = flags(dataset=reviews, model=bert, max_steps=2, output_dir=tmp_path / "run")
+    where = "import finetune, recipes; print(finetune.__file__, recipes.__file__)"
+    env = {"PYTHONPATH": str(site)}
+    printed = command("-c", where, launcher="script", env=env).stdout.split()
+    assert [Path(path).parent.parent for path in printed] == [site, site]
+    finished = command("text", *options, launcher="fresh", env=env)
+    assert finished.status == 0, finished.output
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+#: What is typed, and then: days, factor, learning rate, weight decay.
+LAYERS = {
+    "the recipe": ("", (120, 2.0, 0.05, 0.25)),
+    "embedded": ("--embedded", (100, 3.0, 0.04, 0.25)),
+    "a file": ("--config FILE", (120, 4.0, 0.03, 0.25)),
+    "a file over embedded": ("--embedded --config FILE", (100, 4.0, 0.03, 0.25)),
+    "a flag over all": (
+        "--learning_rate 0.02 --embedded --config FILE --days 80",
+        (80, 4.0, 0.02, 0.25),
+    ),
+    "embedded in the file": ("--config EMBEDDED --factor=5", (100, 5.0, 0.04, 0.125)),
+    "embedded taken back": ("--config EMBEDDED --embedded false", (120, 2.0, 0.05, 0.125)),
+    "dashes": ("--learning-rate=0.02 --weight-decay 0 --embedded", (100, 3.0, 0.02, 0.0)),
+}
+
+
+def revealed(finished: Finished) -> Any:
+    """Return the values that the option `reveal` of the recipe `WEATHER` asked for."""
+    assert finished.status == 2, finished.output
+    (line,) = re.findall(r"^error: ({.*})$", finished.stderr, flags=re.MULTILINE)
+    return json.loads(line)
+
+
+@pytest.mark.contract("A5")
+@pytest.mark.parametrize("case", LAYERS)
+def test_recipe_then_embedded_then_file_then_flags(
+    case: str, weather: Path, cli: Cli, tmp_path: Path
+) -> None:
+    words, expected = LAYERS[case]
+    (tmp_path / "FILE").write_text("factor: 4\nlearning-rate: 3e-2\n")
+    (tmp_path / "EMBEDDED").write_text("embedded: yes\nweight_decay: 0.125\n")
+    typed = [tmp_path / word if word.isupper() else word for word in words.split()]
+    names = ("days", "factor", "learning_rate", "weight_decay")
+    finished = cli(weather, *typed, "--reveal", ",".join(names), "--output_dir", tmp_path / "run")
+    assert revealed(finished) == dict(zip(names, expected, strict=True))
+
+
+@pytest.mark.contract("A5")
+def test_keywords_go_over_the_file_and_the_file_over_embedded(
+    weather: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "options.yaml").write_text("factor: 4\nlearning_rate: 3e-2\nweight-decay: 0.5\n")
+    with pytest.raises(Stopped) as stopped:
+        finetune.train(
+            str(weather),
+            embedded=True,
+            config=str(tmp_path / "options.yaml"),
+            learning_rate=0.02,
+            progress=stop_at_start,
+            output_dir=str(tmp_path / "run"),
+        )
+    (event,) = stopped.value.args
+    recipe, arguments = event.settings.recipe, event.arguments
+    assert (recipe.days, recipe.factor) == (100, 4.0)
+    assert (arguments.learning_rate, arguments.weight_decay) == (0.02, 0.5)
+    assert event.steps == 2 * 9  # 72 training rows of 100 in steps of 8
+
+
+#: Fields of `TrainingArguments` as typed, and what they become.
+FIELDS: dict[str, tuple[str, Any]] = {
+    "adam_beta1": ("0.85", 0.85),
+    "adam-epsilon": ("1e-7", 1e-7),
+    "data_seed": ("5", 5),
+    "gradient-accumulation-steps": ("2", 2),
+    "label_smoothing_factor": ("0.1", 0.1),
+    "logging-first-step": ("true", True),
+    "lr_scheduler_kwargs": ('{"num_cycles": 2}', {"num_cycles": 2}),
+    "lr-scheduler-type": ("cosine_with_restarts", "cosine_with_restarts"),
+    "max_grad_norm": ("0.7", 0.7),
+    "max-steps": ("4", 4),
+    "optim": ("sgd", "sgd"),
+    "report_to": ("none", []),
+    "run-name": ("0x10", "0x10"),
+    "save_total_limit": ("1", 1),
+    "seed": ("7", 7),
+    "warmup-steps": ("2", 2),
+}
+
+
+@pytest.mark.contract("A5")
+@pytest.mark.parametrize("source", ["flags", "file"])
+def test_fields_of_training_arguments_are_options(
+    source: str, weather: Path, cli: Cli, tmp_path: Path
+) -> None:
+    if source == "flags":
+        words = [word for name, (text, _) in FIELDS.items() for word in (f"--{name}", text)]
+    else:
+        lines = [f"{name}: {text}\n" for name, (text, _) in FIELDS.items()]
+        (tmp_path / "options.yaml").write_text("".join(lines))
+        words = ["--config", tmp_path / "options.yaml"]
+    values = {name.replace("-", "_"): value for name, (_, value) in FIELDS.items()}
+    words += ["--reveal", ",".join(values), "--output_dir", tmp_path / "run"]
+    assert revealed(cli(weather, *words)) == values
+
+
+def help_groups(text: str) -> dict[str, dict[str, str]]:
+    """Return the options of a help page by the headings above them: their text by their name."""
+    groups: dict[str, dict[str, str]] = {}
+    for block in re.split(r"^(?=\S.*:$)", text, flags=re.MULTILINE)[1:]:
+        heading, _, body = block.partition("\n")
+        entries = re.split(r"^ {1,4}--(?=\w)", body, flags=re.MULTILINE)[1:]
+        groups[heading] = {entry.split()[0]: " ".join(entry.split()[1:]) for entry in entries}
+    return {heading: options for heading, options in groups.items() if options}
+
+
+#: Said by the launcher or by the subcommand, so that they are refused as flags.
+NOT_TYPED = {"do_train", "do_eval", "do_predict", "local_rank"}
+
+
+@pytest.mark.contract("A5")
+def test_every_field_of_recipe_and_training_arguments_is_in_the_help(cli: Cli) -> None:
+    """Once, under a heading, and those of the recipe apart from those of the library."""
+    text = cli("text", "--help").stdout
+    groups = help_groups(text)
+    names = [name for options in groups.values() for name in options]
+    assert len(names) == len(set(names))
+    assert sorted(names) == sorted(re.findall(r"^ +--(\w+)", text, flags=re.MULTILINE))
+    library = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    assert len(library) > 100
+    assert library - set(names) == NOT_TYPED
+    recipe = {field.name for field in dataclasses.fields(Text)}
+    assert {*recipe, "embedded", "config", "dry_run", "global_batch_size", "resume"} <= set(names)
+    assert len(groups) >= 3
+    for options in groups.values():
+        assert not ({"adam_beta1", "fsdp_config"} & set(options) and recipe & set(options))
+
+
+@pytest.mark.contract("A5")
+@pytest.mark.parametrize("name", sorted(NOT_TYPED))
+def test_what_launcher_and_subcommand_say_is_no_option(name: str, cli: Cli) -> None:
+    finished = cli("text", f"--{name}=1")
+    assert finished.status == 2
+    assert f"--{name}" in finished.stderr
+    assert ("launcher" in finished.stderr) is (name == "local_rank")
+
+
+def as_printed(value: Any) -> str:
+    value = getattr(value, "value", value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@pytest.mark.contract("A5")
+def test_help_shows_the_defaults_that_a_training_uses(
+    cli: Cli, reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    """Compared with the arguments of a trainer that nobody configured."""
+    recipe = Text(dataset=str(reviews), model=str(bert))
+    arguments = recipe.trainer(output_dir=str(tmp_path / "run"), precision="fp32").args
+    options: dict[str, str] = {}
+    for group in help_groups(cli("text", "--help").stdout).values():
+        options |= group
+    ours = {field.name: getattr(Text(), field.name) for field in dataclasses.fields(Text)}
+    defaults = {
+        name: match[1]
+        for name, text in options.items()
+        if (match := re.search(r"\(default: ([^()]*)\)$", text))
+    }
+    assert (defaults.pop("output_dir"), defaults.pop("precision")) == ("runs/text", "auto")
+    for name in ("use_cpu", "report_to", "dataloader_pin_memory"):
+        del defaults[name]  # resolved for this machine
+    used = {name: ours.get(name, getattr(arguments, name, None)) for name in defaults}
+    assert defaults == {name: as_printed(value) for name, value in used.items()}
+    assert len(defaults) > 50
+    for name, value in ours.items():
+        assert (name in defaults) is (value not in ("", None)), name
+    assert (defaults["learning_rate"], defaults["num_train_epochs"]) == ("2e-05", "3")
+    assert (defaults["global_batch_size"], defaults["max_length"]) == ("32", "512")
+    assert "--global_batch_size N" in cli("yelp", "--help").stdout
+    assert "(default: 4)" in cli("yelp", "--help").stdout
+
+
+MISTAKES = {
+    "--train_samples abc": "--train_samples: expected a whole number, found 'abc'",
+    "--learning_rate fast": "--learning_rate: expected a number, found 'fast'",
+    "--bf16 maybe": "--bf16: expected true or false, found 'maybe'",
+    "--eval_strategy sometimes": "epoch",
+    "--learning_rate": "--learning_rate",
+    "--max_lenght 3 --sede 1": "--sede",
+    "sentiment": "'sentiment'",
+    "--config nowhere.yaml": "nowhere.yaml",
+    "--train_samples 0": "--train_samples 0",
+    "--seed -1": "--seed -1",
+    "--warmup_steps -1": "--warmup_steps -1",
+    "--max_steps 0": "--max_steps 0",
+    "--global_batch_size 32 --per_device_train_batch_size 4": "--per_device_train_batch_size",
+    "--precision bf61": "bf16",
+    "--optim adamw_bnb_8bit": "pip install bitsandbytes",
+    "--report_to wandbb": "wandb",
+}
+
+
+@pytest.mark.contract("A5")
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_value_that_cannot_be_is_refused(
+    words: str, cli: Cli, reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    output_dir = tmp_path / "run"
+    options = flags(dataset=reviews, model=bert, output_dir=output_dir)
+    finished = cli("text", *options, *words.split())
+    assert (finished.status, finished.stdout) == (2, "")
+    assert MISTAKES[words] in finished.stderr
+    assert finished.stderr.count("error:") == words.count("--max_lenght") + 1
+    assert not output_dir.exists()
+
+
+@pytest.mark.contract("A5")
+def test_mistakes_in_a_file_name_it_and_the_nearest_option(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text("learning_rte: 1\ntrain_samples: 1.5\n")
+    finished = cli("text", "--config", path)
+    assert finished.status == 2
+    for fragments in (("learning_rte", "learning_rate"), ("train_samples", "1.5")):
+        lines = [line for line in finished.stderr.splitlines() if fragments[0] in line]
+        assert len(lines) == 1
+        assert fragments[1] in lines[0]
+        assert str(path) in lines[0]
+    path.write_text("seed: 1\nmax_length: 9\nseed: 2\n")
+    stderr = cli("text", "--config", path).stderr
+    for fragment in (str(path), "'seed'", "lines 1 and 3"):
+        assert fragment in stderr
+
+
+@pytest.mark.contract("A5")
+def test_mistyped_keywords_are_refused_at_once() -> None:
+    with pytest.raises(finetune.UserError) as refusal:
+        finetune.train("yelp", max_lenght=3, lerning_rate=1.0, max_steps="two")
+    mistakes = refusal.value.mistakes
+    for name, hint in (
+        ("max_lenght", "max_length"),
+        ("lerning_rate", "learning_rate"),
+        ("max_steps", "'two'"),
+    ):
+        assert len([line for line in mistakes if name in line and hint in line]) == 1
+    with pytest.raises(finetune.UserError, match="dry_run"):
+        finetune.train("yelp", embedded=True, dry_run=True)
+
+
+# ---- options keep their names --------------------------------------------------------------------
+
+#: Fields of older `TrainingArguments`, and what their answer names.
+RENAMED = dict(
+    re.findall(
+        r"(\w+): ([^,\n]+)",
+        """
+    adafactor: --optim adafactor, dispatch_batches: --accelerator_config, no_cuda: --use_cpu,
+    evaluate_during_training: --eval_strategy steps, evaluation_strategy: --eval_strategy,
+    fsdp_min_num_params: --fsdp_config, fsdp_transformer_layer_cls_to_wrap: --fsdp_config,
+    group_by_length: --train_sampling_strategy group_by_length, jit_mode_eval: --torch_compile,
+    include_inputs_for_metrics: --include_for_metrics inputs, overwrite_output_dir: --output_dir,
+    logging_dir: TENSORBOARD_LOGGING_DIR, per_gpu_eval_batch_size: --per_device_eval_batch_size,
+    per_gpu_train_batch_size: --per_device_train_batch_size, push_to_hub_model_id: --hub_model_id,
+    push_to_hub_organization: --hub_model_id, push_to_hub_token: --hub_token,
+    split_batches: --accelerator_config, torchdynamo: --torch_compile_backend,
+    tpu_metrics_debug: --debug tpu_metrics_debug, warmup_ratio: --warmup_steps
+    """,
+    )
+)
+
+
+@pytest.mark.contract("A12")
+@pytest.mark.parametrize("source", ["flags", "dashes", "file", "keywords"])
+def test_a_renamed_argument_is_answered_with_its_successor(
+    source: str, cli: Cli, tmp_path: Path
+) -> None:
+    fields = {field.name for field in dataclasses.fields(TrainingArguments)}
+    assert fields.isdisjoint(RENAMED)
+    if source == "keywords":
+        with pytest.raises(finetune.UserError) as refusal:
+            finetune.train("yelp", **dict.fromkeys(RENAMED, True))
+        lines = list(refusal.value.mistakes)
+    else:
+        path = tmp_path / "options.yaml"
+        path.write_text("".join(f"{name}: true\n" for name in RENAMED))
+        names = [name.replace("_", "-") if source == "dashes" else name for name in RENAMED]
+        words = ["--config", path] if source == "file" else [f"--{name}=true" for name in names]
+        finished = cli("yelp", *words)
+        assert finished.status == 2
+        lines = finished.stderr.splitlines()
+    for name, successor in RENAMED.items():
+        spelled = name.replace("_", "-") if source == "dashes" else name
+        (line,) = [line for line in lines if re.search(rf"(?<![\w-]|/)(--|'){spelled}\b", line)]
+        assert successor in line
+
+
+@pytest.mark.contract("A12")
+def test_options_keep_their_names(cli: Cli) -> None:
+    """Those of `options.txt`, but for those that the changelog lists as removed."""
+    names = (Path(__file__).with_name("options.txt")).read_text().split()
+    assert len(names) == len(set(names)) >= 170
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    removed = {
+        name
+        for line in changelog.splitlines()
+        if re.match(r"- Removed\b", line)
+        for name in re.findall(r"`--(\w+)`", line)
+    }
+    help_page = cli("text", "--help").stdout
+    assert set(names) - set(re.findall(r"^ +--(\w+)", help_page, flags=re.MULTILINE)) <= removed
+
+
+VERB_OPTIONS = {
+    "predict": "output all_probabilities calibrated csv_safe batch_tokens resume trust_recipe",
+    "evaluate": "data trust_recipe text_column label_column",
+    "check": "deep json suspects",
+    "compare": "trust_recipe",
+    "report": "trust_recipe",
+    "cache": "remove",
+}
+
+
+@pytest.mark.contract("A12")
+@pytest.mark.parametrize("verb", VERB_OPTIONS)
+def test_options_of_the_verbs_keep_their_names(verb: str, cli: Cli) -> None:
+    text = cli(verb, "--help").stdout
+    for name in VERB_OPTIONS[verb].split():
+        assert f"--{name}" in text.replace("-", "_").replace("__", "--"), name
+
+
+# ---- a dry run, and the directory of a run -------------------------------------------------------
+
+
+@pytest.mark.contract("A7")
+def test_a_dry_run_collates_a_batch_and_writes_nothing(
+    weather: Path, cli: Cli, tmp_path: Path
+) -> None:
+    for words in (["--dry_run"], ["--dry-run", "true"]):
+        finished = cli(weather, *words)
+        assert finished.status == 0, finished.output
+        assert "(8, 2)" in finished.stdout  # the inputs of one step
+        assert "(8,)" in finished.stdout
+        assert "120 days, 2.0 points" in finished.stdout
+        assert "86 train, 10 validation, 24 test" in finished.stdout
+        assert not re.search("^step", finished.stdout, flags=re.MULTILINE)
+        assert list((tmp_path / "cwd").iterdir()) == []
+
+
+@pytest.mark.contract("A7")
+def test_a_dry_run_of_texts_shows_tokens_and_leaves_an_existing_run(
+    cli: Cli, reviews: Path, bert: Path, tmp_path: Path, weather: Path
+) -> None:
+    output_dir = str(tmp_path / "run")
+    finetune.train(str(weather), max_steps=1, baseline=False, output_dir=output_dir)
+    before = content(tmp_path)
+    options = flags(dataset=reviews, model=bert, global_batch_size=12, output_dir=output_dir)
+    finished = cli("text", *options, "--max_length", 8, "--dry_run")
+    assert finished.status == 0, finished.output
+    assert "(12, 8)" in finished.stdout  # every review has more than 6 tokens
+    assert content(tmp_path) == before
+
+
+@pytest.mark.contract("A7")
+@pytest.mark.parametrize(
+    ("line", "replacement"),
+    [
+        ("return default_data_collator", "raise UserError('no batch today')"),
+        (
+            "return dataset.rename",
+            "raise UserError('no batch today')\n        return dataset.rename",
+        ),
+        ("import numpy as np\n", "raise UserError('no batch today')\n"),
+    ],
+    ids=["data_collator", "prepare", "load"],
+)
+def test_a_dry_run_meets_the_mistakes_of_every_step(
+    line: str, replacement: str, cli: Cli, tmp_path: Path
+) -> None:
+    assert WEATHER.count(line) == 1
+    (tmp_path / "mine.py").write_text(WEATHER.replace(line, replacement))
+    finished = cli(tmp_path / "mine.py", "--dry_run")
+    assert finished.status == 2
+    assert "no batch today" in finished.stderr
+
+
+@pytest.mark.contract("A9")
+def test_an_existing_run_is_moved_aside(weather: Path, cli: Cli, tmp_path: Path) -> None:
+    output_dir = tmp_path / "run"
+    words = [weather, "--max_steps", 1, "--no_baseline", "--save_strategy", "no"]
+    words += ["--load_best_model_at_end", "false", "--output_dir", output_dir]
+    runs = []
+    for number in range(3):
+        finished = cli(*words, "--seed", number)
+        assert finished.status == 0, finished.output
+        assert (f"{output_dir}.{number}" in finished.stdout) is (number > 0)
+        runs.append(content(output_dir))
+    assert content(tmp_path / "run.1") == runs[0]
+    assert content(tmp_path / "run.2") == runs[1]
+    manifest = finetune.Run.load(output_dir).manifest
+    assert (manifest.status, manifest.arguments["seed"]) == ("finished", 2)
+    assert cli(*words, "--seed", 2, "--resume").status == 0  # it is finished, without checkpoints
+    assert content(output_dir) == runs[2]
+
+
+@pytest.mark.contract("A9")
+def test_files_that_are_no_run_are_refused_and_left_alone(
+    weather: Path, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("words")
+    (tmp_path / "file").write_text("words")
+    before = content(tmp_path)
+    for name in ("thesis", "file"):
+        finished = cli(weather, "--max_steps", 1, "--output_dir", tmp_path / name)
+        assert finished.status == 2
+        assert str(tmp_path / name) in finished.stderr
+    assert content(tmp_path) == before
+
+
+@pytest.mark.contract("A9", "A2")
+def test_resume_continues_in_place_and_returns_a_finished_run(
+    single_label_run: finetune.Run, reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    """On rows in Python, stopped in the second epoch; the result is that of the shared run."""
+    arguments = single_label_run.manifest.arguments
+    names = ("learning_rate", "num_train_epochs", "global_batch_size", "logging_steps")
+    options: dict[str, Any] = {name: arguments[name] for name in names} | dict(
+        model=str(bert), max_length=64, precision="fp32", disable_tqdm=True, resume=True
+    )
+    output_dir = str(tmp_path / "run")
+    options |= dict(dataset=pd.read_csv(reviews).to_dict("records"), output_dir=output_dir)
+    assert single_label_run.manifest.steps == 30
+
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "Logged" and event.step == 14:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        finetune.train("text", progress=stop, **options)
+    assert (tmp_path / "run" / "checkpoint-10").is_dir()
+    events: list[Any] = []
+    run = finetune.train("text", progress=events.append, **options)
+    assert any("checkpoint-10" in str(event) for event in events)
+    assert next(event.step for event in events if type(event).__name__ == "Logged") == 12
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    assert losses(run) == losses(single_label_run)
+    pd.testing.assert_frame_equal(run.predictions, single_label_run.predictions)
+    before = content(run.path)
+    times = {path: path.stat().st_mtime_ns for path in run.path.rglob("*.safetensors")}
+    again = finetune.train("text", **options)
+    assert again.path == run.path
+    assert content(run.path) == before
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+# ---- seeds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.contract("A13")
+def test_a_seed_gives_the_same_numbers_and_another_others(reviews: Path, tmp_path: Path) -> None:
+    """With dropout, so that its masks count too."""
+    model = write_bert(tmp_path / "bert", dropout=0.2)
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(model), max_steps=4)
+    options |= dict(global_batch_size=16, logging_steps=1, precision="fp32", learning_rate=3e-3)
+    options |= dict(attention_dropout=0.1, train_samples=100, baseline=False, disable_tqdm=True)
+    first, second, other = (
+        finetune.train("text", seed=seed, output_dir=str(tmp_path / name), **options)
+        for name, seed in (("first", 7), ("second", 7), ("other", 8))
+    )
+    assert len(losses(first)) == 4
+    assert losses(second) == losses(first)
+    assert second.metrics.test == first.metrics.test
+    pd.testing.assert_frame_equal(second.predictions, first.predictions)
+    weights = [(run.path / "model.safetensors").read_bytes() for run in (first, second, other)]
+    assert weights[0] == weights[1] != weights[2]
+    assert set(losses(other)).isdisjoint(losses(first))
+    assert other.predictions["text"].tolist() == first.predictions["text"].tolist()
+    assert other.manifest.data.fingerprint == first.manifest.data.fingerprint
+
+
+@pytest.mark.contract("A13")
+def test_the_seed_decides_head_and_order(reviews: Path, bert: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(output_dir=str(tmp_path / "run"), global_batch_size=16)
+    heads, batches = [], []
+    for seed in (7, 7, 8):
+        recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
+        trainer = recipe.trainer(seed=seed, precision="fp32", **options)
+        heads.append(trainer.model.classifier.weight.flatten().tolist())
+        batches.append(next(iter(trainer.get_train_dataloader()))["input_ids"].tolist())
+    assert heads[0] == heads[1] != heads[2]
+    assert batches[0] == batches[1] != batches[2]
+
+
+@pytest.mark.contract("A13")
+def test_splits_depend_only_on_the_split_seed(
+    reviews: Path, bert: Path, single_label_run: finetune.Run, second_seed_run: finetune.Run
+) -> None:
+    def texts(**options: Any) -> dict[str, list[str]]:
+        recipe = Text(dataset=str(reviews), **{"model": str(bert), **options})
+        return {split: list(rows["text"]) for split, rows in recipe.splits.items()}
+
+    first = texts()
+    assert sorted(text for rows in first.values() for text in rows) == sorted(
+        pd.read_csv(reviews)["text"]
+    )
+    assert texts(split_seed=42) == first
+    for options in (dict(max_length=9), dict(model="embedded:minilm"), dict(hidden_dropout=0.5)):
+        assert texts(**options) == first
+    assert texts(train_samples=50)["test"] == first["test"]
+    other = texts(split_seed=7)
+    for split, rows in first.items():
+        assert len(other[split]) == len(rows)
+        assert set(other[split]) != set(rows)
+    for run in (single_label_run, second_seed_run):
+        assert run.predictions["text"].tolist() == first["test"]
+
+
+# ---- progress, and what a run is -----------------------------------------------------------------
+
+
+@pytest.mark.contract("A10")
+def test_progress_is_called_with_events(
+    weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = dict(output_dir=str(tmp_path / "run"), disable_tqdm=True)
+    options |= dict(max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=4)
+    finetune.train(str(weather), progress=print, **options)
+    lines = capsys.readouterr().out.splitlines()
+    events: list[Any] = []
+    run = finetune.train(str(weather), progress=events.append, save_strategy="no", **options)
+    assert capsys.readouterr().out == ""
+    kinds = [type(event).__name__ for event in events]
+    assert kinds.count("Started") == kinds.count("MovedAside") == kinds.count("Finished") == 1
+    assert kinds[-1] == "Finished"
+    assert kinds.index("Started") < kinds.index("Logged")
+    by_kind = dict(zip(kinds, events, strict=True))
+    assert (by_kind["Started"].steps, by_kind["Started"].arguments.learning_rate) == (4, 0.05)
+    assert by_kind["Started"].settings.recipe.days == 120
+    assert isinstance(by_kind["Started"].model, torch.nn.Module)
+    assert f"{tmp_path / 'run'}.1" in by_kind["MovedAside"].sentence
+    assert by_kind["Finished"].run.path == run.path
+    assert by_kind["Finished"].page == run.path / "report.html"
+    logged = [event for event in events if type(event).__name__ == "Logged"]
+    trained = [(event.step, event.values["loss"]) for event in logged if "loss" in event.values]
+    assert trained == list(zip([2, 4], losses(run), strict=True))
+    assert [event.max_steps for event in logged] == [4] * len(logged)
+    (validated,) = [event.values for event in logged if "eval_points" in event.values]
+    assert validated["eval_points"] == run.metrics.validation["points"]
+    assert all(str(event) and "\n" not in str(event) for event in events)
+    for event in logged[:2]:
+        assert len([line for line in lines if f"loss {event.values['loss']:.4f}" in line]) == 1
+
+
+@pytest.mark.contract("A2")
+def test_attributes_of_a_run(single_label_run: finetune.Run) -> None:
+    run = finetune.Run.load(str(single_label_run.path))
+    assert finetune.Run.load(run) == run == finetune.Run(single_label_run.path)
+    for name, value in (("run.json", run.manifest), ("metrics.json", run.metrics)):
+        stored = json.loads((run.path / name).read_text())
+        assert stored["schema"] == value.schema == value["schema"] == 1
+    stored = json.loads((run.path / "metrics.json").read_text())
+    assert run.metrics.test == run.metrics["test"] == stored["test"]
+    assert run.metrics.validation == stored["validation"]
+    assert run.statistics.rows == len(run.predictions) == 48
+    interval = run.statistics.metrics["accuracy"]
+    assert interval["low"] < interval["value"] == run.metrics.test["accuracy"] < interval["high"]
+    assert (run.labels, run.unfinished) == (["bad", "good"], None)
+    assert run.manifest.task == "single_label"
+    assert run.kind.name == "single_label"
+    assert run.recipe().model == str(run.path)
+    assert not run.model().training
+    with pytest.raises(finetune.UserError, match=re.escape(str(run.path.parent / "nothing"))):
+        finetune.Run.load(run.path.parent / "nothing")
+
+
+# ---- the trainer, and loops written by hand ------------------------------------------------------
+
+
+def losses_by_hand(
+    model: torch.nn.Module, rows: Any, collate: Any, steps: int, *, rate: float
+) -> list[float]:
+    """Train a copy of a model by plain SGD, rows in order, 16 a step; return the losses."""
+    model = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    names = set(inspect.signature(model.forward).parameters) - {"labels"}
+    results = []
+    for _, batch in zip(range(steps), DataLoader(rows, 16, collate_fn=collate), strict=False):
+        logits = model(**{name: batch[name] for name in names & set(batch)})["logits"]
+        loss = cross_entropy(logits, batch["labels"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        results.append(loss.item())
+    return results
+
+
+SGD: dict[str, Any] = dict(optim="sgd", learning_rate=0.1, weight_decay=0.0, max_grad_norm=0.0)
+SGD |= dict(lr_scheduler_type="constant", train_sampling_strategy="sequential", max_steps=5)
+SGD |= dict(logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True)
+
+
+@pytest.mark.contract("A11")
+@pytest.mark.parametrize("kind", ["ours", "stock"])
+def test_the_trainer_and_the_stock_trainer_have_the_losses_of_a_loop(
+    kind: str, reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
+    parts = recipe.parts()
+    assert isinstance(parts["model"], transformers.BertForSequenceClassification)
+    output_dir = str(tmp_path / "run")
+    if kind == "ours":
+        options = {**SGD, "global_batch_size": 16, "precision": "fp32"}
+        trainer = recipe.trainer(output_dir=output_dir, **options)
+        assert isinstance(trainer, transformers.Trainer)
+        assert not (tmp_path / "run").exists()
+    else:
+        arguments = TrainingArguments(output_dir, per_device_train_batch_size=16, **SGD)
+        trainer = transformers.Trainer(args=arguments, **parts)
+    data, collate = parts["train_dataset"], parts["data_collator"]
+    expected = losses_by_hand(trainer.model, data, collate, 5, rate=0.1)
+    trainer.train()
+    history = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert history == pytest.approx(expected, abs=1e-6)
+    assert max(expected) - min(expected) > 0.01
+    evaluated = trainer.evaluate()
+    assert {"eval_loss", "eval_accuracy", "eval_f1"} <= set(evaluated)
+    assert len(parts["eval_dataset"]) == 19
+
+
+LOOP = dict(global_batch_size=16, max_steps=4, learning_rate=3e-3, logging_steps=1)
+
+
+@pytest.fixture
+def loop_words(reviews: Path, bert: Path) -> list[str]:
+    """What is typed behind an example to train the text recipe."""
+    return ["text", *flags(dataset=reviews, model=bert, max_length=64, precision="fp32", **LOOP)]
+
+
+def printed_losses(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^step \d+ of 4: loss ([\d.]+)$", output, re.M)]
+
+
+@pytest.mark.contract("A11")
+def test_the_loops_of_the_examples_have_the_losses_of_the_trainer(
+    loop_words: list[str], cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli(*loop_words, "--no_baseline", "--output_dir", tmp_path / "run").status == 0
+    run = finetune.Run.load(tmp_path / "run")
+    validation = run.metrics.validation
+    for path in (ROOT / "examples" / "native_ddp.py", ROOT / "examples" / "accelerate_loop.py"):
+        capsys.readouterr()
+        with (
+            mock.patch.object(sys, "argv", [str(path), *loop_words]),
+            mock.patch.dict(os.environ),
+            pytest.raises(SystemExit) as end,
+        ):
+            runpy.run_path(str(path), run_name="__main__")
+        output = capsys.readouterr().out
+        assert end.value.code == 0
+        assert printed_losses(output) == pytest.approx(losses(run), abs=6e-5)
+        evaluated = re.search(r"^epoch 1: rows 19, loss ([\d.]+), accuracy ([\d.]+)", output, re.M)
+        assert evaluated is not None
+        assert float(evaluated[1]) == pytest.approx(validation["loss"], abs=1e-5)
+        assert float(evaluated[2]) == pytest.approx(validation["accuracy"], abs=1e-5)
+
+
+@pytest.mark.contract("A11")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["native_ddp", "accelerate_loop"])
+def test_the_loops_of_the_examples_in_two_processes(
+    name: str, loop_words: list[str], cli: Cli, command: Commands, tmp_path: Path
+) -> None:
+    assert cli(*loop_words, "--no_baseline", "--output_dir", tmp_path / "run").status == 0
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    path = ROOT / "examples" / f"{name}.py"
+    finished = command(*torchrun, path, *loop_words, launcher="script")
+    assert finished.status == 0, finished.output
+    run = finetune.Run.load(tmp_path / "run")
+    assert printed_losses(finished.stdout) == pytest.approx(losses(run), abs=6e-5)
