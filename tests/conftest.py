@@ -34,7 +34,16 @@ LAUNCHERS = {
     "accelerate": [str(SCRIPTS / "accelerate"), "launch", "-m", "finetune"],
 }
 #: Files that take longest: one of them at the end would keep one worker alone.
-LONGEST = ("readme", "launchers", "invariance", "tasks", "machines", "faults", "resume", "examples")
+LONGEST = ("training", "run", "results", "tasks", "predict", "safety", "statistics")
+#: Unit tests that are quick and hold a subtle rule. The other old ones are slow: the acceptance
+#: tests hold what users rely on, and each goes with the code that it tests.
+QUICK = {
+    *("class_weights", "cpu", "division", "encoding", "exchange", "head", "kappa", "kernels"),
+    *("labels", "layout", "libraries", "library_behaviour", "library_hooks", "library_scan"),
+    *("loss", "losses", "multi_label_statistics", "near", "number_losses", "number_metrics"),
+    *("rooms", "sampler", "settings", "shares", "splits", "statistics", "stratification"),
+    *("threshold", "tokenize", "trend", "versions", "words"),
+}
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -209,7 +218,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what starts processes or trains, so that `make check` can leave it out."""
+    """Mark what is slow, and what starts processes or trains: `make check` leaves that out."""
     if rows := set(filter(None, config.getoption("--contract").split(","))):
         items[:] = [
             item
@@ -217,8 +226,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if rows & {row for mark in item.iter_markers("contract") for row in mark.args}
         ]
     for item in items:
-        if item.path.stem in ("test_resume", "test_run", "test_trainer"):
+        if item.path.parent.name == "acceptance":
             item.add_marker("trains")
+        elif item.path.stem.removeprefix("test_") not in QUICK:
+            item.add_marker("slow")
         if {"command", "hub_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
     items.sort(key=lambda item: item.path.stem not in [f"test_{name}" for name in LONGEST])
