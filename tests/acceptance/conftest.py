@@ -210,6 +210,7 @@ def once(path: Path, write: Callable[[Path], object]) -> Path:
     with FileLock(path.with_name(f"{path.name}.lock")):
         if not path.exists():
             unfinished = path.with_name(f"unfinished-{path.name}")
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a writer that failed
             write(unfinished)
             unfinished.rename(path)
     return path

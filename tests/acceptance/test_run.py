@@ -109,9 +109,10 @@ if __name__ == "__main__":
 
 def make_demo() -> list[str]:
     """Return what `make demo` would run in a fresh clone."""
-    make = ["make", "--dry-run", "demo", "VENV=nowhere"]
-    printed = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return printed.splitlines()
+    make = ["make", "--dry-run", "--no-print-directory", "demo", "VENV=nowhere"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    printed = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    return printed.stdout.splitlines()
 
 
 def demo_words() -> list[str]:

@@ -1,0 +1,28 @@
+"""Train cases in turn in every process of a launch: `-m tests.acceptance.job CASES.json`.
+
+A case has the keywords of `finetune.train` (`options`, and in `by_rank` those that differ), a
+`port` for its process group, variables in `environment`, and in `directories` where each rank
+works. A case that is refused is the last one: its error ends the job.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import finetune
+
+
+def main(path: str) -> None:
+    rank = int(os.environ["RANK"])
+    for case in json.loads(Path(path).read_text(encoding="utf-8")):
+        environment = {"MASTER_PORT": str(case["port"]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        os.environ |= environment | case.get("environment", {})
+        os.chdir(case.get("directories", ["."] * (rank + 1))[rank])
+        options: dict[str, Any] = case["options"] | case.get("by_rank", [{}] * (rank + 1))[rank]
+        finetune.train(case["recipe"], **options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

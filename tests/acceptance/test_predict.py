@@ -1,0 +1,914 @@
+"""Predictions of new rows and evaluations on other data: right, in order, with every column."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import runpy
+import shutil
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_softmax, softmax
+from scipy.stats import chi2
+from sklearn import metrics as sklearn_metrics
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
+
+import finetune
+from tests.acceptance import data
+from tests.acceptance.conftest import TRAINING, Commands, Finished
+
+TEXT_RUNS = ["single_label_run", "multi_label_run", "regression_run", "ordinal_run"]
+SHORT = TRAINING | dict(num_train_epochs=1, max_steps=2, baseline=False)
+
+
+def logits(run: finetune.Run, texts: Sequence[str]) -> np.ndarray:
+    """Return what the saved model puts out for texts, one at a time, by the library alone."""
+    tokenizer = AutoTokenizer.from_pretrained(run.path)
+    model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
+    with torch.inference_mode():
+        rows = [
+            model(**tokenizer(text, truncation=True, max_length=64, return_tensors="pt")).logits[0]
+            for text in texts
+        ]
+    return torch.stack(rows).double().numpy()
+
+
+def answers(run: finetune.Run, texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """Return the class and the probabilities of each text, likewise."""
+    probabilities = softmax(logits(run, texts), axis=1)
+    return [run.labels[i] for i in probabilities.argmax(axis=1)], probabilities
+
+
+def new_texts(rows: int = 12) -> list[str]:
+    """Return texts of 6 to 30 words that no run has seen."""
+    return [text for text, _ in data.labelled_sentences(rows, list(data.WORDS), seed=99)]
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> finetune.Run:
+    """The shared run that the parameter names."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Finished]:
+    """Type `python -m finetune WORDS` in this process with files as standard input and output."""
+
+    def run(*words: object, stdin: bytes = b"") -> Finished:
+        (tmp_path / "stdin").write_bytes(stdin)
+        status: object = 0
+        with (tmp_path / "stdin").open() as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["finetune", *map(str, words)])
+            patch.setattr(sys, "stdin", file)
+            try:
+                runpy.run_module("finetune", run_name="__main__", alter_sys=True)
+            except SystemExit as end:
+                status = end.code or 0
+        out, err = capfd.readouterr()
+        return Finished(int(status), out, err)  # type: ignore[call-overload]
+
+    return run
+
+
+# ---- E4: the values ------------------------------------------------------------------------------
+
+
+@pytest.mark.contract("E4", "B4", "E1")
+@pytest.mark.parametrize("run", TEXT_RUNS, indirect=True)
+def test_predictions_are_those_of_the_saved_model(run: finetune.Run) -> None:
+    """Labels and probabilities are those of a hand-written forward pass and of `pipeline()`."""
+    texts, names = new_texts(40), list(run.labels)
+    outputs = logits(run, texts)
+    answers = pipeline("text-classification", model=str(run.path), device="cpu")(
+        texts, truncation=True, top_k=None
+    )
+    scores = [{answer["label"]: answer["score"] for answer in row} for row in answers]
+    by_pipeline = np.array([[row[name] for name in names] for row in scores])
+    if run.manifest.task == "regression":
+        found = finetune.predict(run, texts, precision="fp32")
+        assert list(found) == ["text", "prediction of stars", "prediction of price"]
+        for values in (outputs, by_pipeline):
+            np.testing.assert_allclose(found.iloc[:, 1:].to_numpy(), values, rtol=1e-5, atol=1e-4)
+        return
+    found = finetune.predict(run, texts, precision="fp32", all_probabilities=True)
+    columns = [f"probability of {name}" for name in names]
+    several = run.manifest.task == "multi_label"
+    assert list(found) == ["text", "label", *([] if several else ["probability"]), *columns]
+    assert found["text"].tolist() == texts
+    probabilities = expit(outputs) if several else softmax(outputs, axis=1)
+    for values in (probabilities, by_pipeline):
+        np.testing.assert_allclose(found[columns].to_numpy(), values, atol=1e-5)
+    if several:
+        decided = [[names[i] for i in np.flatnonzero(row > 0.5)] for row in probabilities]
+        assert [list(labels) for labels in found["label"]] == decided
+        assert len({*map(tuple, decided)}) > 1
+    else:
+        assert found["label"].tolist() == [names[i] for i in probabilities.argmax(axis=1)]
+        np.testing.assert_allclose(found["probability"], probabilities.max(axis=1), atol=1e-5)
+        assert found["label"].nunique() > 1
+
+
+@pytest.mark.contract("E4", "B1")
+def test_images_of_a_folder_are_predicted(
+    image_run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished]
+) -> None:
+    """Files at any depth, by name; values are those of the saved model."""
+    data.write_photos(tmp_path / "new", rows=10)
+    output = tmp_path / "photos.csv"
+    words = ["--output", output, "--all_probabilities", "--precision", "fp32"]
+    assert cli("predict", image_run.path, tmp_path / "new", *words).status == 0
+    found = pd.read_csv(output)
+    columns = ["probability of down", "probability of up"]
+    assert list(found) == ["file", "label", "probability", *columns]
+    files = sorted(str(p.relative_to(tmp_path / "new")) for p in (tmp_path / "new").rglob("*.png"))
+    assert found["file"].tolist() == files
+    processor = AutoImageProcessor.from_pretrained(image_run.path)
+    model = AutoModelForImageClassification.from_pretrained(image_run.path).eval()
+    images = [Image.open(tmp_path / "new" / name).convert("RGB") for name in files]
+    with torch.inference_mode():
+        outputs = model(**processor(images, return_tensors="pt")).logits.numpy()
+    np.testing.assert_allclose(found[columns].to_numpy(), softmax(outputs, axis=1), atol=1e-5)
+    assert found["label"].tolist() == [("down", "up")[i] for i in outputs.argmax(axis=1)]
+    one = [tmp_path / "new" / files[0], "--output", tmp_path / "one.csv"]
+    assert cli("predict", image_run.path, *one).status == 0
+    assert pd.read_csv(tmp_path / "one.csv")["label"].tolist() == found["label"].tolist()[:1]
+
+
+@pytest.mark.contract("E4")
+def test_calibrated_divides_the_logits_by_the_temperature(
+    single_label_run: finetune.Run, copy_run: Callable[..., finetune.Run]
+) -> None:
+    """Every probability is that of the logits over the temperature of `run.json`."""
+    run, texts = copy_run(single_label_run), new_texts()
+    path = run.path / "run.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"temperature": 2.5}))
+    options: dict[str, Any] = dict(precision="fp32", all_probabilities=True)
+    found = finetune.predict(run.path, texts, calibrated=True, **options)
+    expected = softmax(logits(run, texts) / 2.5, axis=1)
+    columns = ["probability of bad", "probability of good"]
+    np.testing.assert_allclose(found[columns].to_numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(found["probability"], expected.max(axis=1), atol=1e-5)
+    plain = finetune.predict(run.path, texts, **options)
+    labels, probabilities = answers(run, texts)
+    np.testing.assert_allclose(plain[columns].to_numpy(), probabilities, atol=1e-5)
+    assert plain["label"].tolist() == found["label"].tolist() == labels
+    path.write_text(json.dumps(manifest | {"temperature": None}))
+    with pytest.raises(finetune.UserError, match="--calibrated"):
+        finetune.predict(run.path, texts, calibrated=True)
+
+
+@pytest.mark.contract("E4")
+@pytest.mark.parametrize(
+    ("run", "flag"),
+    [
+        ("multi_label_run", "calibrated"),
+        ("regression_run", "calibrated"),
+        ("regression_run", "all_probabilities"),
+    ],
+    indirect=["run"],
+)
+def test_options_that_need_one_class_a_row(run: finetune.Run, flag: str) -> None:
+    """They are refused by name where the task has none."""
+    with pytest.raises(finetune.UserError, match=f"--{flag}"):
+        finetune.predict(run, ["a text"], **{flag: True})
+
+
+@pytest.fixture(scope="module")
+def smoothed_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetune.Run:
+    """A run that is less sure than it is right, since its labels were smoothed."""
+    folder, other = tmp_path_factory.mktemp("smoothed"), {"bad": "good", "good": "bad"}
+    rows = [
+        (text, label if number % 8 else other[label])
+        for number, (text, label) in enumerate(data.labelled_sentences(600, seed=5))
+    ]
+    data.write_csv(folder / "noisy.csv", ["text", "label"], rows)
+    options = TRAINING | dict(dataset=str(folder / "noisy.csv"), model=str(bert), baseline=False)
+    options |= dict(label_smoothing_factor=0.4, num_train_epochs=6, validation_size=0.3)
+    return finetune.train("text", output_dir=str(folder / "run"), **options)
+
+
+@pytest.mark.contract("E4", "E2")
+@pytest.mark.parametrize("run", ["smoothed_run", "single_label_run", "ordinal_run"], indirect=True)
+def test_temperature_is_fitted_on_validation(run: finetune.Run) -> None:
+    """It minimises the log loss of validation; 1 where the gain may be chance, none at an end."""
+    rows = run.recipe().splits["validation"]
+    outputs = logits(run, rows["text"][:])
+    true = np.array(rows["label"][:])
+
+    def loss(logarithm: float) -> float:
+        chosen = log_softmax(outputs / np.exp(logarithm), axis=1)[np.arange(len(true)), true]
+        return float(-chosen.mean())
+
+    best = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20)), method="bounded")
+    is_gain = 2 * len(true) * (loss(0.0) - best.fun) > chi2.ppf(0.95, 1)
+    expected = float(np.exp(best.x)) if is_gain else 1.0
+    if "smoothed" in str(run.path):
+        assert 0.06 < expected < 0.9  # else nothing is tested
+    if not 0.0505 < np.exp(best.x) < 19.8:
+        assert run.manifest.temperature is None
+    else:
+        assert run.manifest.temperature == pytest.approx(expected, rel=1e-2)
+
+
+# ---- E4: formats, columns, order -----------------------------------------------------------------
+
+TABLE = [
+    {"number": "007", "text": "kitchen 1: the food was great", "note": 'said "no", twice'},
+    {"number": "1.50", "text": "garden 2: the staff was rude, and\nstale", "note": "NA"},
+    {"number": "-3", "text": "cellar 3: the menu was fine é 食", "note": " padded "},
+    {"number": "1e3", "text": "counter 4: the room was awful", "note": "; | , '"},
+]
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress}
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Write rows in the format that the name asks for, without the toolkit."""
+    suffix = Path(path.stem).suffix if path.suffix in (".gz", ".bz2", ".zst", ".zip") else ""
+    suffix = suffix or path.suffix
+    frame, buffer = pd.DataFrame(rows), io.BytesIO()
+    if suffix in (".csv", ".tsv"):
+        frame.to_csv(buffer, index=False, sep="\t" if suffix == ".tsv" else ",")
+    elif suffix == ".jsonl":
+        buffer.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+    elif suffix == ".json":
+        buffer.write(json.dumps(list(rows)).encode())
+    elif suffix == ".parquet":
+        frame.to_parquet(buffer, index=False)
+    elif suffix == ".arrow":
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        with pa.ipc.new_file(buffer, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        frame.to_excel(buffer, index=False)
+    content = buffer.getvalue()
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(path.stem, content)
+    elif path.suffix == ".zst":
+        with pa.output_stream(str(path), compression="zstd") as stream:
+            stream.write(content)
+    else:
+        path.write_bytes(COMPRESSED.get(path.suffix, bytes)(content))
+    return path
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, without the toolkit."""
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path).to_dict("records")
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+@pytest.mark.contract("E4", "C1")
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        *((f"in{suffix}", "out.csv") for suffix in (".csv", ".tsv", ".json", ".jsonl", ".arrow")),
+        *((f"in.csv{suffix}", "out.tsv") for suffix in (".gz", ".bz2", ".zst", ".zip")),
+        ("in.jsonl.gz", "out.jsonl"),
+        ("in.parquet", "out.csv"),
+        ("in.xlsx", "out.jsonl"),
+        ("in.csv", "out.jsonl"),
+        ("in.csv", "out.parquet"),
+        ("in.parquet", "out.parquet"),
+        ("in.jsonl", "out.tsv"),
+    ],
+)
+def test_any_format_in_and_out(
+    single_label_run: finetune.Run, tmp_path: Path, source: str, output: str
+) -> None:
+    """The columns, their order and every cell are kept; the predictions are added behind them."""
+    write_table(tmp_path / source, TABLE)
+    done = finetune.predict_file(
+        single_label_run, tmp_path / source, tmp_path / output, precision="fp32"
+    )
+    assert (done.output, done.rows, done.rows_before) == (tmp_path / output, 4, 0)
+    assert done.precision == "fp32"
+    assert done.samples_per_second > 0
+    rows = read_table(tmp_path / output)
+    assert list(rows[0]) == ["number", "text", "note", "label", "probability"]
+    assert [{name: row[name] for name in TABLE[0]} for row in rows] == TABLE
+    labels, probabilities = answers(single_label_run, [row["text"] for row in TABLE])
+    assert [row["label"] for row in rows] == labels
+    written = [float(row["probability"]) for row in rows]
+    np.testing.assert_allclose(written, probabilities.max(axis=1), atol=1e-5)
+
+
+@pytest.mark.contract("E4")
+@pytest.mark.parametrize("output", ["out.csv", "out.jsonl", "out.parquet"])
+def test_labels_of_a_row_in_each_format(
+    multi_label_run: finetune.Run, tmp_path: Path, output: str
+) -> None:
+    """Several labels are a list, in a CSV as JSON."""
+    texts = new_texts()
+    write_table(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    finetune.predict_file(multi_label_run, tmp_path / "in.jsonl", tmp_path / output)
+    cells = [row["label"] for row in read_table(tmp_path / output)]
+    lists = [json.loads(cell) if output == "out.csv" else list(cell) for cell in cells]
+    decided = expit(logits(multi_label_run, texts)) > 0.5
+    assert lists == [[multi_label_run.labels[i] for i in np.flatnonzero(row)] for row in decided]
+
+
+@pytest.mark.contract("E4")
+def test_thousands_of_rows_of_every_length_keep_their_order(
+    single_label_run: finetune.Run, tmp_path: Path
+) -> None:
+    """Rows that are batched by length come out in the order of the file, as one by one."""
+    texts = [f"{text} {'and so on ' * (n % 17)}" for n, text in enumerate(new_texts(2500))]
+    write_table(tmp_path / "in.csv", [{"n": n, "text": text} for n, text in enumerate(texts)])
+    finetune.predict_file(
+        single_label_run, tmp_path / "in.csv", tmp_path / "out.parquet", precision="fp32"
+    )
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert found["n"].astype(int).tolist() == list(range(2500))
+    assert found["text"].tolist() == texts
+    chosen = [0, 1, 1022, 1023, 1024, 1025, 2047, 2048, 2499, *range(50, 2500, 97)]
+    labels, probabilities = answers(single_label_run, [texts[n] for n in chosen])
+    np.testing.assert_allclose(found["probability"][chosen], probabilities.max(axis=1), atol=1e-5)
+    assert found["label"][chosen].tolist() == labels
+
+
+@pytest.mark.contract("E4", "E8")
+def test_columns_of_the_input_are_never_replaced(
+    single_label_run: finetune.Run, tmp_path: Path
+) -> None:
+    """An input with `id`, `label` and `probability` keeps them; the new columns have a prefix."""
+    rows = [
+        {"label": "x", "id": 9 - n, "text": text, "probability": 7 + n, "tokens": "t"}
+        for n, text in enumerate(new_texts(3))
+    ]
+    write_table(tmp_path / "in.jsonl", rows)
+    done = finetune.predict_file(
+        single_label_run, tmp_path / "in.jsonl", tmp_path / "out.jsonl", precision="fp32"
+    )
+    found = read_table(tmp_path / "out.jsonl")
+    assert list(found[0]) == [*rows[0], "predicted label", "predicted probability"]
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    labels, _ = answers(single_label_run, [row["text"] for row in rows])
+    assert [row["predicted label"] for row in found] == labels
+    assert any("predicted label" in note for note in done.notes)
+
+
+@pytest.mark.contract("E4")
+@pytest.mark.parametrize(
+    ("source", "content", "missing"),
+    [
+        ("in.csv", "n,text\n1,great food\n2,\n3,awful food\n", [1]),
+        ("in.csv", 'text\ngreat food\n\n"two\nlines"\n', [1]),
+        ("in.jsonl", '{"text": "a"}\n{"text": null}\n{"n": 1}\n{"text": ""}\n', [1, 2]),
+        ("in.txt", "great food\n\nawful food\n", []),
+    ],
+)
+def test_a_row_without_a_text_has_no_prediction(
+    single_label_run: finetune.Run, tmp_path: Path, source: str, content: str, missing: list[int]
+) -> None:
+    """Its fields are empty, the number of such rows is noted, and all other rows are predicted."""
+    (tmp_path / source).write_text(content)
+    done = finetune.predict_file(single_label_run, tmp_path / source, tmp_path / "out.parquet")
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert np.flatnonzero(found["label"].isna()).tolist() == missing
+    assert np.flatnonzero(found["probability"].isna()).tolist() == missing
+    assert len(found) == done.rows == 3 + (source == "in.jsonl")
+    assert any(note.startswith(f"{len(missing)} row") for note in done.notes) is bool(missing)
+
+
+@pytest.mark.contract("E4")
+@pytest.mark.xfail(strict=True, reason="case meta.jsonl: an empty struct cannot be written")
+def test_columns_that_parquet_cannot_hold(single_label_run: finetune.Run, tmp_path: Path) -> None:
+    """Empty objects become JSON text, or are refused by name before anything is predicted."""
+    rows = [
+        {"text": text, "meta": {}, "entities": [], "nested": {"a": {}}} for text in new_texts(5)
+    ]
+    write_table(tmp_path / "meta.jsonl", rows)
+    try:
+        finetune.predict_file(single_label_run, tmp_path / "meta.jsonl", tmp_path / "out.parquet")
+    except finetune.UserError as error:
+        assert "meta" in str(error)  # noqa: PT017
+        assert [path.name for path in tmp_path.iterdir()] == ["meta.jsonl"]
+    else:
+        found = pd.read_parquet(tmp_path / "out.parquet")
+        assert found["meta"].tolist() == ["{}"] * 5
+        assert found["label"].notna().all()
+
+
+@pytest.mark.contract("E4", "F4")
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        (["in.csv", "--output", "out.xls"], ["out.xls", ".csv", ".tsv", ".jsonl", ".parquet"]),
+        (["in.csv", "--output", "in.csv"], ["--output", "in.csv"]),
+        (["in.csv", "--output", "none/out.csv"], ["--output", "none"]),
+        (["in.csv", "--text_column", "txt"], ["--text_column", "txt", "in.csv", "text"]),
+        (["gone.csv"], ["gone.csv"]),
+        (["in.csv", "--text", "a text"], ["--text"]),
+        (["in.csv", "--resume"], ["--resume", "--output"]),
+        (["in.csv", "--batch_tokens", "0"], ["--batch_tokens", "0"]),
+        ([], ["INPUT", "--text"]),
+        (["late.csv", "--output", "out.csv"], ["late.csv", "line 4"]),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(
+    single_label_run: finetune.Run,
+    tmp_path: Path,
+    cli: Callable[..., Finished],
+    words: list[str],
+    fragments: list[str],
+) -> None:
+    """Each mistake is told with the file or flag, with exit status 2, and nothing is written."""
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd" / "in.csv").write_text("n,text\n1,great food\n")
+    (tmp_path / "cwd" / "late.csv").write_text("n,text\n1,a\n2,b\n3,c,d\n")
+    found = cli("predict", single_label_run.path, *words)
+    assert found.status == 2
+    for fragment in fragments:
+        assert fragment in found.stderr
+    assert sorted(path.name for path in (tmp_path / "cwd").iterdir()) == ["in.csv", "late.csv"]
+
+
+@pytest.mark.contract("E4", "B1")
+def test_a_long_document_has_one_prediction(bert: Path, tmp_path: Path) -> None:
+    """The mean of the logits of its windows, which share a quarter of their tokens."""
+    rows = [
+        (" and ".join([text] * (1 + n % 6)), label)
+        for n, (text, label) in enumerate(data.labelled_sentences(60))
+    ]
+    data.write_csv(tmp_path / "in.csv", ["text", "label"], rows)
+    options = SHORT | dict(max_length=32, long_texts="windows", max_steps=6)
+    options |= dict(dataset=str(tmp_path / "in.csv"), model=str(bert))
+    run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
+    tokenizer = AutoTokenizer.from_pretrained(run.path)
+    model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
+    texts, expected = [text for text, _ in rows[:12]], []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        size, step = 30, 30 - 8  # without [CLS] and [SEP]; the last window ends with the text
+        starts = [*range(0, max(1, len(ids) - size), step)]
+        if len(ids) > size and starts[-1] != len(ids) - size:
+            starts.append(len(ids) - size)
+        windows = [ids[start : start + size] for start in starts]
+        with torch.inference_mode():
+            outputs = [
+                model(torch.tensor([[tokenizer.cls_token_id, *w, tokenizer.sep_token_id]])).logits
+                for w in windows
+            ]
+        expected.append(torch.cat(outputs).mean(dim=0).softmax(-1).numpy())
+    found = finetune.predict(run, texts, precision="fp32", all_probabilities=True)
+    assert len(found) == 12
+    columns = ["probability of bad", "probability of good"]
+    np.testing.assert_allclose(found[columns].to_numpy(), np.stack(expected), atol=1e-5)
+    assert len(run.predictions) == run.statistics.rows == 12
+
+
+@pytest.mark.contract("E4", "C12")
+def test_above_50_classes_the_most_probable_ones_are_written(bert: Path, tmp_path: Path) -> None:
+    """`predictions.parquet` has five classes and the true one, `logits.npy` has them all."""
+    names = [f"class {n:02d}" for n in range(60)]
+    rows = [(f"{text} {n % 60}", names[n % 60]) for n, text in enumerate(new_texts(360))]
+    data.write_csv(tmp_path / "in.csv", ["text", "label"], rows)
+    options = SHORT | dict(dataset=str(tmp_path / "in.csv"), model=str(bert), learning_rate=1e-2)
+    run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
+    table, stored = run.predictions, np.load(run.path / "logits.npy")
+    ranks = [f"_{n}" for n in range(2, 6)]
+    added = ["label", "prediction", "probability", "label_probability"]
+    added += [f"{name}{rank}" for rank in ranks for name in ("prediction", "probability")]
+    assert [name for name in table if name in added] == added
+    assert (stored.shape, stored.dtype) == ((len(table), 60), np.float16)
+    assert (stored.max(axis=1) == 0).all()
+    outputs = logits(run, table["text"])
+    order, probabilities = (-outputs).argsort(axis=1), softmax(outputs, axis=1)
+    lines = np.arange(len(table))
+    for place, suffix in enumerate(["", *ranks]):
+        assert (table[f"prediction{suffix}"] == np.array(names)[order[:, place]]).mean() > 0.95
+        chosen = probabilities[lines, order[:, place]]
+        np.testing.assert_allclose(table[f"probability{suffix}"], chosen, rtol=2e-2)
+    true = [run.labels.index(label) for label in table["label"]]
+    np.testing.assert_allclose(table["label_probability"], probabilities[lines, true], rtol=2e-2)
+    np.testing.assert_allclose(stored, outputs - outputs.max(1, keepdims=True), atol=2e-2)
+    found = finetune.predict(run, table["text"], precision="fp32", all_probabilities=True)
+    columns = [f"probability of {name}" for name in names]
+    assert list(found) == ["text", "label", "probability", *columns]
+    np.testing.assert_allclose(found[columns].to_numpy(), probabilities, atol=1e-5)
+
+
+# ---- E4: screen, several processes, resume -------------------------------------------------------
+
+
+@pytest.mark.contract("E4")
+def test_one_text_is_answered_in_a_line(
+    single_label_run: finetune.Run, cli: Callable[..., Finished]
+) -> None:
+    """`--text` prints the class and its probability, then the others."""
+    text = new_texts(1)[0]
+    found = cli("predict", single_label_run.path, "--text", text, "--precision", "fp32")
+    bad, good = softmax(logits(single_label_run, [text])[0])
+    ranked = sorted([(bad, "bad"), (good, "good")], reverse=True)
+    words = found.stdout.replace("(", " ").replace(")", " ").split()
+    assert words == [word for score, name in ranked for word in (name, f"{score:.4f}")]
+
+
+@pytest.mark.contract("E4")
+@pytest.mark.parametrize(
+    ("source", "separator"), [("in.csv", ","), ("in.tsv", "\t"), ("in.jsonl", "")]
+)
+def test_without_an_output_rows_are_printed(
+    single_label_run: finetune.Run,
+    tmp_path: Path,
+    screen: Callable[..., Finished],
+    source: str,
+    separator: str,
+) -> None:
+    """Standard output has the format of the input and nothing but the rows."""
+    write_table(tmp_path / source, TABLE)
+    found = screen("predict", single_label_run.path, tmp_path / source, "--precision", "fp32")
+    assert found.status == 0
+    (tmp_path / f"out.{source}").write_text(found.stdout, encoding="utf-8", newline="")
+    rows = read_table(tmp_path / f"out.{source}")
+    assert [{name: row[name] for name in TABLE[0]} for row in rows] == TABLE
+    labels, _ = answers(single_label_run, [row["text"] for row in TABLE])
+    assert [row["label"] for row in rows] == labels
+
+
+@pytest.mark.contract("E4")
+def test_lines_of_standard_input(single_label_run: finetune.Run, command: Commands) -> None:
+    """Each line gets a line with its label as it arrives, before the input has ended."""
+    texts = new_texts(3)
+    process = command.start(
+        "predict", single_label_run.path, "-", "--precision", "fp32", stdin=-1, bufsize=1
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    watchdog = threading.Timer(120, process.kill)  # else a line that never comes would hang
+    watchdog.start()
+    process.stdin.write(f"{texts[0]}\n")
+    process.stdin.flush()
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    rest, _ = process.communicate("\n".join(texts[1:]), timeout=120)
+    watchdog.cancel()
+    rows = [line.split("\t") for line in ("".join(lines) + rest).splitlines()]
+    assert process.returncode == 0
+    labels, probabilities = answers(single_label_run, texts)
+    assert rows[0] == ["text", "label", "probability"]
+    assert [row[:2] for row in rows[1:]] == [list(row) for row in zip(texts, labels, strict=True)]
+    printed = [float(row[2]) for row in rows[1:]]
+    np.testing.assert_allclose(printed, probabilities.max(axis=1), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CSV of 5,000 rows."""
+    rows = [{"n": n, "text": text} for n, text in enumerate(new_texts(5000))]
+    return write_table(tmp_path_factory.mktemp("many") / "in.csv", rows)
+
+
+@pytest.fixture(scope="module")
+def whole_output(
+    single_label_run: finetune.Run, many_rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> bytes:
+    """What one process writes for these rows without an interruption."""
+    output = tmp_path_factory.mktemp("whole") / "out.csv"
+    finetune.predict_file(single_label_run, many_rows, output)
+    return output.read_bytes()
+
+
+@pytest.mark.contract("E4")
+def test_several_processes_write_the_same_file(
+    single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, command: Commands
+) -> None:
+    """Two processes under torchrun write the file of one, byte for byte."""
+    words = ["predict", single_label_run.path, many_rows, "--output", "out.csv"]
+    found = command(*words, launcher="torchrun")
+    assert found.status == 0, found.output
+    assert (command.home / "out.csv").read_bytes() == whole_output
+    assert [path.name for path in command.home.iterdir()] == ["out.csv"]
+    assert "5,000 rows" in found.output
+
+
+@pytest.mark.contract("E4")
+def test_an_interrupted_prediction_is_resumed(
+    single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, tmp_path: Path
+) -> None:
+    """Ctrl-C leaves no half output; `resume` does the rest only and refuses other settings."""
+    output = tmp_path / "out.csv"
+    output.write_text("of yesterday\n")
+    done = 0
+
+    def interrupt(event: Any) -> None:
+        nonlocal done
+        if type(event).__name__ == "Predicted" and event.rows >= 2500:
+            done = event.rows
+            raise KeyboardInterrupt
+
+    source = tmp_path / "in.csv"
+    shutil.copy2(many_rows, source)
+    with pytest.raises(KeyboardInterrupt):
+        finetune.predict_file(single_label_run, source, output, progress=interrupt)
+    assert output.read_text() == "of yesterday\n"
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({}, "--resume"),
+        (dict(resume=True, all_probabilities=True), "columns"),
+        (dict(resume=True, precision="bf16", csv_safe=True), "--csv_safe"),
+    ]
+    for options, fragment in refused:
+        with pytest.raises(finetune.UserError, match=fragment):
+            finetune.predict_file(single_label_run, source, output, **options)
+    found = finetune.predict_file(single_label_run, source, output, resume=True)
+    assert 1024 <= found.rows_before <= done < found.rows == 5000
+    assert output.read_bytes() == whole_output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+@pytest.mark.contract("E4")
+def test_a_resume_with_another_input_is_refused(
+    single_label_run: finetune.Run, many_rows: Path, tmp_path: Path
+) -> None:
+    """The message names the file that has changed."""
+
+    def interrupt(event: Any) -> None:
+        if event.rows >= 1024:
+            raise KeyboardInterrupt
+
+    source = tmp_path / "in.csv"
+    shutil.copy2(many_rows, source)
+    with pytest.raises(KeyboardInterrupt):
+        finetune.predict_file(single_label_run, source, tmp_path / "o.csv", progress=interrupt)
+    with source.open("a") as file:
+        file.write("5000,one more\n")
+    with pytest.raises(finetune.UserError, match=r"--resume.*in\.csv"):
+        finetune.predict_file(single_label_run, source, tmp_path / "o.csv", resume=True)
+
+
+@pytest.mark.contract("E4")
+def test_a_killed_prediction_is_resumed(
+    single_label_run: finetune.Run,
+    many_rows: Path,
+    tmp_path: Path,
+    command: Commands,
+    cli: Callable[..., Finished],
+) -> None:
+    """SIGKILL at whatever row: no output appears, and `--resume` ends with the same bytes."""
+    rows = pd.concat([pd.read_csv(many_rows, dtype=str)] * 2)
+    rows.to_csv(tmp_path / "in.csv", index=False)
+    words = ["predict", single_label_run.path, tmp_path / "in.csv", "--output"]
+    process = command.start(*words, command.home / "out.csv")
+    deadline = time.monotonic() + 120
+    while not any(path.suffix == ".csv" for path in command.home.rglob("*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() < 0
+    assert not (command.home / "out.csv").exists()
+    assert cli(*words, command.home / "out.csv").status == 2
+    found = cli(*words, command.home / "out.csv", "--resume")
+    assert found.status == 0, found.output
+    finetune.predict_file(single_label_run, tmp_path / "in.csv", tmp_path / "whole.csv")
+    assert (command.home / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+# ---- E5 ------------------------------------------------------------------------------------------
+
+
+def labelled(rows: int = 40, seed: int = 7) -> pd.DataFrame:
+    """Return rows of `bad` and `good` that no run has seen, the first of which is good."""
+    pairs = data.labelled_sentences(rows, ("good", "bad"), seed=seed)
+    return pd.DataFrame(pairs, columns=["text", "label"])
+
+
+@pytest.mark.contract("E5")
+@pytest.mark.parametrize("run", [*TEXT_RUNS, "image_run"], indirect=True)
+def test_its_own_test_set_has_its_metrics_again(run: finetune.Run) -> None:
+    """Without data the recorded figures come out again, in the kept and in this evaluation."""
+    found = finetune.evaluate(run)
+    assert (found.source, found.rows) == (str(run.path), len(run.predictions))
+    assert dict(found.recorded or {}) == dict(run.metrics.test)
+    assert found.metrics == pytest.approx(dict(run.metrics.test), abs=1e-6)
+    assert (found.statistics, found.rows_trained_on) == (None, None)
+
+
+@pytest.mark.contract("E5")
+@pytest.mark.parametrize(
+    "chosen",
+    [["good", "bad"], ["good"], ["bad"]],
+    ids=["another order", "only good", "only bad"],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", "frame"])
+def test_labels_are_matched_by_name(
+    single_label_run: finetune.Run, tmp_path: Path, chosen: list[str], suffix: str
+) -> None:
+    """Whatever classes a file has, and in whatever order, its scores are scikit-learn's."""
+    frame = labelled()
+    frame = frame[frame["label"].isin(chosen)].reset_index(drop=True)
+    source: Any = frame
+    if suffix != "frame":
+        source = str(write_table(tmp_path / f"in{suffix}", frame.to_dict("records")))
+    found = finetune.evaluate(single_label_run, source)
+    outputs = softmax(logits(single_label_run, frame["text"]), axis=1)
+    true, predicted = (frame["label"] == "good").astype(int), outputs.argmax(axis=1)
+    assert found.rows == len(frame)
+    assert found.recorded is None
+    statistics = found.statistics
+    assert statistics is not None
+    expected = {
+        "accuracy": sklearn_metrics.accuracy_score(true, predicted),
+        "f1": sklearn_metrics.f1_score(true, predicted, average="macro", zero_division=0),
+        "loss": sklearn_metrics.log_loss(true, outputs, labels=[0, 1]),
+    }
+    assert 0.5 < expected["accuracy"] < 1 or len(chosen) == 1
+    for name, value in expected.items():
+        assert found.metrics[name] == pytest.approx(value, abs=1e-5)
+        of_table = statistics.metrics["log_loss" if name == "loss" else name]
+        assert of_table["value"] == pytest.approx(value, abs=1e-5)
+    matrix = sklearn_metrics.confusion_matrix(true, predicted, labels=[0, 1])
+    assert statistics.confusion == matrix.tolist()
+
+
+@pytest.mark.contract("E5")
+def test_label_sets_and_columns_are_matched_by_name(
+    multi_label_run: finetune.Run, regression_run: finetune.Run, tmp_path: Path
+) -> None:
+    """Lists of names, and columns of targets in another order."""
+    texts = new_texts(30)
+    sets = [[list(data.WORDS)[n % 3], *(["bad"] if n % 2 and n % 3 else [])] for n in range(30)]
+    rows = [{"text": text, "labels": names[::-1]} for text, names in zip(texts, sets, strict=True)]
+    found = finetune.evaluate(multi_label_run, str(write_table(tmp_path / "sets.jsonl", rows)))
+    true = np.array([[name in names for name in multi_label_run.labels] for names in sets])
+    decided = logits(multi_label_run, texts) > 0
+    for average in ("micro", "macro"):
+        value = sklearn_metrics.f1_score(true, decided, average=average, zero_division=0)
+        assert found.metrics[f"f1_{average}"] == pytest.approx(value, abs=1e-6)
+    numbers = pd.DataFrame(
+        {
+            "price": [100 + 7.0 * n for n in range(30)],
+            "text": texts,
+            "stars": [1 + 0.1 * n for n in range(30)],
+        }
+    )
+    numbers.to_csv(tmp_path / "numbers.csv", index=False)
+    found = finetune.evaluate(regression_run, str(tmp_path / "numbers.csv"))
+    outputs = logits(regression_run, texts)
+    errors = np.abs(numbers[["stars", "price"]].to_numpy() - outputs).mean(axis=0)
+    assert found.metrics["mae"] == pytest.approx(errors.mean(), rel=1e-5)
+    assert found.statistics is not None
+    assert found.statistics.targets is not None
+    for name, value in zip(["stars", "price"], errors, strict=True):
+        assert found.statistics.targets[name]["mae"]["value"] == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.contract("E5")
+@pytest.mark.parametrize("seen", [0, 1, 13])
+def test_rows_that_were_trained_on_are_counted(
+    single_label_run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished], seen: int
+) -> None:
+    """Rows of the training split are, whatever their label; those of the test split are not."""
+    training = single_label_run.recipe().splits["train"]["text"][:]
+    tested = single_label_run.predictions[["text", "label"]]
+    trained_on = pd.DataFrame({"text": training[3 : 3 + seen], "label": "good"})
+    frame = pd.concat([tested.head(10), trained_on, labelled(6)])
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    found = finetune.evaluate(single_label_run, str(tmp_path / "in.csv"))
+    assert (found.rows, found.rows_trained_on) == (16 + seen, seen)
+    words = f"{seen} of {16 + seen} rows"
+    assert any(words in note for note in found.notes) is bool(seen)
+    printed = cli("evaluate", single_label_run.path, "--data", tmp_path / "in.csv").output
+    assert (words in " ".join(printed.split())) is bool(seen)
+
+
+@pytest.mark.contract("E5")
+@pytest.mark.parametrize(
+    ("content", "options", "fragments"),
+    [
+        ("text,label\na b,good\nc d,bad\ne f,terrible\n", [], ["terrible", "line 4", "label_map"]),
+        ("text,label\na b,good\nc d,\n", [], ["line 3", "drop_invalid"]),
+        ("text,score\na b,good\nc d,bad\n", [], ["label", "score"]),
+        ("words,label\na b,good\nc d,bad\n", [], ["text", "words"]),
+        ("text,label\n", [], ["in.csv"]),
+        ("text,label\na b,good\n", ["--no_such", "1"], ["--no_such"]),
+    ],
+)
+def test_data_that_cannot_be_evaluated_is_refused(
+    single_label_run: finetune.Run,
+    tmp_path: Path,
+    cli: Callable[..., Finished],
+    content: str,
+    options: list[str],
+    fragments: list[str],
+) -> None:
+    """One message with the line and what to type, exit status 2."""
+    (tmp_path / "in.csv").write_text(content)
+    found = cli("evaluate", single_label_run.path, "--data", tmp_path / "in.csv", *options)
+    assert found.status == 2
+    for fragment in fragments:
+        assert fragment in found.stderr
+
+
+@pytest.mark.contract("E5")
+def test_other_columns_and_names_of_labels(
+    single_label_run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished]
+) -> None:
+    """`--text_column`, `--label_column`, `--label_map` and `--drop_invalid` read another file."""
+    frame = labelled(20).replace({"label": {"good": "1"}})
+    frame = frame.rename(columns={"text": "review", "label": "stars"})
+    frame.loc[len(frame)] = ["a review without stars", None]
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    words = ["--text_column", "review", "--label_column", "stars", "--label_map", "1=good"]
+    words += ["--drop_invalid", "--data", str(tmp_path / "in.csv")]
+    found = cli("evaluate", single_label_run.path, *words)
+    assert found.status == 0, found.output
+    true = (frame["stars"][:20] == "1").astype(int)
+    outputs = logits(single_label_run, frame["review"][:20])
+    accuracy = sklearn_metrics.accuracy_score(true, outputs.argmax(axis=1))
+    (line,) = [line for line in found.stdout.splitlines() if line.split()[:1] == ["accuracy"]]
+    assert line.split()[1] == f"{accuracy:.4f}"
+    assert "20 rows" in found.stdout
+    assert "line 22" in found.output
+
+
+@pytest.mark.contract("E5", "E2")
+@pytest.mark.xfail(strict=True, reason="case smoothing: the recorded loss is the smoothed one")
+def test_the_evaluation_loss_has_one_definition(reviews: Path, bert: Path, tmp_path: Path) -> None:
+    """With `--label_smoothing_factor` too, it is the plain loss, recorded and evaluated."""
+    options = SHORT | dict(label_smoothing_factor=0.2, dataset=str(reviews), model=str(bert))
+    run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
+    assert finetune.evaluate(run).metrics["loss"] == pytest.approx(run.metrics.test["loss"])
+    table = run.predictions
+    outputs = table[["probability of bad", "probability of good"]].to_numpy()
+    plain = sklearn_metrics.log_loss(table["label"], outputs, labels=["bad", "good"])
+    assert run.metrics.test["loss"] == pytest.approx(plain, abs=1e-5)
+
+
+# ---- E8 ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def numbered_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetune.Run:
+    """Trained on rows with columns of the user: `id` counts down; `author` and others."""
+    folder = tmp_path_factory.mktemp("numbered")
+    rows = [
+        (239 - n, text, label, f"author {n % 5}", f"t{n}", f"p{n}")
+        for n, (text, label) in enumerate(data.labelled_sentences(240))
+    ]
+    header = ["id", "text", "label", "author", "tokens", "prediction"]
+    data.write_csv(folder / "own_id.csv", header, rows)
+    options = TRAINING | dict(dataset=str(folder / "own_id.csv"), model=str(bert), baseline=False)
+    options |= dict(text_column="text", label_column="label", num_train_epochs=1)
+    return finetune.train("text", output_dir=str(folder / "run"), **options)
+
+
+def fails(*values: str, reason: str) -> Any:
+    """Return a case that is known to fail."""
+    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, reason=reason))
+
+
+DROPPED = "case own_id.csv: the user's column is dropped, and ours has its name"
+ABSENT = "case own_id.csv: suspects.csv has none of the user's columns"
+
+
+@pytest.mark.contract("E8")
+@pytest.mark.parametrize(
+    ("file", "column"),
+    [
+        ("predictions.parquet", "author"),
+        fails("predictions.parquet", "id", reason=DROPPED),
+        fails("predictions.parquet", "tokens", reason=DROPPED),
+        fails("predictions.parquet", "prediction", reason=DROPPED),
+        fails("suspects.csv", "id", reason=DROPPED),
+        fails("suspects.csv", "author", reason=ABSENT),
+        fails("suspects.csv", "prediction", reason=ABSENT),
+    ],
+)
+def test_columns_of_the_user_are_in_the_files_of_a_run(
+    numbered_run: finetune.Run, file: str, column: str
+) -> None:
+    """They have their names and values, joined by the text of each row."""
+    source = pd.read_csv(numbered_run.path.parent / "own_id.csv", dtype=str).set_index("text")
+    path = numbered_run.path / file
+    found = pd.read_parquet(path) if file.endswith(".parquet") else pd.read_csv(path, dtype=str)
+    assert len(found) > 5
+    assert column in found
+    assert found[column].astype(str).tolist() == source.loc[found["text"], column].tolist()

@@ -1,0 +1,1300 @@
+"""What a run leaves behind: files, figures, comparisons, suspects, reports, and functions."""
+
+import json
+import logging
+import random
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+import torch
+import transformers
+from PIL import Image
+from scipy import stats
+from sklearn import metrics as sk
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge
+
+import finetune
+from recipes.text import Text
+from tests.acceptance import data
+from tests.acceptance.conftest import TRAINING, Commands, Finished, Trained, once
+
+TEXT_RUNS = ["single_label_run", "multi_label_run", "regression_run", "ordinal_run"]
+RUNS = [*TEXT_RUNS, "image_run"]
+SHORT = TRAINING | dict(num_train_epochs=1, max_steps=2, baseline=False)
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> finetune.Run:
+    """The shared run that the parameter names."""
+    return request.getfixturevalue(request.param)
+
+
+# ---- E1 ------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """A parsed page: its text, tags, attributes and styles."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text, self.style = "", ""
+        self.rows: list[list[str]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th") and self.rows:
+            self.rows[-1].append("")
+
+    def handle_data(self, text: str) -> None:
+        if self.lasttag == "style":
+            self.style += text
+        else:
+            self.text += text
+            if self.rows and self.rows[-1]:
+                self.rows[-1][-1] += text
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("run", TEXT_RUNS, indirect=True)
+def test_pipeline_answers_as_the_predictions_of_the_run(run: finetune.Run) -> None:
+    """Scores of every label, of `from_pretrained` and `pipeline()` on the directory as it is."""
+    table, names = run.predictions, list(run.labels)
+    kind = "prediction" if run.manifest.task == "regression" else "probability"
+    expected = table[[f"{kind} of {name}" for name in names]].to_numpy()
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(run.path)
+    assert list(model.config.id2label.values()) == names
+    classify = transformers.pipeline("text-classification", model=str(run.path), device="cpu")
+    answers = classify(table["text"].tolist(), truncation=True, top_k=None)
+    scores = [{answer["label"]: answer["score"] for answer in row} for row in answers]
+    found = np.array([[row[name] for name in names] for row in scores])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.contract("E1")
+def test_pipeline_answers_for_images(image_run: finetune.Run, shared_directory: Path) -> None:
+    """The files of the test rows have the probabilities of `predictions.parquet`."""
+    table = image_run.predictions
+    classify = transformers.pipeline("image-classification", model=str(image_run.path))
+    files = [str(shared_directory / "photos" / name) for name in table["file"]]
+    for (_, row), answers in zip(table.iterrows(), classify(files), strict=True):
+        assert answers[0]["label"] == row["prediction"]
+        for answer in answers:
+            score = row[f"probability of {answer['label']}"]
+            assert answer["score"] == pytest.approx(score, abs=1e-5)
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_files_of_a_run(run: finetune.Run) -> None:
+    """They are there, they parse, and the model card has the metrics where the Hub reads them."""
+    manifest = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
+    assert (manifest["status"], manifest["labels"]) == ("finished", run.labels)
+    metrics = json.loads((run.path / "metrics.json").read_text(encoding="utf-8"))
+    assert {"validation", "test", "baseline", "statistics"} <= metrics.keys()
+    table = pd.read_parquet(run.path / "predictions.parquet")
+    assert len(table) == manifest["data"]["rows"]["test"] == metrics["statistics"]["rows"]
+    assert table["id"].is_unique
+    card = huggingface_hub.ModelCard.load(run.path / "README.md").data
+    assert card.library_name == "transformers"
+    assert card.pipeline_tag.endswith("-classification")
+    results = {result.metric_type: result.metric_value for result in card.eval_results}
+    assert results == {name: metrics["test"][name] for name in card.metrics}
+    assert set(card.metrics) == metrics["test"].keys() - {"loss"}
+    plots = sorted((run.path / "plots").glob("*.png"))
+    assert plots
+    for plot in plots:
+        with Image.open(plot) as image:
+            image.load()
+            assert min(image.size) > 100
+    page = Page(run.path / "report.html")
+    assert "svg" in page.tags
+
+
+# ---- E2: values ----------------------------------------------------------------------------------
+
+
+def classes_of(run: finetune.Run) -> tuple[np.ndarray, np.ndarray]:
+    """Return true classes and probabilities of the test rows, by `predictions.parquet`."""
+    table, names = run.predictions, list(run.labels)
+    probabilities = table[[f"probability of {name}" for name in names]].to_numpy()
+    assert [names[i] for i in probabilities.argmax(axis=1)] == table["prediction"].tolist()
+    return np.array([names.index(label) for label in table["label"]]), probabilities
+
+
+def sets_of(run: finetune.Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return true and predicted labels as 0 and 1, and probabilities, likewise."""
+    table, names = run.predictions, list(run.labels)
+    true, predicted = (
+        np.array([[name in row for name in names] for row in table[column]]).astype(int)
+        for column in ("label", "prediction")
+    )
+    return true, predicted, table[[f"probability of {name}" for name in names]].to_numpy()
+
+
+def numbers_of(run: finetune.Run) -> tuple[np.ndarray, np.ndarray]:
+    """Return true and predicted numbers, likewise, of shape `(rows, targets)`."""
+    columns = [[f"{kind} of {name}" for name in run.labels] for kind in ("label", "prediction")]
+    true, predicted = (run.predictions[names].to_numpy(np.float64) for names in columns)
+    return true, predicted
+
+
+def of_numbers(true: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Return the metrics of a regression: means over targets."""
+    pairs = list(zip(true.T, predicted.T, strict=True))
+    return {
+        "r2": float(np.mean([sk.r2_score(*pair) for pair in pairs])),
+        "mae": float(np.mean([sk.mean_absolute_error(*pair) for pair in pairs])),
+        "rmse": float(np.mean([sk.root_mean_squared_error(*pair) for pair in pairs])),
+        "pearson": float(np.mean([stats.pearsonr(*pair).statistic for pair in pairs])),
+        "spearman": float(np.mean([stats.spearmanr(*pair).statistic for pair in pairs])),
+    }
+
+
+def of_classes(true: np.ndarray, probabilities: np.ndarray, *, ordered: bool) -> dict[str, float]:
+    """Return the metrics of one class a row."""
+    predicted, labels = probabilities.argmax(axis=1), [*range(probabilities.shape[1])]
+    if len(labels) == 2:
+        area = sk.roc_auc_score(true, probabilities[:, 1])
+    else:
+        area = sk.roc_auc_score(true, probabilities, multi_class="ovr")
+    found = {
+        "accuracy": sk.accuracy_score(true, predicted),
+        "f1": sk.f1_score(true, predicted, average="macro"),
+        "log_loss": sk.log_loss(true, probabilities, labels=labels),
+        "brier_score": float(((probabilities - np.eye(len(labels))[true]) ** 2).sum(1).mean()),
+        "roc_area": area,
+    }
+    if ordered:
+        found["quadratic_kappa"] = sk.cohen_kappa_score(true, predicted, weights="quadratic")
+        found["mean_absolute_error"] = sk.mean_absolute_error(true, predicted)
+    return found
+
+
+def of_sets(true: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    """Return the metrics of any number of labels a row."""
+    losses = [sk.log_loss(*pair) for pair in zip(true.T, probabilities.T, strict=True)]
+    return {
+        **{
+            f"f1_{average}": sk.f1_score(true, predicted, average=average, zero_division=0)
+            for average in ("micro", "macro", "samples")
+        },
+        "subset_accuracy": sk.accuracy_score(true, predicted),
+        "average_precision": sk.average_precision_score(true, probabilities),
+        "hamming_loss": sk.hamming_loss(true, predicted),
+        "log_loss": float(np.mean(losses)),
+    }
+
+
+def figures(run: finetune.Run) -> dict[str, float]:
+    """Return every metric of a run, by scikit-learn and SciPy on `predictions.parquet`."""
+    if run.manifest.task == "regression":
+        return of_numbers(*numbers_of(run))
+    if run.manifest.task == "multi_label":
+        return of_sets(*sets_of(run))
+    return of_classes(*classes_of(run), ordered=run.manifest.task == "ordinal")
+
+
+@pytest.mark.contract("E2")
+@pytest.mark.parametrize("run", [*RUNS, "flipped_run"], indirect=True)
+def test_metrics_are_those_of_scikit_learn(run: finetune.Run) -> None:
+    """Every metric of `metrics.json`, and the loss; intervals hold the value, within the range."""
+    expected = figures(run)
+    table = run.statistics.metrics
+    assert table.keys() == expected.keys()
+    for name, value in expected.items():
+        assert table[name]["value"] == pytest.approx(value, abs=1e-6), name
+        if np.isnan(table[name]["low"]):  # of labels with few rows there is none
+            assert any(note.startswith(name) for note in run.statistics.notes), name
+            continue
+        assert table[name]["low"] < table[name]["value"] < table[name]["high"], name
+        if name not in ("mae", "rmse", "log_loss", "mean_absolute_error", "brier_score"):
+            assert table[name]["low"] >= (-1 if name in ("pearson", "spearman") else 0), name
+            assert table[name]["high"] <= 1, name
+    if run.manifest.task == "regression":
+        true, predicted = numbers_of(run)
+        training = np.array(run.recipe().splits["train"]["label"][:], dtype=np.float64)
+        loss = (((true - predicted) / training.std(axis=0)) ** 2).mean()
+    else:
+        loss = expected["log_loss"]
+    assert run.metrics.test["loss"] == pytest.approx(loss, rel=1e-5)
+    scores = {name: value for name, value in run.metrics.test.items() if name != "loss"}
+    assert scores == pytest.approx({name: expected[name] for name in scores}, abs=1e-6)
+    assert run.metrics.validation.keys() == run.metrics.test.keys()
+
+
+@pytest.mark.contract("E2")
+@pytest.mark.parametrize("run", ["flipped_run", "ordinal_run", "image_run"], indirect=True)
+def test_classes_and_probabilities_are_those_of_scikit_learn(run: finetune.Run) -> None:
+    """The scores of classes, the matrix, top-k, calibration, abstaining, and the order."""
+    true, probabilities = classes_of(run)
+    predicted, found, names = probabilities.argmax(axis=1), run.statistics, list(run.labels)
+    sure, right = probabilities.max(axis=1), predicted == true
+    assert found.classes is not None
+    assert [*found.classes] == names
+    scores = sk.precision_recall_fscore_support(true, predicted, zero_division=0)
+    for number, (name, row) in enumerate(found.classes.items()):
+        for score, values in zip(("precision", "recall", "f1"), scores, strict=False):
+            assert row[score]["value"] == pytest.approx(values[number]), (name, score)
+            assert 0 <= row[score]["low"] <= row[score]["high"] <= 1
+        has = true == number
+        assert row["support"] == has.sum()
+        for score, function in (
+            ("roc_area", sk.roc_auc_score),
+            ("pr_area", sk.average_precision_score),
+        ):
+            expected = function(has, probabilities[:, number])
+            assert row[score]["value"] == pytest.approx(expected, abs=1e-6)
+        for score, among in (("recall", has), ("precision", predicted == number)):
+            if among.any():
+                test = stats.binomtest(int(right[among].sum()), int(among.sum()))
+                ends = [row[score]["low"], row[score]["high"]]
+                assert ends == pytest.approx(test.proportion_ci(method="wilson"), abs=1e-6)
+    assert found.confusion == sk.confusion_matrix(true, predicted).tolist()
+    assert found.top_k is not None
+    for k, share in found.top_k.items():
+        expected = sk.top_k_accuracy_score(true, probabilities, k=int(k))
+        assert share["value"] == pytest.approx(expected)
+    assert [*found.top_k] == (["2"] if len(names) > 2 else [])
+    assert found.calibration is not None
+    bins = np.minimum((sure * 15).astype(int), 14)
+    gaps = [abs((right[bins == n] - sure[bins == n]).sum()) for n in range(15)]
+    assert found.calibration["expected_calibration_error"] == pytest.approx(sum(gaps) / len(true))
+    assert found.calibration["interval"]["low"] <= found.calibration["interval"]["high"]
+    assert found.coverage is not None
+    for row in found.coverage:
+        rows = round(row["coverage"] * len(true))
+        accuracy = right[np.argsort(-sure, kind="stable")[:rows]].mean()
+        assert row["accuracy"]["value"] == pytest.approx(accuracy)
+    assert found.coverage[-1]["coverage"] == 1.0
+    if run.manifest.task == "ordinal":
+        assert found.ordered is not None
+        near = (np.abs(predicted - true) <= 1).mean()
+        assert found.ordered["within_one"]["value"] == pytest.approx(near)
+        expected = of_classes(true, probabilities, ordered=True)
+        for name in ("quadratic_kappa", "mean_absolute_error"):
+            assert found.ordered[name]["value"] == pytest.approx(expected[name])
+
+
+@pytest.mark.contract("E2")
+def test_labels_are_those_of_scikit_learn(multi_label_run: finetune.Run) -> None:
+    """Of each label precision, recall, F1, average precision and support; what comes together."""
+    true, predicted, probabilities = sets_of(multi_label_run)
+    found = multi_label_run.statistics
+    assert found.classes is not None
+    scores = sk.precision_recall_fscore_support(true, predicted, average=None, zero_division=0)
+    for number, row in enumerate(found.classes.values()):
+        for score, values in zip(("precision", "recall", "f1", "support"), scores, strict=True):
+            value = row[score]["value"] if score != "support" else row[score]
+            assert value == pytest.approx(values[number])
+        area = sk.average_precision_score(true[:, number], probabilities[:, number])
+        assert row["average_precision"] == pytest.approx(area, abs=1e-6)
+    assert found.together == (true.T @ true).tolist()
+
+
+@pytest.mark.contract("E2")
+def test_targets_are_those_of_scikit_learn(regression_run: finetune.Run) -> None:
+    """Every metric of each of several numbers."""
+    true, predicted = numbers_of(regression_run)
+    targets = regression_run.statistics.targets
+    assert targets is not None
+    assert [*targets] == ["stars", "price"]
+    for number, row in enumerate(targets.values()):
+        values = {name: interval["value"] for name, interval in row.items()}
+        expected = of_numbers(true[:, [number]], predicted[:, [number]])
+        assert values == pytest.approx(expected, abs=1e-6)
+
+
+def shown_numbers(words: list[str]) -> list[tuple[float, float]]:
+    """Return the numbers of a line and half a unit of the last digit of each."""
+    found = []
+    for word in words:
+        plain = word.strip("[](),;").replace("\N{MINUS SIGN}", "-").replace(",", "")
+        if re.fullmatch(r"[+-]?\d+(\.\d+)?", plain):
+            digits = len(plain.partition(".")[2])
+            found.append((float(plain), 0.5000001 * 10**-digits))
+    return found
+
+
+def assert_shown(words: list[str], *values: float) -> None:
+    """Assert that the first numbers of a line are these values, rounded."""
+    numbers = shown_numbers(words)
+    assert len(numbers) >= len(values), words
+    for (number, half_unit), value in zip(numbers, values, strict=False):
+        assert abs(number - value) <= half_unit, (words, value)
+
+
+@pytest.mark.contract("E2")
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_the_report_shows_these_figures(run: finetune.Run) -> None:
+    """Model, baselines and differences, each figure rounded, beside its interval."""
+    page = Page(run.path / "report.html")
+    rows: dict[str, list[str]] = {}
+    for row in page.rows:
+        rows.setdefault(row[0] if row else "", row[1:])
+    table, baselines = run.statistics.metrics, run.metrics.baseline
+    names = [name for name in run.metrics.test if name != "loss"]
+    first = run.manifest.arguments["metric_for_best_model"].removeprefix("eval_")
+    names.sort(key=lambda name: name != first)
+    for cell, name in zip(rows["fine-tuned"], names, strict=True):
+        interval = table[name]
+        ends = [interval[end] for end in ("value", "low", "high")]
+        assert_shown(cell.split(), *(end for end in ends if np.isfinite(end)))
+    for baseline, scores in baselines.items():
+        for cell, name in zip(rows[baseline], names, strict=True):
+            if cell != "undefined":
+                assert_shown(cell.split(), scores[name])
+
+
+@pytest.mark.contract("E2")
+@pytest.mark.parametrize("run", TEXT_RUNS, indirect=True)
+def test_evaluate_prints_these_figures(
+    run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished]
+) -> None:
+    """A line for each metric: value, then the ends of its interval."""
+    kinds = {"multi_label": "labels", "regression": "stars,price"}
+    table = run.predictions.copy()
+    if run.manifest.task == "regression":
+        table = table.rename(columns={f"label of {name}": name for name in run.labels})
+        table[["text", *run.labels]].to_csv(tmp_path / "in.csv", index=False)
+        source = tmp_path / "in.csv"
+    else:
+        column = kinds.get(run.manifest.task or "", "label")
+        table[column] = [list(label) if column == "labels" else label for label in table["label"]]
+        source = tmp_path / "in.jsonl"
+        table[["text", column]].to_json(source, orient="records", lines=True)
+    found = cli("evaluate", run.path, "--data", source)
+    assert found.status == 0, found.output
+    lines = [re.split(r"\s{2,}", line.strip()) for line in found.stdout.splitlines() if line]
+    rows = lines[1 : 1 + len(run.statistics.metrics)]
+    for interval, row in zip(run.statistics.metrics.values(), rows, strict=True):
+        ends = [interval[end] for end in ("value", "low", "high")]
+        assert_shown(" ".join(row[1:]).split(), *(end for end in ends if np.isfinite(end)))
+
+
+# ---- E2: intervals -------------------------------------------------------------------------------
+
+Measure = Callable[[np.ndarray], float]
+
+
+def spread(measure: Measure, rows: int, draws: int = 1500) -> float:
+    """Return the width of a 95% interval by the plain bootstrap: 3.92 standard deviations."""
+    generator = np.random.default_rng(0)
+    values = [measure(generator.integers(rows, size=rows)) for _ in range(draws)]
+    return float(3.92 * np.std(values))
+
+
+def macro_f1(true: np.ndarray, predicted: np.ndarray, classes: int) -> float:
+    """Return macro F1 of classes by their counts, which is fast."""
+    right = np.bincount(true[true == predicted], minlength=classes)
+    either = np.bincount(true, minlength=classes) + np.bincount(predicted, minlength=classes)
+    return float(np.mean(2 * right / np.maximum(either, 1)))
+
+
+def measures_of_classes(true: np.ndarray, probabilities: np.ndarray) -> dict[str, Measure]:
+    """Return the metrics of a resample of rows, by name."""
+    predicted, classes = probabilities.argmax(axis=1), probabilities.shape[1]
+    right, off = predicted == true, np.abs(predicted - true)
+    losses = -np.log(probabilities[np.arange(len(true)), true])
+    squares = ((probabilities - np.eye(classes)[true]) ** 2).sum(axis=1)
+
+    def kappa(rows: np.ndarray) -> float:
+        apart = (true[rows][:, None] - predicted[rows][None, :]) ** 2
+        return float(1 - (off[rows] ** 2).mean() / apart.mean())
+
+    found: dict[str, Measure] = {
+        "accuracy": lambda rows: right[rows].mean(),
+        "f1": lambda rows: macro_f1(true[rows], predicted[rows], classes),
+        "log_loss": lambda rows: losses[rows].mean(),
+        "brier_score": lambda rows: squares[rows].mean(),
+    }
+    if classes > 2:
+        found |= {
+            "quadratic_kappa": kappa,
+            "mean_absolute_error": lambda rows: off[rows].mean(),
+        }
+    return found
+
+
+def measures_of_sets(
+    true: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray
+) -> dict[str, Measure]:
+    """Return them of any number of labels a row."""
+    both, either = true * predicted, true + predicted
+    samples = 2 * both.sum(1) / np.maximum(either.sum(1), 1)
+    losses = -np.log(np.where(true, probabilities, 1 - probabilities)).mean(axis=1)
+    return {
+        "f1_micro": lambda rows: 2 * both[rows].sum() / either[rows].sum(),
+        "f1_macro": lambda rows: (2 * both[rows].sum(0) / either[rows].sum(0)).mean(),
+        "f1_samples": lambda rows: samples[rows].mean(),
+        "subset_accuracy": lambda rows: (true == predicted)[rows].all(axis=1).mean(),
+        "hamming_loss": lambda rows: (true != predicted)[rows].mean(),
+        "log_loss": lambda rows: losses[rows].mean(),
+    }
+
+
+def measures_of_numbers(true: np.ndarray, predicted: np.ndarray) -> dict[str, Measure]:
+    """Return them of several numbers."""
+    errors = predicted - true
+    ranks = [stats.rankdata(values, axis=0) for values in (true, predicted)]
+
+    def correlation(one: np.ndarray, other: np.ndarray) -> float:
+        one, other = one - one.mean(axis=0), other - other.mean(axis=0)
+        scale = np.sqrt((one**2).sum(axis=0) * (other**2).sum(axis=0))
+        return float(((one * other).sum(axis=0) / scale).mean())
+
+    return {
+        "r2": lambda rows: (1 - (errors[rows] ** 2).mean(0) / true[rows].var(0)).mean(),
+        "mae": lambda rows: np.abs(errors[rows]).mean(),
+        "rmse": lambda rows: np.sqrt((errors[rows] ** 2).mean(axis=0)).mean(),
+        "pearson": lambda rows: correlation(true[rows], predicted[rows]),
+        "spearman": lambda rows: correlation(ranks[0][rows], ranks[1][rows]),
+    }
+
+
+@pytest.mark.contract("E2")
+@pytest.mark.parametrize("run", TEXT_RUNS, indirect=True)
+def test_intervals_of_many_rows_are_as_wide_as_those_of_the_bootstrap(
+    run: finetune.Run, tmp_path: Path
+) -> None:
+    """Of 900 rows: neither narrower nor wider, and Wilson's of the accuracy within 2%."""
+    path = tmp_path / "in.csv"
+    if run.manifest.task == "regression":
+        frame = pd.read_csv(data.write_scores(path, rows=900))
+    elif run.manifest.task == "multi_label":
+        frame = pd.read_json(data.write_tags(path, rows=900), lines=True)
+    else:
+        frame = pd.read_csv(data.write_reviews(path, rows=900, labels=run.labels, seed=4))
+    evaluation = finetune.evaluate(run, frame)
+    assert evaluation.statistics is not None
+    if run.manifest.task == "regression":
+        predictions = finetune.predict(run, frame["text"], precision="fp32")
+        measures = measures_of_numbers(
+            frame[["stars", "price"]].to_numpy(), predictions.iloc[:, 1:].to_numpy(np.float64)
+        )
+    else:
+        predictions = finetune.predict(run, frame["text"], precision="fp32", all_probabilities=True)
+        columns = [f"probability of {name}" for name in run.labels]
+        probabilities = predictions[columns].to_numpy(np.float64)
+        if run.manifest.task == "multi_label":
+            true = np.array([[name in row for name in run.labels] for row in frame["labels"]])
+            measures = measures_of_sets(
+                true.astype(int), (probabilities > 0.5).astype(int), probabilities
+            )
+        else:
+            codes = np.array([run.labels.index(label) for label in frame["label"]])
+            measures = measures_of_classes(codes, probabilities)
+    ratios = {}
+    for name, measure in measures.items():
+        interval = evaluation.statistics.metrics[name]
+        assert interval["value"] == pytest.approx(measure(np.arange(900)), abs=1e-5), name
+        draws = 200 if name == "quadratic_kappa" else 1500
+        ratios[name] = (interval["high"] - interval["low"]) / spread(measure, 900, draws)
+    assert {name: ratio for name, ratio in ratios.items() if not 0.89 < ratio < 1.2} == {}
+    if "accuracy" in measures:
+        interval = evaluation.statistics.metrics["accuracy"]
+        wilson = stats.binomtest(round(interval["value"] * 900), 900).proportion_ci(method="wilson")
+        assert [interval["low"], interval["high"]] == pytest.approx(
+            [wilson.low, wilson.high], abs=0.004
+        )
+
+
+@pytest.mark.contract("E2")
+@pytest.mark.slow
+def test_intervals_hold_the_truth(single_label_run: finetune.Run) -> None:
+    """Of 400 drawn sets of 200 rows about 95% of the intervals of accuracy and F1 hold it."""
+    texts = [text for text, _ in data.labelled_sentences(3000, seed=8)]
+    predictions = finetune.predict(
+        single_label_run, texts, precision="fp32", all_probabilities=True
+    )
+    score = predictions["probability of good"].to_numpy()
+    is_good = np.clip(0.1 + 0.8 * score, 0.02, 0.98)  # the truth: how often each text is good
+    said = score > 0.5
+    right = np.where(said, is_good, 1 - is_good).mean()
+    f1 = [
+        2 * chance[side].sum() / (chance.sum() + side.sum())
+        for chance, side in ((is_good, said), (1 - is_good, ~said))
+    ]
+    truth = {"accuracy": right, "f1": float(np.mean(f1))}
+    generator, hits = np.random.default_rng(0), dict.fromkeys(truth, 0)
+    for _ in range(400):
+        chosen = generator.integers(len(texts), size=200)
+        drawn = np.where(generator.random(200) < is_good[chosen], "good", "bad")
+        frame = pd.DataFrame({"text": [texts[i] for i in chosen], "label": drawn})
+        evaluation = finetune.evaluate(single_label_run, frame)
+        assert evaluation.statistics is not None
+        for name, value in truth.items():
+            interval = evaluation.statistics.metrics[name]
+            hits[name] += interval["low"] <= value <= interval["high"]
+    for name, count in hits.items():
+        assert 0.92 <= count / 400 <= 0.985, (name, count)
+
+
+# ---- E3 ------------------------------------------------------------------------------------------
+
+
+def bag_of_words(training: list[str], tested: list[str]) -> tuple[Any, Any]:
+    """Return TF-IDF over one- and two-word terms of training and test texts."""
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    return vectorizer.fit_transform(training), vectorizer.transform(tested)
+
+
+def baselines_of(run: finetune.Run) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the scores of what is most frequent and of TF-IDF, by scikit-learn."""
+    training, table = run.recipe().splits["train"], run.predictions
+    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    if run.manifest.task == "regression":
+        targets = np.array(training["label"][:], dtype=np.float64)
+        mean, deviation = targets.mean(axis=0), targets.std(axis=0)
+        fitted = Ridge(alpha=1.0).fit(terms, (targets - mean) / deviation)
+        true, _ = numbers_of(run)
+        constant = np.tile(mean, (len(table), 1))
+        first = {
+            "mae": sk.mean_absolute_error(true, constant),
+            "r2": sk.r2_score(true, constant),
+            "rmse": float(
+                sk.root_mean_squared_error(true, constant, multioutput="raw_values").mean()
+            ),
+        }
+        return first, of_numbers(true, fitted.predict(others) * deviation + mean)
+    labels = np.array(training["label"][:])
+    fitted = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
+    true, probabilities = classes_of(run)
+    ordered = run.manifest.task == "ordinal"
+    shares = np.bincount(labels, minlength=probabilities.shape[1]) / len(labels)
+    first = of_classes(true, np.tile(shares, (len(true), 1)), ordered=ordered)
+    return first, of_classes(true, fitted.predict_proba(others), ordered=ordered)
+
+
+@pytest.mark.contract("E3")
+@pytest.mark.parametrize("run", ["flipped_run", "ordinal_run", "regression_run"], indirect=True)
+def test_baselines_are_those_of_scikit_learn(run: finetune.Run) -> None:
+    """Fitted on the training rows, scored on the test rows; with the difference to each."""
+    recorded, beyond = run.metrics.baseline, run.statistics.beyond
+    assert len(recorded) == 2
+    assert beyond.keys() == recorded.keys()
+    (first, simple), (second, words) = recorded.items()
+    assert first == ("mean" if run.manifest.task == "regression" else "majority class")
+    assert second.startswith("TF-IDF")
+    own = figures(run)
+    for scores, expected in zip((simple, words), baselines_of(run), strict=True):
+        for name in scores.keys() & expected.keys():
+            assert scores[name] == pytest.approx(expected[name], abs=1e-5), name
+        assert len(scores.keys() & expected.keys()) >= 2
+    for baseline, gaps in beyond.items():
+        for name, gap in gaps.items():
+            if np.isfinite(gap["value"]):
+                expected_gap = own[name] - recorded[baseline][name]
+                assert gap["value"] == pytest.approx(expected_gap, abs=1e-5), (baseline, name)
+                assert gap["low"] <= gap["value"] <= gap["high"]
+
+
+@pytest.mark.contract("E3")
+def test_baselines_of_label_sets(multi_label_run: finetune.Run) -> None:
+    """Labels by prevalence, and a logistic regression of each label on TF-IDF."""
+    run = multi_label_run
+    training, table = run.recipe().splits["train"], run.predictions
+    has = np.array([[i in row for i in range(3)] for row in training["label"][:]])
+    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    scores = [
+        LogisticRegression(C=10, max_iter=1000).fit(terms, column).predict_proba(others)[:, 1]
+        for column in has.T
+    ]
+    true, _, _ = sets_of(run)
+    (first, simple), (second, words) = run.metrics.baseline.items()
+    assert (first, second[:6]) == ("prevalence", "TF-IDF")
+    expected = sk.average_precision_score(true, np.stack(scores, axis=1))
+    assert words["average_precision"] == pytest.approx(expected, abs=1e-5)
+    assert simple["average_precision"] == pytest.approx(true.mean(axis=0).mean())
+    for baseline, gaps in run.statistics.beyond.items():
+        for name in run.metrics.baseline[baseline].keys() - {"loss"}:
+            gap = figures(run)[name] - run.metrics.baseline[baseline][name]
+            assert gaps[name]["value"] == pytest.approx(gap, abs=1e-5)
+
+
+@pytest.mark.contract("E3")
+def test_differences_to_a_baseline_have_paired_intervals(flipped_run: finetune.Run) -> None:
+    """Of 2,500 rows they are as wide as those of the paired bootstrap; accuracy has Newcombe's."""
+    training, table = flipped_run.recipe().splits["train"], flipped_run.predictions
+    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    labels = np.array(training["label"][:])
+    words = LogisticRegression(C=10, max_iter=1000).fit(terms, labels).predict(others)
+    true, probabilities = classes_of(flipped_run)
+    said = probabilities.argmax(axis=1)
+    constant = np.full(len(true), np.bincount(labels).argmax())
+    for gaps, other in zip(flipped_run.statistics.beyond.values(), (constant, words), strict=True):
+
+        def gain(rows: np.ndarray, other: np.ndarray = other) -> float:
+            return macro_f1(true[rows], said[rows], 2) - macro_f1(true[rows], other[rows], 2)
+
+        assert gaps["f1"]["value"] == pytest.approx(gain(np.arange(len(true))), abs=1e-6)
+        ratio = (gaps["f1"]["high"] - gaps["f1"]["low"]) / spread(gain, len(true))
+        assert 0.88 < ratio < 1.2
+        ends = [gaps["accuracy"]["low"], gaps["accuracy"]["high"]]
+        assert ends == pytest.approx(newcombe(true, other, said), abs=1e-6)
+
+
+@pytest.mark.contract("E3")
+def test_a_model_that_beats_no_baseline_is_reported_as_such(
+    reviews: Path, bert: Path, tmp_path: Path, cli: Callable[..., Finished]
+) -> None:
+    """The end of the training, the report and the card say so, naming the baseline."""
+    words = ["--dataset", reviews, "--model", bert, "--output_dir", tmp_path / "run"]
+    words += ["--max_steps", "1", "--learning_rate", "1e-9", "--max_length", "64"]
+    found = cli("text", *words, "--precision", "fp32", "--disable_tqdm", "true")
+    assert found.status == 0, found.output
+    run = finetune.Run.load(tmp_path / "run")
+    assert run.metrics.baseline["TF-IDF + logistic regression"]["f1"] > run.metrics.test["f1"]
+    beaten = re.compile(r"(not beat|worse than)[^.]*TF-IDF")
+    for text in (
+        found.output,
+        Page(run.path / "report.html").text,
+        (run.path / "README.md").read_text(encoding="utf-8"),
+    ):
+        assert beaten.search(" ".join(text.split()))
+    for name, value in run.metrics.test.items():
+        if name != "loss":
+            assert f"{value:.4f}" in found.stdout
+
+
+@pytest.mark.contract("E3")
+@pytest.mark.parametrize("run", ["flipped_run", "single_label_run"], indirect=True)
+def test_the_verdict_follows_the_interval(run: finetune.Run) -> None:
+    """Report and card say of each baseline whether it is beaten, by the sign of both ends."""
+    assert run.statistics.beyond["majority class"]["f1"]["low"] > 0
+    card = (run.path / "README.md").read_text(encoding="utf-8")
+    for text in (Page(run.path / "report.html").text, card):
+        words = " ".join(text.split())
+        for baseline, gaps in run.statistics.beyond.items():
+            sign = int(gaps["f1"]["low"] > 0) - int(gaps["f1"]["high"] < 0)
+            verb = {1: "beats", 0: "not beat", -1: "worse than"}[sign]
+            found = re.findall(rf"(beats|not beat|worse than)[^.]*{re.escape(baseline)}", words)
+            assert found[:1] == [verb]
+
+
+# ---- E6 ------------------------------------------------------------------------------------------
+
+
+def newcombe(true: np.ndarray, first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
+    """Return Newcombe's interval (1998, method 10) of the difference of paired accuracies."""
+    one, other, rows = first == true, second == true, len(true)
+    a, b = int((one & other).sum()), int((one & ~other).sum())
+    c, d = int((~one & other).sum()), int((~one & ~other).sum())
+    before, after = (
+        stats.binomtest(count, rows).proportion_ci(method="wilson") for count in (a + b, a + c)
+    )
+    product = (a + b) * (c + d) * (a + c) * (b + d)
+    together = a * d - b * c
+    together = max(0.0, together - rows / 2) if together > 0 else together
+    phi = together / np.sqrt(product) if product else 0.0
+    x, y = (a + b) / rows, (a + c) / rows
+
+    def reach(up: float, down: float) -> float:
+        return float(np.sqrt(up**2 - 2 * phi * up * down + down**2))
+
+    return (
+        y - x - reach(y - after.low, before.high - x),
+        y - x + reach(after.high - y, x - before.low),
+    )
+
+
+@pytest.fixture
+def drawn_runs(
+    single_label_run: finetune.Run, copy_run: Callable[..., finetune.Run], tmp_path: Path
+) -> list[finetune.Run]:
+    """Two runs with 700 drawn predictions; the second is right more often."""
+    generator = np.random.default_rng(0)
+    true = generator.integers(2, size=700)
+    hard = generator.normal(size=700)
+    runs = []
+    for name, skill in (("weak", 0.7), ("strong", 1.5)):
+        run = copy_run(single_label_run)
+        run.path.rename(tmp_path / name)
+        noise = 0.7 * hard + generator.normal(size=700)
+        good = 1 / (1 + np.exp(-(skill * (2 * true - 1) + noise)))
+        names = np.array(["bad", "good"])
+        frame = pd.DataFrame(
+            {
+                "id": np.arange(700),
+                "text": [f"row {n}" for n in range(700)],
+                "tokens": 4,
+                "label": names[true],
+                "prediction": names[(good > 0.5).astype(int)],
+                "probability of bad": 1 - good,
+                "probability of good": good,
+            }
+        )
+        frame.to_parquet(tmp_path / name / "predictions.parquet")
+        runs.append(finetune.Run.load(tmp_path / name))
+    return runs
+
+
+@pytest.mark.contract("E6")
+def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
+    """Value, interval and McNemar's test of 700 rows, by hand; the sign is that of the second."""
+    first, second = drawn_runs
+    found = finetune.compare([first, second])
+    true, one = classes_of(first)
+    _, other = classes_of(second)
+    said, says = one.argmax(axis=1), other.argmax(axis=1)
+    assert (found.names, found.rows) == ([str(first.path), str(second.path)], 700)
+    before, after = (of_classes(true, p, ordered=False) for p in (one, other))
+    (gaps,) = found.differences
+    assert gaps.keys() == before.keys()
+    for name, gap in gaps.items():
+        assert gap["value"] == pytest.approx(after[name] - before[name], abs=1e-6), name
+        assert found.metrics[1][name]["value"] == pytest.approx(after[name], abs=1e-6)
+        sign = -1 if name in ("log_loss", "brier_score") else 1
+        assert min(sign * gap["low"], sign * gap["high"]) > 0, name
+    ends = [gaps["accuracy"]["low"], gaps["accuracy"]["high"]]
+    assert ends == pytest.approx(newcombe(true, said, says), abs=1e-6)
+    pairs = [measures_of_classes(true, p) for p in (one, other)]
+    for name in pairs[0]:
+        width = spread(lambda rows: pairs[1][name](rows) - pairs[0][name](rows), 700)  # noqa: B023
+        for end in ("low", "high"):  # each end by itself: the rows are always the same
+            ratio = 2 * abs(gaps[name][end] - gaps[name]["value"]) / width
+            assert 0.88 < ratio < 1.2, (name, end, ratio)
+    (test,) = found.tests
+    only_first, only_second = (
+        int(((said == true) & (says != true)).sum()),
+        int(((said != true) & (says == true)).sum()),
+    )
+    assert (test.only_first, test.only_second) == (only_first, only_second)
+    p_value = stats.binomtest(only_first, only_first + only_second).pvalue
+    assert test.p_value == pytest.approx(p_value)
+    assert set(found.disagreements) == set(np.flatnonzero(said != says))
+    assert re.search(r"strong is better than .*weak", found.verdicts[0])
+    (back,) = finetune.compare([second, first]).differences
+    assert back["f1"]["value"] == pytest.approx(-gaps["f1"]["value"])
+    assert back["f1"]["high"] < 0
+
+
+@pytest.mark.contract("E6")
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_a_run_does_not_differ_from_itself(run: finetune.Run) -> None:
+    """Every difference is 0, no setting differs, and McNemar's p is 1."""
+    found = finetune.compare([run, run.path])
+    for gap in found.differences[0].values():
+        assert gap["value"] == pytest.approx(0, abs=1e-12)
+        assert np.isnan(gap["low"]) or gap["low"] <= 0 <= gap["high"]
+    assert (len(found.disagreements), found.settings) == (0, {})
+    assert [test.p_value for test in found.tests] == [1.0] * (run.manifest.task != "regression")
+
+
+@pytest.mark.contract("E6")
+def test_two_trainings_are_compared(
+    single_label_run: finetune.Run,
+    second_seed_run: finetune.Run,
+    tmp_path: Path,
+    cli: Callable[..., Finished],
+) -> None:
+    """The command prints the difference, the setting that differs, and writes a page."""
+    page = tmp_path / "page.html"
+    found = cli("compare", single_label_run.path, second_seed_run.path, "--output", page)
+    assert found.status == 0, found.output
+    comparison = finetune.compare([single_label_run, second_seed_run])
+    assert comparison.settings["seed"] == ["42", "7"]
+    assert comparison.headline == ["f1", "accuracy"]
+    assert {"seed", "data_seed", "command"} >= comparison.settings.keys()
+    (gaps,) = comparison.differences
+    before, after = figures(single_label_run), figures(second_seed_run)
+    for name in ("accuracy", "f1", "roc_area", "log_loss", "brier_score"):
+        assert gaps[name]["value"] == pytest.approx(after[name] - before[name], abs=1e-6)
+    (line,) = [line for line in found.stdout.splitlines() if "difference to" in line]
+    numbers = line.partition(str(single_label_run.path))[2].split()
+    assert_shown(numbers, *(gaps["f1"][end] for end in ("value", "low", "high")))
+    assert re.search(r"seed\s+42 \| 7", found.stdout)
+    parsed = Page(page)
+    assert str(second_seed_run.path) in parsed.text
+    assert_no_network(parsed)
+
+
+@pytest.mark.contract("E6")
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        (lambda table: table.iloc[:-1], ["test rows", "--split_seed", "--eval_samples"]),
+        (lambda table: table.iloc[::-1].reset_index(drop=True), ["test rows", "--split_seed"]),
+        (lambda table: table.assign(text=table["text"] + "."), ["test rows", "--dataset"]),
+        (
+            lambda table: table.assign(label=["bad", *table["label"][1:-1], "bad"]),
+            ["labels", "--label_column"],
+        ),
+    ],
+    ids=["fewer rows", "another order", "other texts", "other labels"],
+)
+def test_runs_on_other_rows_are_refused(
+    single_label_run: finetune.Run,
+    copy_run: Callable[..., finetune.Run],
+    change: Callable[[pd.DataFrame], pd.DataFrame],
+    fragments: list[str],
+) -> None:
+    """The message says what differs and which flags make it the same."""
+    other = copy_run(single_label_run)
+    change(other.predictions).to_parquet(other.path / "predictions.parquet")
+    with pytest.raises(finetune.UserError) as refused:
+        finetune.compare([single_label_run, other])
+    for fragment in [*fragments, str(single_label_run.path), str(other.path)]:
+        assert fragment in str(refused.value)
+
+
+@pytest.mark.contract("E6")
+def test_runs_of_other_tasks_are_refused(
+    single_label_run: finetune.Run,
+    multi_label_run: finetune.Run,
+    regression_run: finetune.Run,
+    ordinal_run: finetune.Run,
+) -> None:
+    """The tasks, or the classes, are named; a single run is refused too."""
+    for other, fragments in (
+        (multi_label_run, ["single_label", "multi_label"]),
+        (regression_run, ["single_label", "regression"]),
+        (ordinal_run, ["mixed"]),
+    ):
+        with pytest.raises(finetune.UserError) as refused:
+            finetune.compare([single_label_run, other])
+        for fragment in fragments:
+            assert fragment in str(refused.value)
+    with pytest.raises(finetune.UserError, match="two"):
+        finetune.compare([single_label_run])
+
+
+# ---- E7 ------------------------------------------------------------------------------------------
+
+
+def assert_no_network(page: Page) -> None:
+    """Assert that a page loads nothing: no scripts, and no resource outside of it."""
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & {*page.tags}
+    for tag, name, value in page.attributes:
+        if name in ("src", "srcset", "poster", "data", "action", "background", "xlink:href"):
+            assert value.startswith(("data:", "#")), (tag, name, value)
+        if name == "href" and tag != "a":
+            assert value.startswith(("data:", "#")), (tag, value)
+        assert not name.startswith("on"), (tag, name)
+    styles = page.style + " ".join(value for _, name, value in page.attributes if name == "style")
+    assert "@import" not in styles
+    assert not re.search(r"url\(\s*['\"]?(?!data:|#|['\")])", styles)
+
+
+@pytest.mark.contract("E7")
+@pytest.mark.parametrize("run", RUNS, indirect=True)
+def test_a_report_is_one_file_for_every_screen(run: finetune.Run) -> None:
+    """It needs no other file and no network, fits a phone, and has colours for the dark."""
+    page = Page(run.path / "report.html")
+    assert_no_network(page)
+    assert page.tags.count("svg") >= len([*(run.path / "plots").glob("*.png")]) > 0
+    metas = [value for tag, name, value in page.attributes if tag == "meta" and name == "content"]
+    assert any("width=device-width" in value for value in metas)
+    assert "prefers-color-scheme: dark" in page.style
+    assert "overflow-x: auto" in page.style
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    links = [value for tag, name, value in page.attributes if (tag, name) == ("a", "href")]
+    assert {link[1:] for link in links if link.startswith("#")} <= {*ids}
+
+
+@pytest.mark.contract("E7", "F5")
+def test_markup_in_the_data_is_text(bert: Path, tmp_path: Path) -> None:
+    """Texts, labels, columns and paths with HTML are shown as they are on both pages."""
+    markup = "<script>alert('1')</script> & \"quoted\" <img src=x onerror=alert(2)>"
+    names = {"bad": "<b>bad</b>", "good": 'good & "fine"'}
+    rows = [
+        (f"{markup} {text}", names[label], f"<i>{n % 2}</i>")
+        for n, (text, label) in enumerate(data.labelled_sentences(240))
+    ]
+    source = tmp_path / "<u>in & out.csv"
+    data.write_csv(source, ["text", "label", "<em>kind</em>"], rows)
+    options = SHORT | dict(text_column="text", label_column="label")
+    options |= dict(dataset=str(source), model=str(bert))
+    run = finetune.train("text", output_dir=str(tmp_path / "a & <s>run"), **options)
+    finetune.compare([run, run], tmp_path / "compare.html")
+    page = Page(run.path / "report.html")
+    assert_no_network(page)
+    assert not {"b", "i", "u", "s", "em", "img", "script"} & {*page.tags}
+    for text in (markup, *names.values(), "<em>kind</em> = <i>1</i>", "<u>in & out.csv"):
+        assert text in page.text
+    compared = Page(tmp_path / "compare.html")
+    assert_no_network(compared)
+    assert not {"b", "s", "img", "script"} & {*compared.tags}
+    assert "a & <s>run" in compared.text
+    svg = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "<b>bad</b>" not in svg
+
+
+@pytest.mark.contract("E7", "E1")
+def test_the_report_is_made_again_from_the_directory(
+    single_label_run: finetune.Run,
+    copy_run: Callable[..., finetune.Run],
+    cli: Callable[..., Finished],
+) -> None:
+    """`report RUN` writes page, plots, card and suspects that were lost, with the same figures."""
+    run = copy_run(single_label_run)
+    lost = ["report.html", "README.md", "suspects.csv"]
+    lines = (run.path / "suspects.csv").read_bytes().count(b"\n")
+    for name in lost:
+        (run.path / name).unlink()
+    shutil.rmtree(run.path / "plots")
+    assert cli("report", run.path).status == 0
+    rows, again = (Page(r.path / "report.html").rows for r in (single_label_run, run))
+    assert rows == again
+    assert any((run.path / "plots").glob("*.png"))
+    assert (run.path / "suspects.csv").read_bytes().count(b"\n") == lines > 1
+
+
+# ---- E9 ------------------------------------------------------------------------------------------
+
+
+def write_flipped(folder: Path, splits: dict[str, list[tuple[str, str]]]) -> Path:
+    """Write splits of texts with two labels, and flip 5% of the labels of training and test.
+
+    The right label of each text is in the file `right.json` beside the folder.
+    """
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    first, second = sorted({label for rows in splits.values() for _, label in rows})
+    for split, rows in splits.items():
+        wrong = {*generator.permutation(len(rows))[: len(rows) // 20 * (split != "validation")]}
+        other = {first: second, second: first}
+        flipped = [(text, other[y] if n in wrong else y) for n, (text, y) in enumerate(rows)]
+        data.write_csv(folder / f"{split}.csv", ["text", "label"], flipped)
+    right = {text: label for rows in splits.values() for text, label in rows}
+    folder.with_name("right.json").write_text(json.dumps(right))
+    return folder
+
+
+def mislabelled(run: finetune.Run, folder: Path, fewest: int) -> np.ndarray:
+    """Return which listed rows have a wrong label: most of those that are suspected have."""
+    right = json.loads(folder.with_name("right.json").read_text())
+    listed = pd.read_csv(run.path / "suspects.csv", dtype=str, keep_default_na=False)
+    is_suspected = listed["why"] == "label may be wrong"
+    suspected = listed[is_suspected]
+    assert len(suspected) >= fewest
+    assert is_suspected.tolist() == sorted(is_suspected, reverse=True)
+    is_wrong = np.array([right[row["text"]] != row["label"] for _, row in listed.iterrows()])
+    assert is_wrong[is_suspected].mean() >= 0.5
+    assert (suspected["suggested"] != suspected["label"]).all()
+    tested = run.predictions.set_index("text")
+    chosen = tested.loc[listed["text"]]
+    assert chosen["label"].tolist() == listed["label"].tolist()
+    assert chosen["prediction"].tolist() == listed["suggested"].tolist()
+    assert set(listed["split"]) == {"test"}
+    return is_wrong
+
+
+def opinions(rows: int) -> list[tuple[str, str]]:
+    """Return texts of seven words, most of which tell the label; two of three are good."""
+    draw = random.Random(0)
+    texts = []
+    for number in draw.sample(range(10_000), rows):
+        label, other = ("good", "bad") if len(texts) % 3 else ("bad", "good")
+        chosen = [label if draw.random() < 0.8 else other for _ in range(7)]
+        words = " ".join(draw.choice(data.WORDS[name]) for name in chosen)
+        texts.append((f"{draw.choice(data.PLACES)} {number}: {words}", label))
+    return texts
+
+
+@pytest.fixture(scope="session")
+def flipped(shared_directory: Path) -> Path:
+    """A directory of splits with 5% wrong labels."""
+    rows = opinions(3600)
+    splits = {"train": rows[:1000], "validation": rows[1000:1100], "test": rows[1100:]}
+    return once(shared_directory / "flipped", lambda path: write_flipped(path, splits))
+
+
+@pytest.fixture(scope="session")
+def flipped_run(trained: Trained, flipped: Path, bert: Path) -> finetune.Run:
+    """A model of rows of which 5% have the wrong label."""
+    return trained("flipped", "text", dataset=str(flipped), model=str(bert))
+
+
+@pytest.mark.contract("E9")
+def test_most_suspected_labels_are_wrong(flipped_run: finetune.Run, flipped: Path) -> None:
+    """At 5% flipped labels at least half of the rows that are listed are flipped ones."""
+    is_wrong = mislabelled(flipped_run, flipped, fewest=4)
+    assert is_wrong.mean() >= 0.5
+
+
+@pytest.mark.contract("E9", "E3")
+@pytest.mark.slow
+def test_most_suspected_labels_of_real_sentences_are_wrong(tmp_path: Path) -> None:
+    """The same of MiniLM on the embedded sentences; it beats the bag of words."""
+    recipe = Text(dataset="embedded:rotten-tomatoes", model="embedded:minilm")
+    names = recipe.splits["train"].features["label"].names
+    splits = {
+        split: [(row["text"], names[row["label"]]) for row in rows.shuffle(seed=0)]
+        for split, rows in recipe.splits.items()
+    }
+    splits["train"] = splits["train"][:3000]
+    folder = write_flipped(tmp_path / "sentences", splits)
+    options = TRAINING | dict(learning_rate=1e-4, num_train_epochs=1, global_batch_size=32)
+    options |= dict(dataset=str(folder), model="embedded:minilm")
+    run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
+    mislabelled(run, folder, fewest=4)
+    assert run.statistics.beyond["TF-IDF + logistic regression"]["accuracy"]["low"] > 0
+
+
+@pytest.mark.contract("E9")
+def test_an_edited_list_is_taken_back(
+    flipped_run: finetune.Run, flipped: Path, bert: Path, tmp_path: Path
+) -> None:
+    """`--relabel` changes the rows that were edited and leaves out those to drop, and no others."""
+    listed = pd.read_csv(flipped_run.path / "suspects.csv", dtype=str, keep_default_na=False)
+    listed.loc[0, "new_label"] = listed.loc[0, "suggested"]
+    listed.loc[1, "new_label"] = "drop"
+    listed.to_csv(tmp_path / "edited.csv", index=False)
+    options = dict(dataset=str(flipped), model=str(bert))
+    expected = pd.read_csv(flipped / "test.csv").set_index("text")["label"].to_dict()
+    rows = Text(relabel=str(tmp_path / "edited.csv"), **options).splits["test"]
+    names = rows.features["label"].names
+    found = dict(zip(rows["text"][:], (names[i] for i in rows["label"][:]), strict=True))
+    checked = finetune.check("text", relabel=str(tmp_path / "edited.csv"), **options)
+    assert checked.splits["test"].rows == len(expected) - 1
+    excluded = Text(exclude=str(tmp_path / "edited.csv"), **options).splits["test"]["text"][:]
+    assert {*expected} - {*excluded} == {*listed["text"]}
+    expected[listed.loc[0, "text"]] = listed.loc[0, "suggested"]
+    del expected[listed.loc[1, "text"]]
+    assert found == expected
+
+
+@pytest.mark.contract("E9")
+@pytest.mark.parametrize(
+    ("column", "value", "fragments"),
+    [
+        ("new_label", "wonderful", ["wonderful", "line 2"]),
+        ("label", "bad", ["line 2"]),
+        ("digest", "x0", ["line 2"]),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused(
+    single_label_run: finetune.Run,
+    reviews: Path,
+    bert: Path,
+    tmp_path: Path,
+    column: str,
+    value: str,
+    fragments: list[str],
+) -> None:
+    """Unknown labels, labels that have changed and rows that are not there, with their line."""
+    listed = pd.read_csv(single_label_run.path / "suspects.csv", dtype=str)
+    other = {"bad": "good", "good": "bad"}
+    listed["new_label"] = [other[listed.loc[0, "label"]], *[""] * (len(listed) - 1)]
+    listed.loc[0, column] = other[listed.loc[0, "label"]] if value == "bad" else value
+    listed.to_csv(tmp_path / "edited.csv", index=False)
+    checked = finetune.check(
+        "text", relabel=str(tmp_path / "edited.csv"), dataset=str(reviews), model=str(bert)
+    )
+    assert checked.status == 2
+    messages = " ".join(finding.message for finding in checked.findings)
+    for fragment in ["--relabel", "edited.csv", *fragments]:
+        assert fragment in messages
+
+
+# ---- E10 -----------------------------------------------------------------------------------------
+
+
+def own_address() -> str | None:
+    """Return the address of this machine on its default route, None without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))
+        except OSError:
+            return None
+        address = str(probe.getsockname()[0])
+    return None if address.startswith("127.") else address
+
+
+@pytest.mark.contract("E10")
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "GLOO_SOCKET_IFNAME",
+        pytest.param(
+            "NCCL_SOCKET_IFNAME",
+            marks=pytest.mark.skipif(
+                not torch.distributed.is_nccl_available(), reason="this torch has no NCCL"
+            ),
+        ),
+    ],
+)
+def test_doctor_shows_the_machine_and_what_to_export(
+    cli: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Devices, interfaces, and for a variable that names none of them the line to type."""
+    monkeypatch.setenv(variable, "nosuch0")
+    found = cli("doctor")
+    assert found.status == 0, found.output
+    kind = torch.accelerator.current_accelerator() or "cpu"
+    assert str(kind) in found.stdout
+    assert {"nccl", "gloo"} <= {*re.findall(r"\w+", found.stdout)}
+    states = psutil.net_if_stats()
+    addresses = {
+        name: [a.address for a in entries if a.family in (socket.AF_INET, socket.AF_INET6)]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    up = [name for name, some in addresses.items() if states[name].isup and some]
+    (line,) = [line for line in found.stdout.splitlines() if re.match(r"\s*interfaces\s", line)]
+    assert line.split(maxsplit=1)[1].split(", ") == up
+    best = next((name for name in up if own_address() in addresses[name]), None)
+    commands = [line.strip() for line in found.stdout.splitlines()]
+    if best is None:
+        assert f"unset {variable}" in commands
+    else:
+        assert {f"export {variable}={best}", f"export {variable}='={best}'"} & {*commands}
+    assert f"{variable}=nosuch0" in found.stdout
+    assert torch.__version__ in found.stdout
+
+
+@pytest.mark.contract("E10")
+def test_doctor_times_an_all_reduce_under_torchrun(command: Commands) -> None:
+    """Both ranks meet, hear rank 0, and time sums of the sizes of gradients."""
+    found = command("doctor", launcher="torchrun")
+    assert found.status == 0, found.output
+    assert re.search(r"\b2 of 2 ranks", found.stdout)
+    rows = re.findall(r"^\s*(\d+) MB\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)$", found.stdout, re.M)
+    assert [int(size) for size, *_ in rows[:2]] == [1, 25]
+    for size, milliseconds, rate, bus in rows:
+        assert float(milliseconds) > 0
+        expected = int(size) / float(milliseconds)  # MB/ms is GB/s
+        assert float(rate) == pytest.approx(expected, rel=0.1, abs=0.01)
+        assert float(bus) == pytest.approx(float(rate), abs=0.011)  # 2 (n - 1) / n is 1 for two
+
+
+# ---- E11 -----------------------------------------------------------------------------------------
+
+
+def library_state() -> list[Any]:
+    """Return the levels, handlers and progress bars of the libraries."""
+    loggers = [logging.getLogger(name) for name in (None, "transformers", "datasets", "finetune")]
+    return [
+        *((logger.level, logger.propagate, [*logger.handlers]) for logger in loggers),
+        transformers.logging.get_verbosity(),
+        transformers.utils.logging.is_progress_bar_enabled(),
+        datasets.utils.logging.get_verbosity(),
+        datasets.are_progress_bars_disabled(),
+        huggingface_hub.utils.are_progress_bars_disabled(),
+        huggingface_hub.utils.logging.get_verbosity(),
+    ]
+
+
+VERBS: dict[str, Callable[[finetune.Run, Path, dict[str, Any]], Any]] = {
+    "train": lambda run, folder, options: finetune.train(
+        "text", output_dir=str(folder / "run"), **(SHORT | options)
+    ),
+    "check": lambda run, folder, options: finetune.check("text", **options),
+    "evaluate": lambda run, folder, options: finetune.evaluate(run),
+    "evaluate data": lambda run, folder, options: finetune.evaluate(run, options["dataset"]),
+    "predict": lambda run, folder, options: finetune.predict(run, ["a text"]),
+    "predict_file": lambda run, folder, options: finetune.predict_file(
+        run, options["dataset"], folder / "out.csv"
+    ),
+    "compare": lambda run, folder, options: finetune.compare([run, run], folder / "page.html"),
+    "report": lambda run, folder, options: finetune.report(run),
+}
+
+
+@pytest.mark.contract("E11")
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("unusual", [False, True], ids=["usual", "changed by the caller"])
+def test_functions_print_nothing_and_change_no_logging(
+    single_label_run: finetune.Run,
+    copy_run: Callable[..., finetune.Run],
+    reviews: Path,
+    bert: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    verb: str,
+    unusual: bool,
+) -> None:
+    """Whatever the caller has set stays, and standard output stays empty."""
+    run = copy_run(single_label_run)
+    before = library_state()
+    if unusual:
+        transformers.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        datasets.utils.logging.set_verbosity_error()
+        datasets.disable_progress_bars()
+    else:
+        transformers.utils.logging.enable_progress_bar()
+        datasets.enable_progress_bars()
+    chosen = library_state()
+    capfd.readouterr()
+    try:
+        VERBS[verb](run, tmp_path, dict(dataset=str(reviews), model=str(bert)))
+        assert library_state() == chosen
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err == "" or not unusual
+    finally:
+        transformers.logging.set_verbosity(before[4])
+        (transformers.utils.logging.enable_progress_bar if before[5] else (lambda: None))()
+        datasets.utils.logging.set_verbosity(before[6])
+        (datasets.disable_progress_bars if before[7] else datasets.enable_progress_bars)()
+
+
+@pytest.mark.contract("E11")
+def test_every_verb_is_a_function(
+    single_label_run: finetune.Run, reviews: Path, bert: Path
+) -> None:
+    """They return what the documentation names, with these attributes."""
+    run = single_label_run
+    assert all(callable(getattr(finetune, verb.split()[0])) for verb in (*VERBS, "launch"))
+    assert finetune.Run.load(str(run.path)).path == run.path
+    assert finetune.Run.load(run) is run
+    manifest = run.manifest
+    assert (manifest.status, manifest.recipe) == ("finished", "text")
+    assert manifest.options["dataset"] == str(reviews)
+    assert manifest.arguments["learning_rate"] == 3e-3
+    assert manifest["labels"] == manifest.labels == run.labels == ["bad", "good"]
+    assert sum(manifest.data.rows.values()) == 240
+    assert manifest.launch.world_size == 1
+    assert manifest.versions["transformers"] == transformers.__version__
+    assert manifest.steps is not None
+    steps = [row["step"] for row in manifest.history if "eval_loss" in row]
+    assert steps == [manifest.steps // 3, manifest.steps * 2 // 3, manifest.steps]
+    assert run.metrics["test"] == run.metrics.test
+    assert run.metrics["statistics"]["rows"] == run.statistics.rows == len(run.predictions)
+    assert run.unfinished is None
+    assert type(run.recipe()).__name__ == "Text"
+    assert run.recipe().model == str(run.path)
+    model = run.model()
+    assert not model.training
+    assert model.config.num_labels == 2
+    checked = finetune.check("text", dataset=str(reviews), model=str(bert), global_batch_size=16)
+    assert checked.status in (0, 3)
+    rows = {name: split.rows for name, split in checked.splits.items()}
+    assert rows == manifest.data.rows
+    assert checked.steps == manifest.steps
+    assert all(finding.severity in ("error", "warning", "info") for finding in checked.findings)
+    evaluation = finetune.evaluate(run)
+    assert evaluation.notes == []
+    comparison = finetune.compare([run, run])
+    assert (len(comparison.metrics), len(comparison.differences)) == (2, 1)
+    assert [len(table) for table in comparison.tables] == [len(run.predictions)] * 2
+
+
+@pytest.mark.contract("E11")
+def test_a_mistake_in_a_function_is_an_exception(tmp_path: Path) -> None:
+    """All mistakes at once, in `mistakes`; nothing is printed or written."""
+    with pytest.raises(finetune.UserError) as refused:
+        finetune.train("text", dataset="gone.csv", learning_rat=1, output_dir=str(tmp_path / "run"))
+    assert any("learning_rat" in mistake for mistake in refused.value.mistakes)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(finetune.UserError, match="nowhere"):
+        finetune.Run.load(tmp_path / "nowhere")

@@ -1,0 +1,1621 @@
+"""D: training is right, however it is launched, stopped, killed or damaged.
+
+DataParallel and FSDP (D4) need accelerators: `make gpu-check`. Losses and weights are compared with
+the hand-written loop of `native_loop.py` and with scikit-learn; a launch with another launch, and a
+resumed run with one that was not stopped. `faulty.py` is a recipe in which things go wrong.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.metrics import f1_score, log_loss, mean_squared_error
+from sklearn.utils.class_weight import compute_class_weight
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import finetune
+from finetune import Run, TextClassification
+from recipes.text import Text
+from tests.acceptance import data, native_loop
+from tests.acceptance.conftest import Commands, Finished, flags, once, record
+from tests.jobs import free_port, rank_without_launcher
+from tests.warm import Servers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Cli = Callable[..., Finished]
+HERE = Path(__file__).parent
+FAULTY = HERE / "faulty.py"
+#: Seconds in which a job ends that cannot go on (D9).
+MINUTE = 60
+
+
+# ---- D1: one training, however it is launched ----------------------------------------------------
+
+ROWS = {"train": 101, "validation": 23, "test": 37}
+BATCH, EPOCHS, LENGTH = 12, 2, 24
+STEPS = EPOCHS * (ROWS["train"] // BATCH)
+LAUNCHED: dict[str, Any] = dict(
+    optim="sgd",
+    learning_rate=0.1,
+    weight_decay=0.0,
+    num_train_epochs=EPOCHS,
+    global_batch_size=BATCH,
+    max_length=LENGTH,
+    logging_steps=1,
+    eval_strategy="epoch",
+    save_strategy="no",
+    load_best_model_at_end=False,
+    per_device_eval_batch_size=4,
+    precision="fp32",
+    num_threads=1,
+    baseline=False,
+    disable_tqdm=True,
+)
+#: Trained on consecutive rows, as the hand-written loop does.
+IN_ORDER = dict(train_sampling_strategy="sequential")
+RARE = dict(label_column="rare", **IN_ORDER)
+CASES: dict[str, dict[str, Any]] = {
+    "single label": dict(label_column="verdict", **IN_ORDER),
+    "weights": dict(class_weights="balanced", **RARE),
+    "weights, smoothed": dict(class_weights="many=1,few=7", label_smoothing_factor=0.2, **RARE),
+    "focal": dict(loss_function="focal", **RARE),
+    "multi label": dict(
+        label_column="tags", label_separator=";", thresholds="none", **IN_ORDER
+    ),
+    "regression": dict(label_columns="share,words", task="regression", **IN_ORDER),
+    "ordinal": dict(label_column="stars", task="ordinal", loss_function="emd"),
+    "columns of 0 and 1": dict(label_columns="is_good,is_long", task="multi_label"),
+    "balanced sampling": dict(label_column="rare", class_sampling="balanced"),
+    "pair": dict(text_columns="text,second", label_column="verdict"),
+    "windows": dict(label_column="verdict", long_texts="windows", max_length=12),
+    "tokens": dict(
+        recipe=str(FAULTY), label_column="verdict", max_tokens_per_batch=400, global_batch_size=None
+    ),
+    "rows": dict(
+        recipe=str(FAULTY), label_column="verdict", train_sampling_strategy="random",
+        optim="adamw_torch", learning_rate=3e-3,
+    ),
+    "rows that divide": dict(label_column="verdict", train_samples=96),
+    "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
+}  # fmt: skip
+#: What several processes train: three of them one of every task, and steps of their own kind.
+IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
+IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
+IN_THREE += ["tokens", "rows", "images"]
+#: Processes: accumulation steps. One process with one is what the others are compared with.
+LAUNCHES = {1: 3, 2: 2, 3: 1}
+#: What the job of so many processes does at last: directory, options, environment. The last fails.
+LAST: dict[int, list[tuple[str, dict[str, Any], dict[str, str]]]] = {
+    2: [("whole", {}, {}), ("diverged", {}, {"FAULT": "loss 5,nan,1"})],
+    3: [("refused", dict(global_batch_size=32), {})],
+}
+
+
+def write_table(directory: Path) -> Path:
+    """Write a directory of splits with a column of labels for every task."""
+    draw, first = random.Random(3), 0
+    directory.mkdir()
+    for split, size in ROWS.items():
+        rows = []
+        for number in range(first, first + size):
+            label = draw.choice(["bad", "good"])
+            tags = draw.sample(["dear", "loud", "near"], draw.randint(1, 2))
+            text = data.sentence(label, number, draw)
+            rows.append(
+                {
+                    "text": text,
+                    "second": data.sentence(draw.choice(["bad", "good"]), number, draw),
+                    "verdict": label,
+                    "tags": ";".join(tags),
+                    "is_good": int(label == "good"),
+                    "is_long": int(len(text) > 60),
+                    "share": round(draw.random() + (label == "good"), 3),
+                    "words": len(text.split()) + draw.random(),
+                    "stars": draw.randint(1, 5),
+                    "rare": "few" if draw.random() < 0.2 else "many",
+                }
+            )
+        first += size
+        pd.DataFrame(rows).to_csv(directory / f"{split}.csv", index=False)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def table(shared_directory: Path) -> Path:
+    return once(shared_directory / "table", write_table)
+
+
+@pytest.fixture(scope="session")
+def sources(shared_directory: Path, table: Path, bert: Path, vit: Path) -> dict[str, str]:
+    photos = once(shared_directory / "photos", data.write_photos)
+    return {"table": str(table), "bert": str(bert), "photos": str(photos), "vit": str(vit)}
+
+
+Options = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def options(sources: dict[str, str]) -> Options:
+    """The keywords of `finetune.train` for a case."""
+
+    def of_case(name: str, **more: Any) -> dict[str, Any]:
+        chosen = {"dataset": "table", "model": "bert", **LAUNCHED, **CASES[name], **more}
+        chosen |= {key: sources[chosen[key]] for key in ("dataset", "model")}
+        return {key: value for key, value in chosen.items() if value is not None}
+
+    return of_case
+
+
+Launched = Callable[[str, int, int], Run]
+
+
+@pytest.fixture(scope="session")
+def launched(shared_directory: Path, options: Options, jobs: Callable[[int], Path]) -> Launched:
+    """The run of a case in so many processes, with so many accumulation steps."""
+
+    def of_case(name: str, processes: int, accumulation: int) -> Run:
+        if processes > 1:
+            return Run.load(jobs(processes) / name / "run")
+
+        def train(directory: Path) -> None:
+            directory.mkdir(parents=True)
+            chosen = options(name, gradient_accumulation_steps=accumulation)
+            with mock.patch.dict(os.environ, {"ROWS": str(directory)}):
+                recipe = chosen.pop("recipe", "text")
+                finetune.train(recipe, output_dir=str(directory / "run"), **chosen)
+
+        place = shared_directory / f"1x{accumulation}"
+        place.mkdir(exist_ok=True)
+        return Run.load(once(place / name, train) / "run")
+
+    return of_case
+
+
+@pytest.fixture(scope="session")
+def jobs(
+    shared_directory: Path, options: Options, servers: Servers, faulty: dict[str, str]
+) -> Callable[[int], Path]:
+    """The directory of a job of torchrun that has trained every case."""
+
+    def train_all(directory: Path, processes: int) -> None:
+        cases = []
+        for name in IN_TWO if processes == 2 else IN_THREE:
+            (directory / name).mkdir(parents=True)
+            chosen = options(name, gradient_accumulation_steps=LAUNCHES[processes])
+            chosen["output_dir"] = str(directory / name / "run")
+            environment = {"ROWS": str(directory / name)}
+            recipe = chosen.pop("recipe", "text")
+            cases.append(dict(recipe=recipe, options=chosen, environment=environment))
+        for name, more, environment in LAST[processes]:
+            chosen = faulty | more | {"output_dir": str(directory / name)}
+            cases.append(dict(recipe=str(FAULTY), options=chosen, environment=environment))
+        for case in cases:
+            case["port"] = free_port()
+        (directory / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
+        launch = ("--standalone", f"--nproc_per_node={processes}")
+        words, module = [str(directory / "cases.json")], "tests.acceptance.job"
+        line = servers.torchrun(words, os.environ, *launch, module=module)
+        record(shared_directory, "commands", f"torchrun: {processes} processes, every task")
+        job = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            output, _ = job.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            output = f"it hangs: {job.communicate()[0]}"
+        (directory / "output.txt").write_text(output, encoding="utf-8")
+
+    def job(processes: int) -> Path:
+        return once(shared_directory / f"job-{processes}", lambda path: train_all(path, processes))
+
+    return job
+
+
+def numbers(run: Run) -> list[dict[str, float]]:
+    """Return what was logged at each step and evaluation, without the speed."""
+    speed = ("runtime", "per_second", "flos", "memory_mib", "groups")
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(speed)}
+        for entry in run.manifest.history
+    ][:-1]  # the last entry is about the speed
+
+
+def assert_close(run: Run, expected: Run) -> None:
+    """Compare losses, weights, predictions and metrics of two runs.
+
+    AdamW moves weights whose true gradient is zero by rounding: there only their norm is compared.
+    """
+    assert len(numbers(run)) == len(numbers(expected)) >= 14
+    for entry, other in zip(numbers(run), numbers(expected), strict=True):
+        assert entry == pytest.approx(other, rel=1e-5, abs=1e-6)
+        if "loss" in entry:
+            assert entry["loss"] == pytest.approx(other["loss"], rel=1e-6, abs=1e-6)
+    weights, others = (load_file(path / "model.safetensors") for path in (run.path, expected.path))
+    assert weights.keys() == others.keys()
+    if run.manifest.arguments["optim"] == "sgd":
+        for name, value in weights.items():
+            torch.testing.assert_close(value, others[name], rtol=1e-5, atol=1e-6, msg=name)
+    gap = sum((value - others[name]).square().sum() for name, value in weights.items())
+    assert gap.sqrt() < 1e-4 * sum(value.square().sum() for value in others.values()).sqrt()
+    pd.testing.assert_frame_equal(run.predictions, expected.predictions, rtol=1e-5, atol=1e-6)
+    for split in ("validation", "test"):
+        assert run.metrics[split] == pytest.approx(expected.metrics[split], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.contract("D1")
+@pytest.mark.parametrize(
+    ("processes", "name"), [*((2, name) for name in IN_TWO), *((3, name) for name in IN_THREE)]
+)
+def test_processes_change_nothing(launched: Launched, processes: int, name: str) -> None:
+    run = launched(name, processes, LAUNCHES[processes])
+    assert_close(run, launched(name, 1, 1))
+    assert run.manifest.launch["world_size"] == processes
+
+
+@pytest.mark.contract("D1")
+@pytest.mark.parametrize("name", ["weights", "focal", "multi label", "regression", "windows"])
+def test_accumulation_changes_nothing(launched: Launched, name: str) -> None:
+    """Three micro-batches a step, whose classes are not as frequent as those of the step."""
+    assert_close(launched(name, 1, 3), launched(name, 1, 1))
+
+
+@pytest.mark.contract("D1")
+def test_the_cases_differ(launched: Launched) -> None:
+    """No option is ignored: no two cases have the same losses."""
+    runs = [launched(name, 1, 1) for name in CASES]
+    losses = [numbers(run)[3]["loss"] for run in runs]
+    assert len({round(loss, 5) for loss in losses}) == len(CASES)
+
+
+#: The loss of a step by hand, and the targets as the rows of the table have them.
+SMOOTHED = dict(label_smoothing=0.2, weight=torch.tensor([7.0, 1.0]))
+
+
+def focal(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    losses = cross_entropy(logits, targets, reduction="none")
+    return ((1 - (-losses).exp()) ** 2 * losses).mean()
+
+
+def class_ids(run: Run, rows: pd.DataFrame) -> torch.Tensor:
+    column = run.manifest.options["label_column"]
+    return torch.tensor([run.labels.index(label) for label in rows[column]])
+
+
+def targets_of(name: str, run: Run, rows: pd.DataFrame, train: pd.DataFrame) -> torch.Tensor:
+    """Return the targets of rows: class ids, ones and zeros, or numbers without a unit."""
+    if name == "multi label":
+        cells = [cell.split(";") for cell in rows["tags"]]
+        return torch.tensor([[float(label in cell) for label in run.labels] for cell in cells])
+    if name == "regression":
+        columns = ["share", "words"]
+        scaled = (rows[columns] - train[columns].mean()) / train[columns].std(ddof=0)
+        return torch.tensor(scaled.to_numpy(dtype=np.float32))
+    return class_ids(run, rows)
+
+
+def loss_of(name: str, targets: torch.Tensor) -> native_loop.Loss:
+    """Return the loss over the rows of a step, for the targets of all training rows."""
+    if name == "weights":
+        classes = targets.unique().numpy()
+        weight = compute_class_weight("balanced", classes=classes, y=targets.numpy())
+        weight = torch.tensor(weight, dtype=torch.float32)
+        return lambda logits, targets: cross_entropy(logits, targets, weight=weight)
+    if name == "weights, smoothed":
+        return lambda logits, targets: cross_entropy(logits, targets, **SMOOTHED)
+    losses = {"focal": focal, "multi label": binary_cross_entropy_with_logits}
+    return {**losses, "regression": mse_loss}.get(name, cross_entropy)
+
+
+NATIVE = ("single label", "weights", "weights, smoothed", "focal", "multi label")
+
+
+@pytest.mark.contract("D1")
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_hand_written_loop_gives_the_same(
+    launched: Launched, table: Path, bert: Path, name: str
+) -> None:
+    """The loss of a step is its mean over the global batch, weighted as torch weighs it."""
+    run = launched(name, 1, 1)
+    train, test = (pd.read_csv(table / f"{split}.csv") for split in ("train", "test"))
+    targets = targets_of(name, run, train, train)
+    losses, model = native_loop.train(
+        bert, train["text"].tolist(), targets, loss_of(name, targets),
+        outputs=len(run.labels), epochs=EPOCHS, batch_size=BATCH, learning_rate=0.1,
+        max_length=LENGTH,
+    )  # fmt: skip
+    logged = [entry for entry in numbers(run) if "loss" in entry]
+    assert [entry["step"] for entry in logged] == list(range(1, STEPS + 1))
+    assert [entry["loss"] for entry in logged] == pytest.approx(losses, rel=1e-5, abs=1e-6)
+    saved = load_file(run.path / "model.safetensors")
+    outputs = native_loop.logits(model, run.path, test["text"].tolist(), LENGTH)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(saved[key], value, rtol=1e-4, atol=1e-5, msg=key)
+    scores = outputs.sigmoid() if name == "multi label" else outputs.softmax(dim=-1)
+    names = [f"probability of {label}" for label in run.labels]
+    np.testing.assert_allclose(run.predictions[names], scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.contract("D1")
+def test_the_loss_of_numbers_is_the_squared_error_in_deviations(
+    options: Options, table: Path, tmp_path: Path
+) -> None:
+    """At a learning rate of next to nothing: by hand, of the outputs of the saved model."""
+    chosen = options("regression", learning_rate=1e-12, gradient_accumulation_steps=2)
+    run = finetune.train("text", output_dir=str(tmp_path / "run"), **chosen)
+    train = pd.read_csv(table / "train.csv")
+    outputs = finetune.predict(run, train["text"].tolist(), precision="fp32")
+    columns = ["share", "words"]
+    errors = outputs[[f"prediction of {column}" for column in columns]] - train[columns].to_numpy()
+    losses = ((errors / train[columns].std(ddof=0).to_numpy()) ** 2).mean(axis=1)
+    steps = [losses[start : start + BATCH].mean() for start in range(0, 96, BATCH)]
+    logged = [entry["loss"] for entry in numbers(run) if "loss" in entry]
+    assert logged == pytest.approx(EPOCHS * steps, rel=1e-5)
+
+
+def rows_of_steps(run: Run, token_ids: list[list[int]]) -> list[list[list[int]]]:
+    """Return the rows of every step, by process and micro-batch."""
+    steps: dict[int, list[list[int]]] = {}
+    for path in sorted(run.path.parent.glob("rank*.jsonl")):
+        for line in path.read_text().splitlines():
+            step, micro_batch = json.loads(line)
+            steps.setdefault(step, []).append([token_ids.index(tokens) for tokens in micro_batch])
+    return [steps[step] for step in sorted(steps)]
+
+
+@pytest.fixture
+def token_ids(table: Path, bert: Path) -> list[list[int]]:
+    """The tokens of every training row."""
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    texts = pd.read_csv(table / "train.csv")["text"].tolist()
+    return [tokenizer(text, truncation=True, max_length=LENGTH)["input_ids"] for text in texts]
+
+
+@pytest.mark.contract("D1", "D2")
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 1), *list(LAUNCHES.items())[1:]])
+def test_a_step_has_the_same_rows_in_every_launch(
+    launched: Launched, token_ids: list[list[int]], processes: int, accumulation: int
+) -> None:
+    """Of 101 rows five are left out in each epoch, others each time; none comes twice."""
+    steps = rows_of_steps(launched("rows", processes, accumulation), token_ids)
+    assert len(steps) == STEPS
+    share = BATCH // (processes * accumulation)
+    assert {len(rows) for step in steps for rows in step} == {share}
+    assert {len(step) for step in steps} == {processes * accumulation}
+    flat = [sorted(chain(*step)) for step in steps]
+    epochs = [sorted(chain(*flat[start : start + 8])) for start in (0, 8)]
+    for rows in epochs:
+        assert len(set(rows)) == len(rows) == 8 * BATCH
+    assert epochs[0] != epochs[1]
+    one = rows_of_steps(launched("rows", 1, 1), token_ids)
+    assert flat == [sorted(chain(*step)) for step in one]
+
+
+@pytest.mark.contract("D1", "D2")
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_step_of_tokens_has_no_more_than_asked_for_and_every_row_is_used(
+    launched: Launched, token_ids: list[list[int]], processes: int
+) -> None:
+    """Padding included, over all processes and micro-batches."""
+    steps = rows_of_steps(launched("tokens", processes, LAUNCHES[processes]), token_ids)
+    for step in steps:
+        assert sum(len(rows) * max(len(token_ids[row]) for row in rows) for rows in step) <= 400
+    rows = sorted(chain(*chain(*steps)))
+    assert rows == sorted(EPOCHS * [*range(ROWS["train"])])
+
+
+# ---- D2: the global batch ------------------------------------------------------------------------
+
+
+@pytest.mark.contract("D2")
+@pytest.mark.parametrize(
+    ("chosen", "sizes"),
+    [
+        (dict(global_batch_size=12), [12] * 8),
+        (dict(global_batch_size=12, gradient_accumulation_steps=3), [4] * 24),
+        (dict(global_batch_size=101), [101]),
+        (dict(per_device_train_batch_size=5, gradient_accumulation_steps=2), [5] * 20),
+        (dict(per_device_train_batch_size=50), [50] * 2),
+    ],
+    ids=str,
+)
+def test_the_global_batch_is_divided(
+    sources: dict[str, str], tmp_path: Path, chosen: dict[str, Any], sizes: list[int]
+) -> None:
+    source = dict(dataset=sources["table"], model=sources["bert"], label_column="verdict")
+    trainer = Text(**source).trainer(output_dir=str(tmp_path), num_train_epochs=1, **chosen)
+    assert [len(batch["labels"]) for batch in trainer.get_train_dataloader()] == sizes
+    checked = finetune.check("text", **source, output_dir=str(tmp_path / "run"), **chosen)
+    epochs = checked.steps / (len(sizes) // chosen.get("gradient_accumulation_steps", 1))
+    assert epochs == int(epochs) > 0
+
+
+@pytest.mark.contract("D2")
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        ("--global_batch_size 13 --gradient_accumulation_steps 2", ["13", "12", "14"]),
+        ("--global_batch_size 10 --gradient_accumulation_steps 4", ["10", "8", "12"]),
+        ("--global_batch_size 2 --gradient_accumulation_steps 3", ["2", "3"]),
+        ("--global_batch_size 102", ["102", "101"]),
+        ("--global_batch_size 0", ["--global_batch_size 0"]),
+        ("--gradient_accumulation_steps 0", ["--gradient_accumulation_steps 0"]),
+        (
+            "--global_batch_size 12 --per_device_train_batch_size 4",
+            ["--global_batch_size", "--per_device_train_batch_size"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_batch_that_does_not_divide_is_refused(
+    cli: Cli, sources: dict[str, str], tmp_path: Path, words: str, fragments: list[str]
+) -> None:
+    source = flags(dataset=sources["table"], model=sources["bert"], label_column="verdict")
+    done = cli("text", *source, "--output_dir", tmp_path / "run", *words.split())
+    assert (done.status, done.stdout) == (2, "")
+    for fragment in fragments:
+        assert re.search(rf"(?<!\d){fragment}(?!\d)", done.stderr), done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.contract("D2")
+def test_three_processes_cannot_share_32_rows(jobs: Callable[[int], Path]) -> None:
+    """The message names the nearest batches that divide."""
+    output = (jobs(3) / "output.txt").read_text(encoding="utf-8")
+    (line,) = [line for line in output.splitlines() if "32 rows" in line]
+    assert {"30", "33"} <= set(re.findall(r"\d+", line))
+    assert not (jobs(3) / "refused").exists()
+
+
+# ---- D3: evaluation ------------------------------------------------------------------------------
+
+
+def loss_by_hand(name: str, run: Run, rows: pd.DataFrame, predictions: pd.DataFrame) -> float:
+    """Return the mean of the rows' losses, of probabilities or numbers; it is never weighted."""
+    train = rows.attrs["train"]
+    targets = targets_of(name, run, rows, train).numpy()
+    if name == "regression":
+        columns = ["share", "words"]
+        scaled = predictions[[f"prediction of {column}" for column in columns]].to_numpy()
+        scaled = (scaled - train[columns].mean().to_numpy()) / train[columns].std(ddof=0).to_numpy()
+        return float(mean_squared_error(targets, scaled))
+    scores = predictions[[f"probability of {label}" for label in run.labels]].to_numpy(float)
+    if name == "multi label":
+        return float(np.mean([log_loss(*pair) for pair in zip(targets.T, scores.T, strict=True)]))
+    return float(log_loss(targets, scores / scores.sum(axis=1, keepdims=True)))
+
+
+@pytest.mark.contract("D3")
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("name", ["single label", "weights", "multi label", "regression"])
+def test_every_test_row_counts_once_in_its_order(
+    launched: Launched, table: Path, name: str, processes: int
+) -> None:
+    """Of 37 rows, which batches of four and two or three processes do not divide."""
+    run = launched(name, processes, 1 if processes == 1 else LAUNCHES[processes])
+    test = pd.read_csv(table / "test.csv")
+    test.attrs["train"] = pd.read_csv(table / "train.csv")
+    assert run.predictions["id"].tolist() == list(range(ROWS["test"]))
+    assert run.predictions["text"].tolist() == test["text"].tolist()
+    by_hand = loss_by_hand(name, run, test, run.predictions)
+    assert run.metrics["test"]["loss"] == pytest.approx(by_hand, rel=1e-5, abs=1e-6)
+    if name == "single label":
+        f1 = f1_score(test["verdict"], run.predictions["prediction"], average="macro")
+        assert run.metrics["test"]["f1"] == pytest.approx(f1)
+
+
+@pytest.mark.contract("D3")
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [("single label", 1), ("single label", 3), ("weights", 1), ("weights", 3), ("focal", 1)],
+)
+def test_the_loss_of_an_evaluation_in_training_is_that_of_its_rows(
+    launched: Launched, table: Path, name: str, processes: int
+) -> None:
+    """The evaluation after the last step is of the model that is saved; of 23 rows, by hand."""
+    run = launched(name, processes, 1)
+    rows = pd.read_csv(table / "validation.csv")
+    model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
+    outputs = native_loop.logits(model, run.path, rows["text"].tolist(), LENGTH)
+    loss = cross_entropy(outputs, class_ids(run, rows)).item()
+    logged = [entry["eval_loss"] for entry in numbers(run) if "eval_loss" in entry]
+    assert len(logged) == EPOCHS
+    assert logged[-1] == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    assert run.metrics["validation"]["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-6)
+
+
+# ---- D4: machines, schedulers, accelerators ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def machines(
+    shared_directory: Path, servers: Servers, options: Options
+) -> Callable[[], tuple[Path, list[str]]]:
+    """Two ranks started as a cluster starts them, with directories of their own."""
+
+    def train_all(directory: Path) -> None:
+        nodes = [str(directory / name) for name in ("first", "second")]
+        for node in nodes:
+            Path(node).mkdir(parents=True)
+        cases: list[dict[str, Any]] = [
+            dict(options={"output_dir": str(directory / "shared")}),
+            dict(options={"output_dir": "run", "save_on_each_node": True}),
+            dict(options={"output_dir": str(directory / "not shared")}),
+        ]
+        cases[2]["by_rank"] = [{"learning_rate": 0.1}, {"learning_rate": 0.2}]
+        for case in cases:
+            case["options"] = options("single label") | case["options"]
+            case |= dict(recipe="text", port=free_port(), directories=nodes)
+        (directory / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
+        ranks = []
+        for rank in range(2):
+            environment = {**os.environ, **rank_without_launcher(rank, 2, port=0)}
+            words = [str(directory / "cases.json")]
+            line = servers.words("tests.acceptance.job", words, environment)
+            record(shared_directory, "commands", f"machine {rank}")
+            with (directory / f"output{rank}.txt").open("w") as file:
+                job = subprocess.Popen(line, env=environment, stdout=file, stderr=file)
+            ranks.append(job)
+        for job in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(timeout=120)
+            job.kill()
+
+    def job() -> tuple[Path, list[str]]:
+        path = once(shared_directory / "machines", train_all)
+        return path, [(path / f"output{rank}.txt").read_text() for rank in range(2)]
+
+    return job
+
+
+@pytest.mark.contract("D4")
+def test_machines_train_one_run_in_a_shared_directory(
+    machines: Callable[[], tuple[Path, list[str]]], launched: Launched
+) -> None:
+    directory, output = machines()
+    assert (directory / "shared" / "run.json").exists(), output
+    run = Run.load(directory / "shared")
+    assert_close(run, launched("single label", 1, 1))
+    assert run.manifest.launch["machines"] == 2
+
+
+@pytest.mark.contract("D4")
+def test_machines_with_save_on_each_node_have_the_whole_run_each(
+    machines: Callable[[], tuple[Path, list[str]]], launched: Launched
+) -> None:
+    directory, output = machines()
+    for node in ("first", "second"):
+        assert (directory / node / "run" / "run.json").exists(), output
+        run = Run.load(directory / node / "run")
+        assert run.manifest.status == "finished"
+        assert_close(run, launched("single label", 1, 1))
+        assert len(finetune.predict(run, ["a fine place"])) == 1
+
+
+@pytest.mark.contract("D4")
+def test_machines_with_other_flags_are_refused(
+    machines: Callable[[], tuple[Path, list[str]]],
+) -> None:
+    """By the name of the flag, on both, and before anything is written."""
+    directory, output = machines()
+    for text in output:
+        (line,) = [line for line in text.splitlines() if "UserError: " in line]
+        assert "--learning_rate" in line
+        assert {"0.1", "0.2"} <= set(re.findall(r"\d\.\d", line))
+    assert not (directory / "not shared").exists()
+
+
+@pytest.mark.contract("D4")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="accelerators can shard")
+@pytest.mark.parametrize("value", ["", "full_shard"])
+def test_fsdp_is_refused_on_a_cpu(
+    cli: Cli, faulty: dict[str, str], tmp_path: Path, value: str
+) -> None:
+    """The library would train by DDP and say nothing."""
+    done = cli("text", *flags(**faulty, output_dir=tmp_path / "run"), "--fsdp", *value.split())
+    assert done.status == 2
+    assert "--fsdp" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.contract("D4", "D5")
+@pytest.mark.parametrize("variable", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_job_that_is_started_again_resumes_without_the_flag(
+    train: "Train", tmp_path: Path, variable: str
+) -> None:
+    """As SLURM starts one that was queued again, and `torchrun --max-restarts` its processes."""
+    assert train(tmp_path / "run", "--max_steps", 6, fault="step 4,SIGTERM").status == 75
+    assert train(tmp_path / "run", "--max_steps", 6, environment={variable: "1"}).status == 0
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+    assert Run.load(tmp_path / "run").manifest.steps_before == 4
+
+
+@pytest.mark.contract("D4")
+@pytest.mark.parametrize(("gpus", "processes"), [({}, "1"), ({"SLURM_GPUS_ON_NODE": "4"}, "4")])
+def test_the_batch_script_of_slurm_starts_torchrun(
+    tmp_path: Path, gpus: dict[str, str], processes: str
+) -> None:
+    """With stand-ins for the programs that it calls, as on the second of two nodes."""
+    programs = {
+        "scontrol": 'test "$*" = "show hostnames node[8-9]" && printf "node8\nnode9\n"',
+        "srun": 'while [[ $1 == -* ]]; do shift; done; SLURMD_NODENAME=node9 "$@"',
+        "torchrun": 'printf "%s\n" "$@" > started',
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"JOB_ID": "123456", "JOB_NODELIST": "node[8-9]", "NNODES": "2", "CPUS_PER_TASK": "8"}
+    environment = {f"SLURM_{name}": value for name, value in job.items()} | gpus
+    environment["PATH"] = f"{tmp_path}:{os.defpath}"
+    script = HERE.parents[1] / "docs" / "cluster" / "train.sbatch"
+    words = ["bash", str(script), "sentiment", "--output_dir", "a directory"]
+    subprocess.run(words, cwd=tmp_path, env=environment, check=True)
+    started = (tmp_path / "started").read_text().splitlines()
+    assert started[-5:] == ["-m", "finetune", "sentiment", "--output_dir", "a directory"]
+    assert {"--nnodes=2", f"--nproc_per_node={processes}"} <= set(started)
+    assert any("node8" in word for word in started)
+
+
+# ---- D5: resumed as if it had never stopped ------------------------------------------------------
+
+#: Nine steps an epoch, eighteen in all, and a checkpoint after every third.
+EPOCH, LAST_STEP = 9, 18
+
+
+@pytest.fixture(scope="session")
+def faulty(shared_directory: Path) -> dict[str, str]:
+    """Splits of 144, 40 and 40 reviews, and a BERT with dropout, whose state a resume needs."""
+
+    def write(directory: Path) -> None:
+        directory.mkdir()
+        rows = data.labelled_sentences(224)
+        for split, first, last in (("train", 0, 144), ("validation", 144, 184), ("test", 184, 224)):
+            data.write_csv(directory / f"{split}.csv", ["text", "label"], rows[first:last])
+
+    model = once(shared_directory / "dropout", lambda path: data.write_bert(path, dropout=0.1))
+    return {"dataset": str(once(shared_directory / "faulty", write)), "model": str(model)}
+
+
+Train = Callable[..., Finished]
+#: Those that stop a training. One that was not handled must not end the tests.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+@pytest.fixture
+def train(cli: Cli, faulty: dict[str, str]) -> Train:
+    """Type a training of the recipe `faulty.py` in this process, with a fault."""
+
+    def run(
+        output_dir: Path, *words: object, fault: str = "", environment: dict[str, str] | None = None
+    ) -> Finished:
+        typed = [*flags(**faulty), "--output_dir", output_dir, *words]
+        ending = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, lambda *_: None) for number in ending}
+        with mock.patch.dict(os.environ, {"FAULT": fault, **(environment or {})}):
+            try:
+                return cli(FAULTY, *typed)
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def whole(shared_directory: Path, faulty: dict[str, str]) -> Callable[..., Path]:
+    """The run that nothing happened to, with these training arguments."""
+
+    def trained(**more: Any) -> Path:
+        def train(path: Path) -> None:
+            finetune.train(str(FAULTY), **faulty, **more, output_dir=str(path / "run"))
+
+        name = "-".join(["whole", *map(str, more.values())])
+        return once(shared_directory / name, train) / "run"
+
+    return trained
+
+
+def assert_identical(run: Path, expected: Path) -> None:
+    """Compare two runs bit by bit: model, optimizer, schedule, random states, log, results."""
+    assert Run.load(run).manifest.status == "finished"
+    assert numbers(Run.load(run)) == numbers(Run.load(expected))
+    for split in ("validation", "test"):
+        assert Run.load(run).metrics[split] == Run.load(expected).metrics[split]
+    assert Run.load(run).predictions.equals(Run.load(expected).predictions)
+    last = sorted(expected.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))[-1]
+    for path in [expected / "model.safetensors", *last.iterdir()]:
+        other = run / path.relative_to(expected)
+        if path.suffix == ".safetensors":
+            weights, others = load_file(path), load_file(other)
+            assert weights.keys() == others.keys()
+            assert all(torch.equal(weights[name], others[name]) for name in weights), path
+        elif path.suffix in (".pt", ".pth"):
+            states = [torch.load(file, weights_only=False) for file in (path, other)]
+            assert equal(*states), path
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two nested states are equal."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+def typed_again(done: Finished) -> list[str]:
+    """Return the command that was printed to resume a run, without `python -m finetune`."""
+    (command,) = re.findall(r"(?:python|torchrun) [^\n]* --resume\b[^\n]*", done.stdout)
+    return shlex.split(command)[3:]
+
+
+def checkpoints(run: Path) -> list[str]:
+    return sorted((path.name for path in run.glob("checkpoint-*")), key=lambda name: int(name[11:]))
+
+
+@pytest.mark.contract("D5", "D7")
+@pytest.mark.parametrize(
+    ("fault", "more", "step"),
+    [
+        ("step 5,SIGTERM", {}, 5),
+        ("step 9,SIGINT", {}, 9),  # the end of an epoch
+        ("step 10,SIGUSR1", {}, 10),  # the first step of the next
+        ("step 18,SIGHUP", {}, 18),
+        ("batch 2,SIGTERM", {}, 3),  # in the evaluation after step 3
+        ("save 2,SIGINT", {}, 6),
+        ("step 7,SIGTERM", {"gradient_accumulation_steps": 2}, 7),
+    ],
+    ids=str,
+)
+def test_a_signal_saves_a_checkpoint_and_the_printed_command_resumes(
+    train: Train, cli: Cli, whole: Callable[..., Path], tmp_path: Path,
+    fault: str, more: dict[str, Any], step: int,
+) -> None:  # fmt: skip
+    """The exit status is 75, and the run becomes what it would have become."""
+    run = tmp_path / "run"
+    stopped = train(run, *flags(**more), fault=fault)
+    assert stopped.status == 75
+    manifest = Run.load(run).manifest
+    assert (manifest.status, manifest.stopped_by) == ("interrupted", fault.partition(",")[2])
+    assert checkpoints(run)[-1] == f"checkpoint-{step}"
+    assert not (run / "metrics.json").exists()
+    resumed = cli(*typed_again(stopped))
+    assert resumed.status == 0, resumed.stderr
+    assert f"checkpoint-{step}" in resumed.output
+    assert_identical(run, whole(**more))
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+
+
+@pytest.mark.contract("D7")
+def test_a_signal_before_the_training_leaves_nothing(train: Train, tmp_path: Path) -> None:
+    stopped = train(tmp_path / "run", fault="preparation,SIGTERM")
+    assert stopped.status == 75
+    assert "SIGTERM" in stopped.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.contract("D7")
+def test_a_hangup_that_nohup_ignores_stays_ignored(train: Train, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        done = train(tmp_path / "run", "--max_steps", 5, fault="step 4,SIGHUP")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert done.status == 0
+    assert Run.load(tmp_path / "run").manifest.steps == 5
+
+
+@pytest.fixture(scope="session")
+def broken_off(shared_directory: Path, faulty: dict[str, str]) -> Path:
+    """A run that failed in step 10, with the checkpoints of steps 3, 6 and 9. Not to be changed."""
+
+    def train(path: Path) -> None:
+        with (
+            mock.patch.dict(os.environ, {"FAULT": "step 10,raise"}),
+            pytest.raises(ValueError, match="broken at step 10"),
+        ):
+            finetune.train(str(FAULTY), **faulty, output_dir=str(path / "run"))
+
+    return once(shared_directory / "broken-off", train) / "run"
+
+
+@pytest.fixture
+def broken_copy(broken_off: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(broken_off, tmp_path / "run")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.mkdir()
+
+
+DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
+    ("model.safetensors", flip),
+    ("model.safetensors", truncate),
+    ("model.safetensors", Path.unlink),
+    ("optimizer.pt", flip),
+    ("optimizer.pt", Path.unlink),
+    ("scheduler.pt", flip),
+    ("scheduler.pt", Path.unlink),
+    ("rng_state.pth", flip),
+    ("trainer_state.json", flip),
+    ("trainer_state.json", Path.unlink),
+    ("scaler.pt", Path.touch),
+    ("", empty),
+]
+
+
+@pytest.mark.contract("D5")
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    train: Train, whole: Callable[..., Path], broken_copy: Path, name: str,
+    damage: Callable[[Path], object],
+) -> None:  # fmt: skip
+    damage(broken_copy / "checkpoint-9" / (name or "optimizer.pt"))
+    done = train(broken_copy, "--resume")
+    assert done.status == 0, done.stderr
+    (line,) = [line for line in done.output.splitlines() if "damaged-checkpoint-9" in line]
+    assert name in line
+    assert (broken_copy / "damaged-checkpoint-9").is_dir()
+    assert "checkpoint-6, step 6" in " ".join(done.output.split())
+    assert_identical(broken_copy, whole())
+
+
+@pytest.mark.contract("D5")
+def test_a_whole_checkpoint_is_used(
+    train: Train, whole: Callable[..., Path], broken_copy: Path
+) -> None:
+    """Also beside one that was never finished, and files that a system leaves."""
+    (broken_copy / "checkpoint-9" / ".DS_Store").touch()
+    done = train(broken_copy, "--resume")
+    assert done.status == 0, done.stderr
+    assert "checkpoint-9, step 9" in " ".join(done.output.split())
+    assert "damaged" not in done.output
+    assert_identical(broken_copy, whole())
+
+
+@pytest.mark.contract("D5")
+def test_where_no_checkpoint_is_whole_nothing_is_used_or_changed(
+    train: Train, broken_copy: Path
+) -> None:
+    manifest = (broken_copy / "run.json").read_bytes()
+    for path in broken_copy.glob("checkpoint-*"):
+        flip(path / "rng_state.pth")
+    for _ in range(2):
+        done = train(broken_copy, "--resume")
+        assert (done.status, done.stdout) == (2, "")
+        assert done.stderr.count("rng_state.pth") == 3
+    assert (broken_copy / "run.json").read_bytes() == manifest
+    assert checkpoints(broken_copy) == ["checkpoint-3", "checkpoint-6", "checkpoint-9"]
+
+
+@pytest.mark.contract("D5")
+def test_a_path_to_a_damaged_checkpoint_is_refused_and_a_whole_one_named(
+    train: Train, broken_copy: Path
+) -> None:
+    flip(broken_copy / "checkpoint-9" / "model.safetensors")
+    done = train(broken_copy, "--resume_from_checkpoint", broken_copy / "checkpoint-9")
+    assert done.status == 2
+    assert "model.safetensors" in done.stderr
+    assert str(broken_copy / "checkpoint-6") in done.stderr
+
+
+@pytest.mark.contract("D5")
+def test_an_earlier_checkpoint_can_be_named_and_later_ones_are_set_aside(
+    train: Train, whole: Callable[..., Path], broken_copy: Path
+) -> None:
+    done = train(broken_copy, "--resume_from_checkpoint", broken_copy / "checkpoint-3")
+    assert done.status == 0, done.stderr
+    assert {path.name for path in broken_copy.glob("later-*")} == {
+        "later-checkpoint-6", "later-checkpoint-9"
+    }  # fmt: skip
+    assert_identical(broken_copy, whole())
+
+
+@pytest.mark.contract("D5")
+@pytest.mark.parametrize(
+    ("words", "status"), [("--resume", 0), ("--resume_from_checkpoint last", 2)]
+)
+def test_without_a_checkpoint_resume_starts_and_last_is_refused(
+    train: Train, tmp_path: Path, words: str, status: int
+) -> None:
+    done = train(tmp_path / "run", *words.split(), "--max_steps", 1)
+    assert done.status == status
+    assert (tmp_path / "run").exists() == (status == 0)
+    if status:
+        assert "--resume_from_checkpoint last" in done.stderr
+
+
+@pytest.mark.contract("D5")
+def test_a_kill_between_the_files_of_a_checkpoint_costs_only_that_one(
+    command: Commands, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Killed behind the weights of step 6 and before the optimizer; nothing can be cleaned up."""
+    run = tmp_path / "run"
+    words = [FAULTY, *flags(**faulty, output_dir=run)]
+    killed = command(*words, env={"FAULT": "save 2,SIGKILL"})
+    assert killed.status == -signal.SIGKILL
+    assert checkpoints(run) == ["checkpoint-3"]
+    resumed = train(run, "--resume")
+    assert resumed.status == 0, resumed.stderr
+    assert "checkpoint-3, step 3" in " ".join(resumed.output.split())
+    assert "damaged" not in resumed.output
+    assert_identical(run, whole())
+    assert checkpoints(run) == checkpoints(whole())
+
+
+#: Place, signal or error, rank and attempt.
+KILLS = "step 5,SIGKILL,1,0;save 3,SIGKILL,0,1;step 2,raise,0,2;step 2,raise,1,2"
+
+
+@pytest.mark.contract("D5", "D9")
+def test_ranks_that_are_killed_are_started_again_by_torchrun(
+    command: Commands, jobs: Callable[[int], Path], faulty: dict[str, str], tmp_path: Path
+) -> None:
+    """First rank 1 in step 5, then rank 0 between the files of the checkpoint of step 12.
+
+    Then both raise an error, which is shown once. The weights are those of an undisturbed job.
+    """
+    run = tmp_path / "run"
+    words = [str(FAULTY), *flags(**faulty, output_dir=run)]
+    environment = {**os.environ, "FAULT": KILLS}
+    launch = ("--standalone", "--nproc_per_node=2", "--max-restarts=3")
+    line = command.servers.torchrun(words, environment, *launch)
+    record(command.shared_directory, "commands", "torchrun --max-restarts=3")
+    pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command.processes.append(subprocess.Popen(line, cwd=tmp_path, env=environment, **pipes))
+    output, _ = command.processes[0].communicate(timeout=2 * MINUTE)
+    assert command.processes[0].returncode == 0, output
+    assert output.count("ValueError: broken at step 2") == 1
+    assert_identical(run, jobs(2) / "whole")
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+
+
+# ---- D6: what may change in between --------------------------------------------------------------
+
+#: Option: another value, and under which name it is compared.
+OTHERS: dict[str, Any] = {
+    "seed": 7,
+    "data_seed": 7,
+    "split_seed": 7,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 4,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.9,
+    "optim": "sgd",
+    "max_grad_norm": 0.5,
+    "label_smoothing_factor": 0.1,
+    "global_batch_size": 8,
+    "num_train_epochs": 3,
+    "max_steps": 30,
+    "max_length": 16,
+    "hidden_dropout": 0.3,
+    "train_samples": 100,
+    "class_weights": "balanced",
+    "truncation": "tail",
+    "train_sampling_strategy": "sequential",
+    "metric_for_best_model": "accuracy",
+}
+
+
+@pytest.mark.contract("D6")
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_setting_is_refused_by_name(train: Train, broken_off: Path, name: str) -> None:
+    """With the values, and with the flag that accepts it."""
+    before = (broken_off / "run.json").read_bytes()
+    done = train(broken_off, "--resume", "--dry_run", f"--{name}", OTHERS[name])
+    assert done.status == 2
+    lines = done.stderr.splitlines()
+    assert any(re.search(rf"\b{name}\b", line) for line in lines if "hint" not in line)
+    assert str(OTHERS[name]) in done.stderr
+    (allowed,) = re.findall(r"--allow_changed (\S+)", done.stderr)
+    assert name in allowed.split(",")
+    assert (broken_off / "run.json").read_bytes() == before
+
+
+@pytest.mark.contract("D6")
+def test_all_changes_are_refused_at_once_and_only_those(train: Train, broken_off: Path) -> None:
+    more = flags(learning_rate=1e-3, seed=7, logging_steps=3, early_stopping_patience=9)
+    done = train(broken_off, "--resume", "--dry_run", *more)
+    (allowed,) = re.findall(r"--allow_changed (\S+)", done.stderr)
+    assert set(allowed.split(",")) == {"learning_rate", "seed"}
+    assert train(broken_off, "--resume", "--dry_run", *more[4:]).status == 0
+
+
+def other_data(place: Path, words: dict[str, str]) -> None:
+    words["dataset"] = str(shutil.copytree(words["dataset"], place / "data"))
+    path = place / "data" / "train.csv"
+    path.write_text(path.read_text().replace("dull", "flat", 1), encoding="utf-8")
+
+
+def other_label(place: Path, words: dict[str, str]) -> None:
+    words["dataset"] = str(shutil.copytree(words["dataset"], place / "data"))
+    path = place / "data" / "test.csv"
+    path.write_text(path.read_text().replace(",good", ",bad", 1), encoding="utf-8")
+
+
+def other_model(place: Path, words: dict[str, str]) -> None:
+    words["model"] = str(shutil.copytree(words["model"], place / "model"))
+    weights = load_file(place / "model" / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][5] += 1
+    save_file(weights, place / "model" / "model.safetensors", {"format": "pt"})
+
+
+def other_configuration(place: Path, words: dict[str, str]) -> None:
+    words["model"] = str(shutil.copytree(words["model"], place / "model"))
+    path = place / "model" / "config.json"
+    path.write_text(path.read_text().replace('_dropout_prob": 0.1', '_dropout_prob": 0.5'))
+
+
+def other_tokenizer(place: Path, words: dict[str, str]) -> None:
+    words["model"] = str(shutil.copytree(words["model"], place / "model"))
+    path = place / "model" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"food"', '"wood"'), encoding="utf-8")
+
+
+def other_recipe(place: Path, words: dict[str, str]) -> None:
+    words["recipe"] = str(shutil.copy(FAULTY, place / "faulty.py"))
+    path = place / "faulty.py"
+    path.write_text(path.read_text().replace("losses = super", "losses = 2 * super"))
+
+
+@pytest.mark.contract("D6")
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (other_data, "data"),
+        (other_label, "data"),
+        (other_model, "model"),
+        (other_configuration, "model"),
+        (other_tokenizer, "tokenizer"),
+        (other_recipe, "recipe"),
+    ],
+)
+def test_other_data_another_model_and_another_recipe_are_refused(
+    cli: Cli, faulty: dict[str, str], broken_copy: Path, tmp_path: Path,
+    change: Callable[[Path, dict[str, str]], None], named: str,
+) -> None:  # fmt: skip
+    """Changed by one word, one weight or one line; the same in another place are accepted."""
+    words = {"recipe": str(FAULTY), **faulty}
+    typed = flags(output_dir=broken_copy, dry_run=True, resume=True)
+    before = (broken_copy / "run.json").read_bytes()
+    change(tmp_path, words)
+    done = cli(words.pop("recipe"), *flags(**words), *typed)
+    assert done.status == 2
+    assert any(named in line for line in done.stderr.splitlines() if "hint" not in line)
+    assert (broken_copy / "run.json").read_bytes() == before
+
+
+@pytest.mark.contract("D6")
+def test_the_same_data_in_another_place_are_accepted(
+    train: Train, faulty: dict[str, str], broken_off: Path, tmp_path: Path
+) -> None:
+    moved = shutil.copytree(faulty["dataset"], tmp_path / "moved")
+    assert train(broken_off, "--resume", "--dry_run", "--dataset", moved).status == 0
+
+
+@pytest.mark.contract("D6")
+def test_a_change_that_is_allowed_is_in_force_and_recorded(train: Train, broken_copy: Path) -> None:
+    changed = flags(learning_rate=1e-4, weight_decay=0.2)
+    refused = train(broken_copy, "--resume", *changed, "--allow_changed", "learning_rate")
+    assert refused.status == 2
+    assert "weight_decay" in refused.stderr
+    allowed = ("--allow_changed", "learning_rate,weight_decay")
+    done = train(broken_copy, "--resume", *changed, *allowed)
+    assert done.status == 0, done.stderr
+    assert re.search("learning_rate.*weight_decay", done.stdout)
+    rates = {entry["step"]: entry["learning_rate"] for entry in numbers(Run.load(broken_copy))
+             if "learning_rate" in entry}  # fmt: skip
+    assert rates[10] == pytest.approx(1e-4 * (1 - 9 / LAST_STEP))
+    groups = torch.load(broken_copy / "checkpoint-18" / "optimizer.pt")["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.2}
+    record = json.dumps(json.loads((broken_copy / "run.json").read_text())["resumed"])
+    assert {"0.003", "0.0001", "0.2"} <= set(re.findall(r"\d\.\d+", record))
+
+
+@pytest.mark.contract("D6")
+def test_an_unknown_name_is_not_allowed(train: Train, broken_off: Path) -> None:
+    done = train(broken_off, "--resume", "--dry_run", "--allow_changed", "learning_rat")
+    assert done.status == 2
+    assert "learning_rat'" in done.stderr
+    assert "learning_rate" in done.stderr
+
+
+@pytest.mark.contract("D6")
+def test_accumulation_may_change_and_that_is_announced(train: Train, broken_copy: Path) -> None:
+    done = train(broken_copy, "--resume", "--gradient_accumulation_steps", 2)
+    assert done.status == 0, done.stderr
+    assert re.search(r"2 accumulation steps", done.stdout)
+    run = Run.load(broken_copy)
+    assert run.manifest.status == "finished"
+    assert run.manifest.arguments["gradient_accumulation_steps"] == 2
+
+
+@pytest.mark.contract("D6")
+def test_a_finished_run_is_returned_and_goes_on_with_more_epochs(
+    train: Train, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    """At the learning rate of the longer schedule; fewer epochs are refused then."""
+    run = shutil.copytree(whole(), tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*.json")}
+    assert train(run, "--resume", fault="step 1,raise").status == 0
+    assert {path: path.read_bytes() for path in run.rglob("*.json")} == before
+    done = train(run, "--resume", "--num_train_epochs", 3)
+    assert done.status == 0, done.stderr
+    assert "step 18" in done.stdout
+    logged = [entry for entry in numbers(Run.load(run)) if "learning_rate" in entry]
+    assert [entry["step"] for entry in logged] == list(range(1, 3 * EPOCH + 1))
+    rates = [entry["learning_rate"] for entry in logged]
+    assert rates[LAST_STEP:] == pytest.approx([3e-3 * (1 - step / 27) for step in range(18, 27)])
+    fewer = train(run, "--resume", "--num_train_epochs", 2)
+    assert fewer.status == 2
+    assert "num_train_epochs" in fewer.stderr
+
+
+# ---- D7: signals, and one run in one directory ---------------------------------------------------
+
+
+def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+    """Wait until another process has written a file."""
+    end = time.monotonic() + 2 * MINUTE
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "it hangs"
+        time.sleep(0.02)
+
+
+@pytest.mark.contract("D7")
+def test_ctrl_c_saves_and_a_second_run_in_the_directory_is_refused(
+    command: Commands, cli: Cli, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """While the first is in its fifth step; its printed command then resumes it."""
+    run, ready = tmp_path / "run", tmp_path / "ready"
+    words = [FAULTY, *flags(**faulty, output_dir=run)]
+    first = command.start(*words, env={"FAULT": "step 5,wait", "READY": str(ready)})
+    wait_for(ready, first)
+    assert Run.load(run).manifest.status == "running"
+    for resume in ((), ("--resume",)):
+        second = train(run, *resume)
+        assert (second.status, second.stdout) == (2, "")
+        assert str(run) in second.stderr
+        assert str(Run.load(run).manifest.process.pid) in second.stderr
+    first.send_signal(signal.SIGINT)
+    stdout, stderr = first.communicate(timeout=MINUTE)
+    assert first.returncode == 75, stderr
+    assert (Run.load(run).manifest.status, checkpoints(run)[-1]) == ("interrupted", "checkpoint-5")
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+    resumed = cli(*typed_again(Finished(75, stdout, stderr)))
+    assert resumed.status == 0, resumed.stderr
+    assert_identical(run, whole())
+
+
+@pytest.mark.contract("D7")
+def test_sigterm_to_torchrun_saves_and_prints_the_command(
+    command: Commands, faulty: dict[str, str], tmp_path: Path
+) -> None:
+    """As a scheduler sends it; torchrun makes a 1 of the exit status."""
+    run, ready = tmp_path / "run", tmp_path / "ready"
+    words = [FAULTY, *flags(**faulty, output_dir=run)]
+    environment = {"FAULT": "step 5,wait,1", "READY": str(ready)}
+    job = command.start(*words, launcher="torchrun", env=environment)
+    wait_for(ready, job)
+    job.send_signal(signal.SIGTERM)
+    stdout, _ = job.communicate(timeout=MINUTE)
+    assert job.returncode == 1
+    manifest = Run.load(run).manifest
+    assert (manifest.status, manifest.stopped_by) == ("interrupted", "SIGTERM")
+    assert checkpoints(run)[-1] == "checkpoint-5"
+    assert "Traceback" not in stdout
+    printed = " ".join(stdout.split())
+    assert re.search(r"torchrun --nproc_per_node=2 -m finetune \S+faulty.py .* --resume", printed)
+
+
+@pytest.mark.contract("D7")
+def test_the_grace_period_ends_a_step_that_takes_too_long(
+    command: Commands, faulty: dict[str, str], tmp_path: Path
+) -> None:
+    """Of twelve seconds; in the 20 of the default the step would have been saved."""
+    run = tmp_path / "run"
+    words = [FAULTY, *flags(**faulty, output_dir=run, grace_seconds=1)]
+    done = command(*words, env={"FAULT": "step 5,hold"})
+    assert done.status == 75
+    assert "--grace_seconds" in done.stderr
+    assert Run.load(run).manifest.status == "interrupted"
+    assert checkpoints(run) == ["checkpoint-3"]
+
+
+@pytest.mark.contract("D7")
+@pytest.mark.parametrize(("seconds", "launched"), [(26, True), (-1, False)])
+def test_a_grace_that_cannot_be_kept_is_refused(
+    train: Train, tmp_path: Path, seconds: int, launched: bool
+) -> None:
+    """Torchrun kills its processes after 30 seconds."""
+    environment = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "1"} if launched else {}
+    done = train(tmp_path / "run", "--grace_seconds", seconds, environment=environment)
+    assert done.status == 2
+    assert f"--grace_seconds {seconds}" in done.stderr
+
+
+@pytest.mark.contract("D7")
+@pytest.mark.xfail(strict=True, reason="the run is moved to r.1, and the command names r")
+def test_a_run_that_continues_itself_is_resumed_by_the_printed_command(
+    train: Train, cli: Cli, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of `--model r --output_dir r`: the path of the model follows where r is moved."""
+    run = shutil.copytree(whole(), tmp_path / "run")
+    stopped = train(run, "--model", run, fault="step 4,SIGINT")
+    assert stopped.status == 75
+    resumed = cli(*typed_again(stopped))
+    assert resumed.status == 0, resumed.stderr
+    assert Run.load(run).manifest.status == "finished"
+
+
+# ---- D8: numbers that are not finite -------------------------------------------------------------
+
+
+def finite(path: Path) -> bool:
+    return all(bool(value.isfinite().all()) for value in load_file(path).values())
+
+
+@pytest.mark.contract("D8")
+@pytest.mark.parametrize(
+    ("fault", "more"),
+    [
+        ("loss 8,nan", {}),
+        ("loss 8,inf", {}),
+        ("loss 8,gradient", {}),
+        ("loss 8,gradient", {"max_grad_norm": 0}),
+        ("loss 8,nan", {"gradient_accumulation_steps": 2}),
+    ],
+    ids=str,
+)
+def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_weights_change(
+    train: Train, whole: Callable[..., Path], tmp_path: Path, fault: str, more: dict[str, Any]
+) -> None:
+    """The last checkpoint is good: resumed without the fault, the run is as if it never came."""
+    run = tmp_path / "run"
+    done = train(run, *flags(**more), fault=fault)
+    assert done.status == 1
+    (line,) = [line for line in done.stderr.splitlines() if "step 8" in line]
+    assert "Traceback" not in done.stderr
+    assert "checkpoint-6" in line
+    manifest = Run.load(run).manifest
+    assert manifest.status == "diverged"
+    assert "step 8" in manifest.failure
+    assert checkpoints(run) == ["checkpoint-3", "checkpoint-6"]
+    assert all(finite(run / name / "model.safetensors") for name in checkpoints(run))
+    assert not (run / "model.safetensors").exists()
+    (step,) = json.loads((run / "nonfinite.json").read_text())["steps"]
+    assert (step["step"], len(set(step["rows"]))) == (8, 16)
+    if not more:
+        assert train(run, "--resume").status == 0
+        assert_identical(run, whole())
+
+
+@pytest.mark.contract("D8")
+def test_in_python_a_loss_that_is_not_finite_raises_a_run_error(
+    faulty: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULT", "loss 2,nan")
+    with pytest.raises(Exception, match="step 2") as caught:
+        finetune.train(str(FAULTY), **faulty, output_dir=str(tmp_path / "run"))
+    assert "RunError" in [base.__name__ for base in type(caught.value).__mro__]
+    assert Run.load(tmp_path / "run").manifest.status == "diverged"
+
+
+@pytest.mark.contract("D8")
+def test_a_rank_whose_loss_is_not_finite_stops_all(jobs: Callable[[int], Path]) -> None:
+    run = Run.load(jobs(2) / "diverged")
+    assert run.manifest.status == "diverged"
+    assert checkpoints(run.path) == ["checkpoint-3"]
+    assert "step 5" in run.manifest.failure
+    (step,) = json.loads((run.path / "nonfinite.json").read_text())["steps"]
+    assert len(step["rows"]) == 8  # those of rank 1
+
+
+@pytest.mark.contract("D8")
+@pytest.mark.parametrize("action", ["nan", "gradient"])
+def test_a_step_that_is_skipped_changes_nothing(train: Train, tmp_path: Path, action: str) -> None:
+    """Neither weights nor optimizer nor schedule; the run takes the next rows."""
+    run = tmp_path / "run"
+    more = dict(on_nonfinite="skip", save_steps=1, max_steps=6, save_total_limit=9)
+    quiet = flags(eval_strategy="no", load_best_model_at_end=False)
+    done = train(run, *flags(**more), *quiet, fault=f"loss 4,{action}")
+    assert done.status == 0, done.stderr
+    weights = {
+        step: load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (3, 4, 5)
+    }
+    assert equal(weights[3], weights[4])
+    assert not equal(weights[4], weights[5])
+    states = [torch.load(run / f"checkpoint-{step}" / "optimizer.pt") for step in (3, 4, 5)]
+    assert [int(state["state"][0]["step"]) for state in states] == [3, 3, 4]
+    assert json.loads((run / "run.json").read_text())["skipped_steps"] == 1
+    rates = {entry["step"]: entry["learning_rate"] for entry in numbers(Run.load(run))
+             if "learning_rate" in entry}  # fmt: skip
+    assert rates[5] == pytest.approx(3e-3 * (1 - 3 / 6))
+
+
+@pytest.mark.contract("D8")
+def test_ten_skipped_steps_in_a_row_stop_the_run(train: Train, tmp_path: Path) -> None:
+    fault = ";".join(f"loss {step},nan" for step in (2, *range(4, 15)))
+    done = train(tmp_path / "run", "--on_nonfinite", "skip", fault=fault)
+    assert done.status == 1
+    assert Run.load(tmp_path / "run").manifest.status == "diverged"
+    steps = json.loads((tmp_path / "run" / "nonfinite.json").read_text())["steps"]
+    assert [step["step"] for step in steps] == [2, *range(4, 14)]
+
+
+# ---- D9: no disk, no memory, no rank -------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.contract("D9")
+def test_a_full_disk_is_one_sentence_and_takes_nothing_with_it(
+    train: Train, whole: Callable[..., Path], small_disk: Path
+) -> None:
+    run = small_disk / "run"
+    done = train(run, fault="step 6,fill", environment={"DISK": str(small_disk)})
+    assert done.status == 1
+    (line,) = done.stderr.splitlines()
+    assert str(run) in line
+    assert "--resume" in line
+    assert Run.load(run).manifest.status == "failed"
+    assert checkpoints(run) == ["checkpoint-3"]
+    (small_disk / "filler").unlink()
+    resumed = train(run, "--resume")
+    assert resumed.status == 0, resumed.stderr
+    assert_identical(run, whole())
+
+
+@pytest.mark.contract("D9")
+def test_a_run_that_cannot_fit_on_the_disk_is_refused(train: Train, small_disk: Path) -> None:
+    run, free = small_disk / "run", shutil.disk_usage(small_disk).free
+    (small_disk / "filler").write_bytes(b"x" * (free - (1 << 20)))
+    done = train(run)
+    assert (done.status, done.stdout) == (2, "")
+    assert f"--output_dir {run}" in done.stderr
+    assert not run.exists()
+
+
+@pytest.mark.contract("D9")
+@pytest.mark.parametrize("action", ["memory", "python memory"])
+def test_memory_that_runs_out_names_the_step_and_what_helps(
+    train: Train, whole: Callable[..., Path], tmp_path: Path, action: str
+) -> None:
+    run = tmp_path / "run"
+    done = train(run, fault=f"step 5,{action}")
+    assert done.status == 1
+    (line,) = done.stderr.splitlines()
+    assert "step 5" in line
+    assert "16 x" in line  # rows
+    assert "--gradient_accumulation_steps 2" in line
+    assert Run.load(run).manifest.status == "failed"
+    assert train(run, "--resume").status == 0
+    assert_identical(run, whole())
+
+
+@pytest.mark.contract("D9")
+def test_memory_that_runs_out_in_an_evaluation_names_its_batch(
+    train: Train, tmp_path: Path
+) -> None:
+    done = train(tmp_path / "run", fault="batch 1,memory")
+    assert done.status == 1
+    (line,) = done.stderr.splitlines()
+    assert "--per_device_eval_batch_size 16" in line
+
+
+@pytest.mark.contract("D6", "D9")
+def test_a_rank_that_is_killed_ends_the_job_and_one_process_resumes_it(
+    command: Commands, train: Train, faulty: dict[str, str], tmp_path: Path
+) -> None:
+    """The launcher names the signal once, the other rank is quiet."""
+    run = tmp_path / "run"
+    words = [FAULTY, *flags(**faulty, output_dir=run)]
+    job = command.start(*words, launcher="torchrun", env={"FAULT": "step 8,SIGKILL,1"})
+    _, stderr = job.communicate(timeout=MINUTE)
+    assert job.returncode == 1
+    assert stderr.count("Signal 9 (SIGKILL)") == stderr.count("Traceback") == 1
+    assert "error:" not in stderr
+    assert Run.load(run).status != "finished"
+    assert checkpoints(run) == ["checkpoint-3", "checkpoint-6"]
+    resumed = train(run, "--resume")
+    assert resumed.status == 0, resumed.stderr
+    assert "checkpoint-6, step 6" in " ".join(resumed.stdout.split())
+    assert re.search(r"1 process\b.*\b2\b|2 processes.*\b1\b", resumed.stdout)
+    assert Run.load(run).manifest.status == "finished"
+
+
+@pytest.mark.contract("D9")
+def test_a_rank_that_hangs_ends_the_job_after_the_timeout(
+    command: Commands, faulty: dict[str, str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = [FAULTY, *flags(**faulty, output_dir=run, ddp_timeout=5, grace_seconds=1)]
+    job = command.start(*words, launcher="torchrun", env={"FAULT": "step 5,hang,1"})
+    _, stderr = job.communicate(timeout=MINUTE)
+    assert job.returncode == 1
+    (line,) = [line for line in stderr.splitlines() if "--ddp_timeout" in line]
+    assert "rank 0" in line
+    assert Run.load(run).manifest.status == "failed"
+    assert checkpoints(run) == ["checkpoint-3"]
+
+
+# ---- D10: what the test set is used for ----------------------------------------------------------
+
+
+class Watched(TextClassification):
+    """Notes whose texts the model reads: those of the test set begin with `terrace`."""
+
+    marker: int = 0
+
+    def adapt(self, model: Any, arguments: Any) -> Any:
+        model = super().adapt(model, arguments)
+        model.register_forward_pre_hook(self.note_rows, with_kwargs=True)
+        return model
+
+    def note_rows(self, model: Any, args: Any, batch: dict[str, Any]) -> None:
+        is_test = (batch["input_ids"] == self.marker).any(dim=1).tolist()
+        SEEN.append((model.training, sum(is_test), len(is_test)))
+
+
+SEEN: list[tuple[bool, int, int]] = []
+DISAGREES: dict[str, Any] = dict(
+    max_length=LENGTH,
+    learning_rate=3e-3,
+    num_train_epochs=5,
+    global_batch_size=16,
+    eval_strategy="epoch",
+    save_strategy="epoch",
+    save_total_limit=9,
+    metric_for_best_model="f1",
+    precision="fp32",
+    baseline=False,
+    disable_tqdm=True,
+)
+
+
+def write_disagreeing(directory: Path, *, flipped: bool) -> Path:
+    """Write splits of which validation, and the test set if asked for, has the labels swapped."""
+    directory.mkdir()
+    swapped = {"bad": "good", "good": "bad"}
+    rows = data.labelled_sentences(184)
+    for name, first, last in (("train", 0, 96), ("validation", 96, 144), ("test", 144, 184)):
+        place = "terrace" if name == "test" else "kitchen"
+        table = [(f"{place} {text.partition(' ')[2]}", label) for text, label in rows[first:last]]
+        if name == "validation" or (name == "test" and flipped):
+            table = [(text, swapped[label]) for text, label in table]
+        data.write_csv(directory / f"{name}.csv", ["text", "label"], table)
+    return directory
+
+
+@pytest.mark.contract("D10")
+def test_the_test_set_is_used_once_at_the_end_and_does_not_choose_the_model(
+    bert: Path, tmp_path: Path
+) -> None:
+    """Validation gets worse while the test set gets better: the best epoch is not the last.
+
+    Other labels of the test set change nothing but the scores on it.
+    """
+    marker = AutoTokenizer.from_pretrained(bert).convert_tokens_to_ids("terrace")
+    runs = []
+    for flipped in (False, True):
+        SEEN.clear()
+        source = write_disagreeing(tmp_path / f"data{flipped}", flipped=flipped)
+        recipe = Watched(dataset=str(source), model=str(bert), max_length=LENGTH)
+        recipe.marker = marker
+        options = {key: value for key, value in DISAGREES.items() if key != "max_length"}
+        run = finetune.train(recipe, output_dir=str(tmp_path / f"run{flipped}"), **options)
+        assert sum(test for _, test, _ in SEEN) == 40
+        last_step = max(number for number, (training, _, _) in enumerate(SEEN) if training)
+        assert all(test == 0 for _, test, _ in SEEN[: last_step + 1])
+        runs.append(run)
+    one, other = runs
+    assert equal(*(load_file(run.path / "model.safetensors") for run in runs))
+    assert one.metrics["validation"] == other.metrics["validation"]
+    assert numbers(one) == numbers(other)
+    assert one.metrics["test"]["f1"] != other.metrics["test"]["f1"]
+    scores = [entry["eval_f1"] for entry in numbers(one) if "eval_f1" in entry]
+    assert len(scores) == 5
+    best = 6 * (1 + int(np.argmax(scores)))
+    saved = load_file(one.path / "model.safetensors")
+    assert equal(saved, load_file(one.path / f"checkpoint-{best}" / "model.safetensors"))
+    assert one.metrics["validation"]["f1"] == max(scores)
+    state = json.loads((one.path / "checkpoint-30" / "trainer_state.json").read_text())
+    assert (state["best_global_step"], state["best_metric"]) == (best, max(scores))
+    assert best < 30
+    last = load_file(one.path / "checkpoint-30" / "model.safetensors")
+    assert not equal(saved, last)
+
+
+# ---- D11: kernels and precision ------------------------------------------------------------------
+
+
+@pytest.mark.contract("D11")
+@pytest.mark.parametrize("choice", [{}, {"cpu_kernels": "off"}])
+@pytest.mark.parametrize("batch_tokens", [None, 4096, 1])
+def test_predictions_are_those_of_the_library_alone(
+    single_label_run: Run, choice: dict[str, Any], batch_tokens: int | None
+) -> None:
+    """With kernels and without, padding or none: as a forward pass of each text alone."""
+    texts = single_label_run.predictions["text"].tolist()
+    model = AutoModelForSequenceClassification.from_pretrained(single_label_run.path).eval()
+    expected = native_loop.logits(model, single_label_run.path, texts, 64).softmax(dim=-1)
+    more = choice | ({"batch_tokens": batch_tokens} if batch_tokens else {})
+    predicted = finetune.predict(
+        single_label_run, texts, precision="fp32", all_probabilities=True, **more
+    )
+    names = [f"probability of {label}" for label in single_label_run.labels]
+    np.testing.assert_allclose(predicted[names], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.contract("D11")
+def test_bf16_is_near_and_not_the_same(single_label_run: Run) -> None:
+    texts = single_label_run.predictions["text"].tolist()
+    names = [f"probability of {label}" for label in single_label_run.labels]
+    exact, rounded = (
+        finetune.predict(single_label_run, texts, precision=precision, all_probabilities=True)
+        for precision in ("fp32", "bf16")
+    )
+    gap = np.abs(exact[names].to_numpy() - rounded[names].to_numpy())
+    assert 0 < gap.max() < 0.03
+
+
+@pytest.mark.contract("D11")
+def test_training_without_kernels_and_in_bf16(
+    launched: Launched, options: Options, tmp_path: Path
+) -> None:
+    """The library's own layers give the losses of the kernels; bf16 rounds them."""
+    expected = launched("pair", 1, 1)
+    off = finetune.train("text", output_dir=f"{tmp_path}/off", **options("pair", cpu_kernels="off"))
+    assert_close(off, expected)
+    bf16 = finetune.train("text", output_dir=f"{tmp_path}/b", **options("pair", precision="bf16"))
+    losses = [
+        np.array([entry["loss"] for entry in numbers(run) if "loss" in entry])
+        for run in (expected, bf16)
+    ]
+    assert 1e-6 < np.abs(losses[0] - losses[1]).max() < 0.05
+    assert bf16.manifest.arguments["bf16"] is True
+    assert expected.manifest.arguments["bf16"] is False
+    dtypes = {value.dtype for value in load_file(bf16.path / "model.safetensors").values()}
+    assert dtypes == {torch.float32}
