@@ -129,6 +129,21 @@ def test_files_of_a_run(run: finetune.Run) -> None:
     assert "svg" in page.tags
 
 
+@pytest.mark.contract("E1")
+def test_run_json_records_where_a_run_came_from(
+    single_label_run: finetune.Run, second_seed_run: finetune.Run, ordinal_run: finetune.Run
+) -> None:
+    """The command, versions of the libraries, and a fingerprint of the rows that were read."""
+    manifest = json.loads((single_label_run.path / "run.json").read_text(encoding="utf-8"))
+    for library in (torch, transformers, datasets):
+        assert manifest["versions"][library.__name__] == library.__version__
+    assert manifest["options"]["dataset"] in manifest["command"]
+    assert "global_batch_size=16" in manifest["command"]
+    runs = (single_label_run, second_seed_run, ordinal_run)
+    same, again, other = (run.manifest.data.fingerprint for run in runs)
+    assert same == again != other
+
+
 # ---- E2: values ----------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import f1_score, log_loss, mean_squared_error
 from sklearn.utils.class_weight import compute_class_weight
@@ -670,6 +671,32 @@ def test_the_batch_script_of_slurm_starts_torchrun(
     assert started[-5:] == ["-m", "finetune", "sentiment", "--output_dir", "a directory"]
     assert {"--nnodes=2", f"--nproc_per_node={processes}"} <= set(started)
     assert any("node8" in word for word in started)
+
+
+@pytest.mark.contract("D4")
+def test_the_kubernetes_file_starts_one_torchrun_on_each_pod(cli: Cli) -> None:
+    """Two pods of one job run the same command, on a volume that both can write."""
+    file = HERE.parents[1] / "docs" / "cluster" / "pytorchjob.yaml"
+    claim, job = yaml.safe_load_all(file.read_text("utf-8"))
+    assert (claim["kind"], job["kind"]) == ("PersistentVolumeClaim", "PyTorchJob")
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert {name: replica["replicas"] for name, replica in replicas.items()} == {
+        "Master": 1,
+        "Worker": 1,
+    }
+    for replica in replicas.values():
+        pod = replica["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["command"] == ["torchrun", "-m", "finetune"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        shared = volumes[mounts["/shared"]]["persistentVolumeClaim"]["claimName"]
+        assert shared == claim["metadata"]["name"]
+        assert container["args"][-1].startswith("/shared/")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    recipe, *options = container["args"]
+    assert recipe in cli("list").stdout
+    assert [word.strip("-") for word in options[::2]] == ["output_dir"]
 
 
 # ---- D5: resumed as if it had never stopped ------------------------------------------------------
