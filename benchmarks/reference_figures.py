@@ -85,6 +85,8 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
     parser.add_argument("--only", default="", help="part of the names of the runs")
     options = parser.parse_args()
+    if options.record and options.only:
+        parser.error("--record writes all runs: leave --only out")
     recorded = {} if options.record else json.loads(RECORD.read_text(encoding="utf-8"))["runs"]
     runs: dict[str, Figures] = {}
     failed = False

@@ -5,8 +5,10 @@ empty directory with `PYTHONPATH=TREE` and this interpreter.
 """
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,16 +75,23 @@ class Tree:
         help_text = self._run([sys.executable, "-m", "finetune", "sentiment", "--help"]).output
         self.has_switch = "--cpu_kernels" in help_text
 
-    def run(self, *words: str | Path, kernels: bool = True, processes: int = 1) -> Finished:
+    def run(
+        self,
+        *words: str | Path,
+        kernels: bool = True,
+        processes: int = 1,
+        kill_at: Path | None = None,
+    ) -> Finished:
         """Run one command of the command line.
 
         Args:
             *words: What is typed behind `python -m finetune`.
             kernels: Whether kernels for CPUs may be used.
             processes: How many torchrun starts; without it where it is one.
+            kill_at: Kill the process as soon as this file exists.
 
         Raises:
-            Failed: if its exit status is not 0.
+            Failed: if its exit status is not 0, or it ended before it could be killed.
         """
         start: list[str | Path] = ["-m", "finetune"]
         if not kernels and self.has_switch:
@@ -93,9 +102,9 @@ class Tree:
         if processes > 1:
             launcher += ["-m", "torch.distributed.run", "--standalone"]
             launcher += [f"--nproc_per_node={processes}"]
-        return self._run([*launcher, *start, *words])
+        return self._run([*launcher, *start, *words], kill_at)
 
-    def _run(self, command: Sequence[str | Path]) -> Finished:
+    def _run(self, command: Sequence[str | Path], kill_at: Path | None = None) -> Finished:
         self._number += 1
         log = self.scratch / f"{self._number}.log"
         (home := self.scratch / f"cwd-{self._number}").mkdir()
@@ -109,6 +118,13 @@ class Tree:
             process = subprocess.Popen(
                 list(map(str, command)), cwd=home, env=environment, stdout=file, stderr=file
             )
+            while kill_at is not None and not kill_at.exists() and process.poll() is None:
+                time.sleep(0.01)
+            if kill_at is not None:
+                process.kill()
+                if process.wait() == -signal.SIGKILL:
+                    return Finished(log.read_text(encoding="utf-8"), 0)
+                raise Failed(f"{self.name}: ended before {kill_at}\n{log.read_text()[-3000:]}")
             _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         output = log.read_text(encoding="utf-8")
@@ -130,7 +146,7 @@ class Reference:
         precision: `fp32` or `bf16`, of training and prediction; empty for the default of each.
         flags: Of the training.
         processes: Of the training and of the prediction.
-        resumed: Whether it is the second half of a run, from a checkpoint in the middle.
+        resumed: Whether it is killed at its checkpoint in the middle, and resumed.
     """
 
     name: str
@@ -174,13 +190,13 @@ def train(
     words += ["--logging_steps", "1", "--disable_tqdm", "true"]
     how: dict[str, Any] = {"kernels": kernels, "processes": reference.processes}
     run = directory / tree.name
-    finished = tree.run(*words, "--output_dir", run, **how)
-    if not reference.resumed:
-        return run, finished
-    checkpoint = min(run.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
-    again = directory / f"{tree.name}-resumed"
-    words += ["--resume_from_checkpoint", str(checkpoint)]
-    return again, tree.run(*words, "--output_dir", again, **how)
+    if reference.resumed:
+        steps = reference.flags[reference.flags.index("--save_steps") + 1]
+        tree.run(
+            *words, "--output_dir", run, kill_at=run / f"checkpoint-{steps}/checkpoint.json", **how
+        )
+        words.append("--resume")
+    return run, tree.run(*words, "--output_dir", run, **how)
 
 
 def predict(

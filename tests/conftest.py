@@ -23,7 +23,10 @@ os.environ |= {
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "COLUMNS": "100",
+    "OMP_NUM_THREADS": "1",  # more threads only wait for each other over matrices this small
 }
+for _name in ("DATASETS_CACHE", "ENDPOINT", "HUB_CACHE", "MODULES_CACHE", "TOKEN"):
+    os.environ.pop(f"HF_{_name}", None)  # the caches are those below HF_HOME
 #: Seconds after which a process counts as one that hangs; no test measures time by it.
 HANGS = 900
 ROOT = Path(__file__).resolve().parent.parent

@@ -328,7 +328,7 @@ FOREIGN = {"a.xls": ".xlsx", "a.ods": ".xlsx", "a.csv.xz": "unxz", "a.zip": ".cs
 
 @pytest.mark.contract("C1", "F4")
 @pytest.mark.parametrize("case", [*UNREADABLE, *FOREIGN])
-def test_data_that_is_not_there_or_in_another_format_is_refused(case: str, tmp_path: Path) -> None:
+def test_missing_and_unsupported_files_are_refused(case: str, tmp_path: Path) -> None:
     """By the file, with what to type."""
     if case in FOREIGN:
         (tmp_path / case).write_bytes(b"PK\x03\x04 content")
@@ -346,7 +346,7 @@ def pixels(image: Picture.Image) -> bytes:
     return np.asarray(image.convert("RGB")).tobytes()
 
 
-@pytest.mark.contract("C1")
+@pytest.mark.contract("C1", "B1")
 @pytest.mark.parametrize("layout", ["folders", "split folders", "paths", "bytes"])
 def test_images_have_their_pixels_and_labels(layout: str, tmp_path: Path) -> None:
     """A folder for each class, a table of paths, a table of bytes."""
@@ -364,7 +364,7 @@ def test_images_have_their_pixels_and_labels(layout: str, tmp_path: Path) -> Non
     elif layout == "paths":
         source = tmp_path / "list.csv"
         rows = [(path.relative_to(tmp_path), path.parent.name) for path in files]
-        data.write_csv(source, ["image", "label"], rows)
+        data.write_csv(source, ["photo", "kind"], rows)
     elif layout == "bytes":
         source = tmp_path / "list.parquet"
         images = [{"bytes": path.read_bytes(), "path": path.name} for path in files]
@@ -403,7 +403,7 @@ SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 def test_encoding_separator_quotes_and_line_ends_are_detected(
     encoding: str, separator: str, quoting: Any, end: str, tmp_path: Path
 ) -> None:
-    """With line breaks, separators and quotation marks in quoted texts; what is unusual is told."""
+    """With line breaks, separators and quotation marks in quotes; unusual choices are printed."""
     sample, name = ENCODINGS[encoding]
     sign = SEPARATORS[separator]
     rows = [
@@ -529,8 +529,8 @@ def test_every_row_of_a_file_is_read_in_order(case: str, tmp_path: Path) -> None
 HEAD = "text,label\n"
 SHORT_ROWS = [(f"text of row {number}", "good" if number % 2 else "bad") for number in range(200)]
 REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
-    "null byte": ("a.csv", f'{HEAD}w,good\n"x\ny",bad\nx\0y,good\n', ["line 5", "null byte"]),
-    "null byte in another column": ("a.csv", f"{HEAD}w,good\nx,go\0od\n", ["line 3", "null byte"]),
+    "null byte": ("a.csv", f'{HEAD}w,good\n"x\ny",bad\nx\0y,good\n', ["line 5"]),
+    "null byte in another column": ("a.csv", f"{HEAD}w,good\nx,go\0od\n", ["line 3"]),
     "short row": ("a.csv", f"{HEAD}x,good\ny\n", ["line 3", "2", "1"]),
     "short row after quoted lines": ("a.csv", f'{HEAD}"x\ny",good\nz\n', ["line 4"]),
     "long row": ("a.csv", f'{HEAD}"x\ny",good\nz,,bad\n', ["line 4", "2", "3"]),
@@ -541,7 +541,7 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
     "two readings": (
         "a.csv",
         HEAD + '"x, y\nz",good\n' * 4,
-        ["--csv_quoting minimal", "--csv_quoting none", "4 rows", "8 rows"],
+        ["--csv_quoting minimal", "--csv_quoting none", "4", "8"],
     ),
     "escaped quotes": ("a.csv", HEAD + '"he said \\"no\\", twice",good\n' * 3, ["line 2"]),
     "one name twice": ("a.csv", "text,text,label\nx,y,good\n", ["'text'"]),
@@ -558,7 +558,7 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
     ),
     "no text": ("a.csv", bytes(range(256)) * 20, []),
     "gzip without its name": ("a.csv", gzip.compress(encode_rows(".csv")), ["a.csv.gz"]),
-    "its name without gzip": ("a.csv.gz", encode_rows(".csv"), ["rename it to a.csv"]),
+    "its name without gzip": ("a.csv.gz", encode_rows(".csv"), ["a.csv"]),
     "no object": ("a.jsonl", '{"text": "x", "label": "y"}\n\n["x", "y"]\n', ["line 3"]),
     "key twice": ("a.jsonl", '{"text": "x", "label": "y", "text": "z"}\n', ["line 1", "'text'"]),
     "cut off line": ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "z", "la', ["line 3"]),
@@ -575,9 +575,10 @@ def test_a_malformed_file_is_refused_with_its_line(
     name, content, fragments = REFUSED[case]
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    message = read_refusal(path)
-    for fragment in [name, *fragments]:
-        assert re.search(rf"(?<!\w){re.escape(fragment)}(?!\d)", message), fragment
+    message = read_refusal(path).replace(f"{tmp_path}", "")
+    assert name in message
+    for fragment in fragments:
+        assert re.search(rf"(?<![\w.]){re.escape(fragment)}(?!\d|\.gz)", message), fragment
     with pytest.raises(finetune.UserError) as refused:
         finetune.predict_file(single_label_run, path, tmp_path / "predicted.csv")
     assert name in str(refused.value)
@@ -633,12 +634,12 @@ REPORTED: dict[str, tuple[str, list[Row], list[str]]] = {
     "lines in quotes": (
         f'{HEAD}"x\n\ny, z",good\n"w",bad\n',
         [("x\n\ny, z", "good"), ("w", "bad")],
-        ["2 rows", "4 lines"],
+        ["2", "4"],
     ),
     "lone quotes": (
         'text,label\n"x,good\n"y,bad\nz,good\n',
         [('"x', "good"), ('"y', "bad"), ("z", "good")],
-        ["3 rows", "--csv_quoting minimal"],
+        ["3", "--csv_quoting minimal"],
     ),
     "blank lines": (
         f"\n{HEAD}\nx,good\n\n\ny,bad\n\n",
@@ -648,7 +649,7 @@ REPORTED: dict[str, tuple[str, list[Row], list[str]]] = {
     "names that are a row": (
         "".join(f"{text},{label}\n" for text, label in [("wine", "bad"), *SHORT_ROWS]),
         SHORT_ROWS,
-        ["first line"],
+        ["'bad'", "'text,label'"],
     ),
 }
 
@@ -664,8 +665,9 @@ def test_a_file_that_can_be_read_in_one_way_only_is_read_and_reported(
     text, label = ("wine", "bad") if content.startswith("wine") else ("text", "label")
     recipe = text_recipe(tmp_path / "a.csv", text_column=text, label_column=label)
     assert rows_of(recipe.load()["train"]) == rows
+    assert len(recipe.notes) == bool(fragments)
     for fragment in fragments:
-        assert fragment in " ".join(recipe.notes)
+        assert re.search(rf"(?<!\d){re.escape(fragment)}(?!\d)", recipe.notes[0]), fragment
 
 
 @pytest.mark.contract("C3")

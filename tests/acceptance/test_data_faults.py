@@ -216,7 +216,7 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
     "missing text of the test set": (
         {"train": csv_text(), "test": csv_text(9, {4: ",bad"})},
         {},
-        ["test", "line 6", "--drop_invalid"],
+        ["1 of 9 test", "'body'", "line 6", "--drop_invalid"],
     ),
     "missing text of the second file": (
         {"train-1": csv_text(), "train-2": csv_text(9, {4: ",bad"})},
@@ -224,6 +224,7 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         ["train-2.csv line 6"],
     ),
     "one class": ({"a": only("good")}, {}, ["'good'"]),
+    "column of one class": ({"a": only("good")}, {}, ["'good'", "'queue'"]),
     "class of the test set": (
         {"train": csv_text(), "test": csv_text(9, {4: "ticket x,odd"})},
         {},
@@ -276,7 +277,15 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.contract("C5")
-@pytest.mark.parametrize("case", FAULTY)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.xfail(strict=True, reason="the column is not named"))
+        if case == "column of one class"
+        else case
+        for case in FAULTY
+    ],
+)
 def test_a_fault_of_the_data_is_one_message_with_column_line_and_flag(
     case: str, tmp_path: Path
 ) -> None:
@@ -287,9 +296,9 @@ def test_a_fault_of_the_data_is_one_message_with_column_line_and_flag(
     columns = {"text_column": "body", "label_column": "queue"}
     with pytest.raises(finetune.UserError) as refused:
         _ = text_recipe(source, **{**columns, **options}).splits
-    (message,) = refused.value.mistakes
+    (message,) = (text.replace(f"{tmp_path}", "") for text in refused.value.mistakes)
     for fragment in fragments:
-        assert re.search(rf"{re.escape(fragment)}(?!\d)", message), fragment
+        assert re.search(rf"(?<!\d){re.escape(fragment)}(?!\d)", message), fragment
 
 
 @pytest.mark.contract("C5")
@@ -347,12 +356,12 @@ def test_invalid_rows_are_left_out_if_asked_for_and_counted(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("first", "second", "fragments"),
     [
-        ("good", "GOOD", ["'GOOD' and 'good'", "--label_map GOOD=good"]),
-        ("good", "good ", ["'good' and 'good '", '"good "=good']),
-        ("good", " good", ["' good' and 'good'"]),
+        ("good", "GOOD", ["'GOOD'", "'good'", "--label_map GOOD=good"]),
+        ("good", "good ", ["'good'", "'good '", '"good "=good']),
+        ("good", " good", ["' good'", "'good'"]),
         ("caf\u00e9", "cafe\u0301", ["caf\u00e9", "cafe"]),
         ("good", "good\u200b", ["good\\u200b"]),
-        ("1", "01", ["'01' and '1'", "--label_map 01=1"]),
+        ("1", "01", ["'01'", "'1'", "--label_map 01=1"]),
     ],
 )
 def test_labels_that_differ_by_case_or_blanks_are_reported_and_kept(
@@ -364,11 +373,11 @@ def test_labels_that_differ_by_case_or_blanks_are_reported_and_kept(
     recipe = text_recipe(tmp_path / "a.csv", task="single_label")
     assert rows_of(recipe.load()["train"]) == rows
     _ = recipe.splits
-    for fragment in fragments:
-        assert any(fragment in note for note in recipe.notes), fragment
+    assert any(all(part in note for part in fragments) for note in recipe.notes), recipe.notes
     if second == "GOOD":
         merged = text_recipe(tmp_path / "a.csv", label_map="GOOD=good,good=good")
-        assert "one class" in refusal(merged) or "'good'" in refusal(merged)
+        message = refusal(merged)
+        assert ("'good'" in message, "'GOOD'" in message) == (True, False)
 
 
 @pytest.mark.contract("C5")
