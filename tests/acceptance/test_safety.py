@@ -402,11 +402,14 @@ def test_the_files_of_a_run_run_no_code(case: str, cli: Cli, run: Path, marker: 
 # ---- F1: checkpoints and caches ------------------------------------------------------------------
 
 
-#: What a checksum may be made with; those of variable length are not.
-DIGESTS: list[Callable[[bytes], Any]] = [
-    *(getattr(hashlib, name) for name in hashlib.algorithms_guaranteed if "shake" not in name),
-    *(getattr(xxhash, name) for name in xxhash.algorithms_available),
-]
+#: What a checksum may be made with, the longest first: XXH3 of 64 bits is part of that of 128.
+DIGESTS: list[Callable[[bytes], Any]] = sorted(
+    [
+        *(getattr(hashlib, name) for name in hashlib.algorithms_guaranteed if "shake" not in name),
+        *(getattr(xxhash, name) for name in xxhash.algorithms_available),
+    ],
+    key=lambda digest: -digest(b"").digest_size,
+)
 
 
 def substitute(value: Any, changes: dict[Any, Any]) -> Any:
