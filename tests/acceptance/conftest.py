@@ -263,7 +263,7 @@ def multi_label_run(trained: Trained, shared_directory: Path, bert: Path) -> fin
 def regression_run(trained: Trained, shared_directory: Path, bert: Path) -> finetune.Run:
     """Two targets, `stars` (about 1 to 5) and `price` (about 100 to 500)."""
     path = once(shared_directory / "scores.csv", data.write_scores)
-    options = dict(text_column="text", label_columns="stars,price")
+    options = dict(text_column="text", label_columns="stars,price", num_train_epochs=5)
     return trained("regression", "text", dataset=str(path), model=str(bert), **options)
 
 
@@ -274,7 +274,7 @@ def ordinal_run(trained: Trained, shared_directory: Path, bert: Path) -> finetun
         shared_directory / "grades.csv",
         lambda path: data.write_reviews(path, labels=("bad", "mixed", "good")),
     )
-    options = dict(task="ordinal", label_order="bad,mixed,good")
+    options = dict(task="ordinal", label_order="bad,mixed,good", num_train_epochs=5)
     return trained("ordinal", "text", dataset=str(path), model=str(bert), **options)
 
 

@@ -90,13 +90,21 @@ def write_scores(path: Path, rows: int = 240) -> Path:
     return write_csv(path, ["text", "stars", "price"], table)
 
 
-def train_tokenizer() -> Any:
-    """Return a BERT tokenizer that knows the words above and the characters of Latin-1."""
+def make_tokenizer() -> Any:
+    """Return a BERT tokenizer that knows the words above and the characters of Latin-1.
+
+    It is not trained: that orders words of equal frequency differently in each process.
+    """
     from transformers import BertTokenizer
 
-    characters = " ".join(chr(code) for code in [*range(33, 127), *range(0xC0, 0x180)])
-    corpus = [*(text for text, _ in labelled_sentences(600, list(WORDS))), *[characters] * 20]
-    return BertTokenizer().train_new_from_iterator(corpus, 700)
+    characters = [chr(code) for code in [*range(33, 127), *range(0xC0, 0x180)]]
+    sentences = " ".join(text for text, _ in labelled_sentences(600, list(WORDS)))
+    words = sorted({word for word in sentences.split() if word.isalpha()})
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters]
+    tokens += [*(f"##{character}" for character in characters), *words]
+    return BertTokenizer(
+        vocab={token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    )
 
 
 def write_bert(directory: Path, *, dropout: float = 0.0, positions: int = 128) -> Path:
@@ -110,7 +118,7 @@ def write_bert(directory: Path, *, dropout: float = 0.0, positions: int = 128) -
     import torch
     from transformers import BertConfig, BertModel
 
-    tokenizer = train_tokenizer()
+    tokenizer = make_tokenizer()
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,

@@ -1524,11 +1524,11 @@ SEEN: list[tuple[bool, int, int]] = []
 DISAGREES: dict[str, Any] = dict(
     max_length=LENGTH,
     learning_rate=3e-3,
-    num_train_epochs=5,
+    num_train_epochs=10,
     global_batch_size=16,
     eval_strategy="epoch",
     save_strategy="epoch",
-    save_total_limit=9,
+    save_total_limit=20,
     metric_for_best_model="f1",
     precision="fp32",
     baseline=False,
@@ -1577,15 +1577,15 @@ def test_the_test_set_is_used_once_at_the_end_and_does_not_choose_the_model(
     assert numbers(one) == numbers(other)
     assert one.metrics["test"]["f1"] != other.metrics["test"]["f1"]
     scores = [entry["eval_f1"] for entry in numbers(one) if "eval_f1" in entry]
-    assert len(scores) == 5
+    assert len(scores) == 10
     best = 6 * (1 + int(np.argmax(scores)))
     saved = load_file(one.path / "model.safetensors")
     assert equal(saved, load_file(one.path / f"checkpoint-{best}" / "model.safetensors"))
     assert one.metrics["validation"]["f1"] == max(scores)
-    state = json.loads((one.path / "checkpoint-30" / "trainer_state.json").read_text())
+    state = json.loads((one.path / "checkpoint-60" / "trainer_state.json").read_text())
     assert (state["best_global_step"], state["best_metric"]) == (best, max(scores))
-    assert best < 30
-    last = load_file(one.path / "checkpoint-30" / "model.safetensors")
+    assert best < 60
+    last = load_file(one.path / "checkpoint-60" / "model.safetensors")
     assert not equal(saved, last)
 
 
