@@ -1623,6 +1623,22 @@ def test_bf16_is_near_and_not_the_same(single_label_run: Run) -> None:
 
 
 @pytest.mark.contract("D11")
+def test_short_rows_that_share_a_sequence_train_as_alone(bert: Path, tmp_path: Path) -> None:
+    """The kernels put several rows of a few tokens into one sequence; the losses stay the same."""
+    rows = [
+        (" ".join(text.split()[: 3 + number % 5]), label)
+        for number, (text, label) in enumerate(data.labelled_sentences(144))
+    ]
+    source = data.write_csv(tmp_path / "short.csv", ["text", "label"], rows)
+    options = LAUNCHED | {"dataset": str(source), "model": str(bert)}
+    on, off = (
+        finetune.train("text", output_dir=str(tmp_path / choice), cpu_kernels=choice, **options)
+        for choice in ("auto", "off")
+    )
+    assert_close(on, off)
+
+
+@pytest.mark.contract("D11")
 def test_training_without_kernels_and_in_bf16(
     launched: Launched, options: Options, tmp_path: Path
 ) -> None:
