@@ -10,8 +10,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, Literal, NoReturn
+
+#: Rows whose place a message names.
+SHOWN_PLACES = 5
 
 #: What stands before the host in a URL, and variables that hold a token.
 _USER = re.compile(r"(?<=://)[^\s/]*@")
@@ -55,6 +60,122 @@ class Diverged(RunError):
     """A loss, a gradient or a weight is not finite."""
 
     status = "diverged"
+
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: Sequence[Severity] = ("error", "warning", "info")
+_OF_ROWS = ("rows", "suspects")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One row that a finding concerns, for ``suspects.csv``.
+
+    Attributes:
+        row: Its number in its split of the source, from 0.
+        reason: In a few words: ``near-duplicate of row 17 of test``.
+        suggested: The label that it probably has; None if there is no suggestion.
+        score: How suspicious it is, 0 to 1; None if there is no such number.
+    """
+
+    row: int
+    reason: str
+    suggested: str | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, suspicious or worth knowing about data or options.
+
+    Attributes:
+        name: Its kind, for machines: ``near_duplicates``.
+        severity: ``error``: a training refuses it. ``warning``: suspicious. ``info``: a fact.
+        message: One sentence with numbers, split and column, without file and line.
+        fix: The flag to type or the edit to make; may be empty.
+        split: The split of the source that ``rows`` are in.
+        rows: Row numbers in that split, from 0, sorted: the first of those concerned.
+        count: How many rows it concerns, of ``examined``; may be more than ``rows`` has.
+        examined: How many rows were looked at.
+        suspects: Details of the rows for ``suspects.csv``, the most suspicious first.
+    """
+
+    name: str
+    severity: Severity
+    message: str
+    fix: str = ""
+    split: str = ""
+    rows: Sequence[int] = ()
+    count: int = 0
+    examined: int = 0
+    suspects: Sequence[Suspect] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All but the rows, for ``run.json``."""
+        return {name: value for name, value in vars(self).items() if name not in _OF_ROWS}
+
+
+class Report:
+    """The findings about data and options: the one channel from a recipe to its user.
+
+    A training raises the errors, all at once, and prints the rest; ``check`` prints all of them.
+
+    Attributes:
+        findings: In the order in which they were added, each once.
+        locate: From a split of the source and row numbers to file and lines: ``a.csv, lines 3, 7``.
+    """
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self._keys: set[tuple[str, str, str]] = set()
+        self.locate: Callable[[str, Sequence[int]], str] = row_numbers
+
+    def add(self, *findings: Finding) -> None:
+        """Add findings, except those that are there already."""
+        for finding in findings:
+            key = finding.name, finding.split, finding.message
+            if key not in self._keys:
+                self._keys.add(key)
+                self.findings.append(finding)
+
+    def info(self, message: str, name: str = "note", **details: Any) -> None:
+        """Add a fact; ``details`` are attributes of :class:`Finding`."""
+        self.add(Finding(name=name, severity="info", message=message, **details))
+
+    def warning(self, message: str, name: str = "remark", **details: Any) -> None:
+        """Add something suspicious; likewise."""
+        self.add(Finding(name=name, severity="warning", message=message, **details))
+
+    def error(self, message: str, name: str = "refused", **details: Any) -> None:
+        """Add a reason for a training to refuse; likewise. :meth:`raise_errors` raises it."""
+        self.add(Finding(name=name, severity="error", message=message, **details))
+
+    def fail(self, message: str, name: str = "refused", **details: Any) -> NoReturn:
+        """Add a reason after which nothing more can be looked at, and raise all errors."""
+        self.error(message, name, **details)
+        raise UserError(*self.sentences("error"))
+
+    def raise_errors(self) -> None:
+        """Raise a :class:`UserError` with all errors, if there are any."""
+        if errors := self.sentences("error"):
+            raise UserError(*errors)
+
+    def sentences(self, *severities: Severity) -> list[str]:
+        """Return the findings of these severities as text, with file and line."""
+        return [self.text(finding) for finding in self.findings if finding.severity in severities]
+
+    def text(self, finding: Finding, *, fix: bool = True) -> str:
+        """Return message, place and fix of a finding: ``MESSAGE: a.csv, line 3; FIX``."""
+        place = self.locate(finding.split, finding.rows) if len(finding.rows) else ""
+        message = f"{finding.message}: {place}" if place else finding.message
+        return f"{message}; {finding.fix}" if fix and finding.fix else message
+
+
+def row_numbers(split: str, rows: Sequence[int]) -> str:
+    """Return where rows are if no file is known: ``rows 1, 5`` of the split, counted from 1."""
+    shown = ", ".join(str(row + 1) for row in rows[:SHOWN_PLACES])
+    return f"row{'s' * (len(rows) > 1)} {shown}{', ...' * (len(rows) > SHOWN_PLACES)}"
 
 
 class Mistakes:

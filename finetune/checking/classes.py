@@ -6,10 +6,9 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 from scipy.stats import chi2_contingency
 
-from finetune.checking.finding import Finding
 from finetune.data import targets
 from finetune.data.labels import listed
-from finetune.errors import counted
+from finetune.errors import Finding, counted
 
 #: The share of the rows from which on a class drowns all others.
 _DOMINANT = 0.9
@@ -48,11 +47,11 @@ def findings(dataset: DatasetDict) -> list[Finding]:
                 severity="warning",
                 message=f"{many[most] / len(rows):.1%} of the training rows {whose} "
                 f"'{names[most]}': a model that always {worth}",
-                mend="leave the label out, or add rows without it"
+                fix="leave the label out, or add rows without it"
                 if are_sets
                 else "--class_weights balanced, and --metrics f1_macro,average_precision",
                 count=int(many[most]),
-                rows=len(rows),
+                examined=len(rows),
             )
         )
     noun = "label" if are_sets else "class"
@@ -67,9 +66,9 @@ def findings(dataset: DatasetDict) -> list[Finding]:
                 severity="warning",
                 message=f"{counted(len(few), noun)} with fewer than {_FEWEST} training rows: "
                 f"{shown}{', ...' * (len(few) > _SHOWN)}",
-                mend="add rows, or merge them: --label_map OLD=NEW",
+                fix="add rows, or merge them: --label_map OLD=NEW",
                 count=int(many[few].sum()),
-                rows=len(rows),
+                examined=len(rows),
             )
         )
     tested = counts(dataset["test"])
@@ -82,10 +81,10 @@ def findings(dataset: DatasetDict) -> list[Finding]:
                 message=f"{counted(len(absent), noun)} of the training rows without a test row: "
                 f"{listed([names[number] for number in absent])}; nothing is known of how well "
                 f"{'it is' if len(absent) == 1 else 'they are'} recognised",
-                mend=f"add test rows of {'it' if len(absent) == 1 else 'them'}, or merge "
+                fix=f"add test rows of {'it' if len(absent) == 1 else 'them'}, or merge "
                 f"{'the class' if len(absent) == 1 else 'the classes'}: --label_map OLD=NEW",
                 count=int(many[absent].sum()),
-                rows=len(rows),
+                examined=len(rows),
             )
         )
     return found
@@ -118,10 +117,10 @@ def shifts(source: DatasetDict) -> list[Finding]:
                 severity="warning",
                 message=f"the classes of the {split} data have other shares than in training: "
                 f"'{names[most]}' has {shares[most]:.1%} and {usual[most]:.1%} there",
-                mend=f"is the file what it should be? --dataset_splits {split}=none leaves it "
+                fix=f"is the file what it should be? --dataset_splits {split}=none leaves it "
                 "out and splits off rows with the same shares",
                 count=int(there.sum()),
-                rows=int(there.sum()),
+                examined=int(there.sum()),
             )
         )
     return found

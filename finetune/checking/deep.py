@@ -8,9 +8,8 @@ from datasets import ClassLabel, DatasetDict, Value
 
 from finetune.checking import languages, leaks, noise, resemblance, score
 from finetune.checking.bag import Bag
-from finetune.checking.finding import Finding
-from finetune.data.labels import Places
 from finetune.data.plan import Plan
+from finetune.errors import Finding
 from finetune.runtime import activity
 
 #: Training rows below which nothing is known of words.
@@ -23,7 +22,6 @@ def findings(
     *,
     column: str,
     read: Sequence[str],
-    places: Places,
     plan: Plan,
 ) -> list[Finding]:
     """Return what is suspicious in texts and their labels.
@@ -33,7 +31,6 @@ def findings(
         splits: Training, validation and test rows made of it.
         column: Of the texts.
         read: The columns of the data that the model reads.
-        places: Returns the positions of rows of a split of the source, by their ``id``.
         plan: How the rows were split.
     """
     rows = splits["train"]
@@ -41,8 +38,8 @@ def findings(
     if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
         return [_nothing("--deep looks at texts, and this recipe reads none")]
     found = [
-        *resemblance.findings(source, column, places, plan),
-        *languages.findings(splits, column, places),
+        *resemblance.findings(source, column, plan),
+        *languages.findings(splits, column),
     ]
     if not isinstance(rows.features["label"], ClassLabel):
         return [
@@ -66,7 +63,7 @@ def findings(
         *found,
         *leaks.findings(bag, read),
         *score.findings(bag, is_split_off="test" not in source),
-        *noise.findings(bag, places),
+        *noise.findings(bag),
     ]
 
 

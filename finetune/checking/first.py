@@ -8,10 +8,9 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
 from finetune.checking import classes, numbers, texts
-from finetune.checking.finding import Finding
-from finetune.data import arrow
-from finetune.data.labels import Places
+from finetune.data import ROW, arrow
 from finetune.data.split_names import meant
+from finetune.errors import Finding
 
 _SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
 
@@ -20,7 +19,6 @@ def findings(
     source: DatasetDict,
     splits: DatasetDict,
     columns: Sequence[str],
-    places: Places,
     names: Sequence[str] = ("label",),
     split_by: Collection[str] = (),
 ) -> list[Finding]:
@@ -30,7 +28,6 @@ def findings(
         source: The splits as they were read, with ``id``, ``label`` and what the model reads.
         splits: Training, validation and test rows made of it.
         columns: The columns of the data that the model reads.
-        places: Returns the positions of rows of a split of the source, by their ``id``.
         names: Of the targets that are numbers.
         split_by: The columns that the rows are split by.
     """
@@ -38,11 +35,11 @@ def findings(
         finding
         for split, rows in source.items()
         for finding in (
-            *texts.findings(rows, split, columns, places),
-            *numbers.findings(rows, split, names, places),
+            *texts.findings(rows, split, columns),
+            *numbers.findings(rows, split, names),
         )
     ]
-    found += _of_columns(source, {*columns, *split_by, "id", "label"})
+    found += _of_columns(source, {*columns, *split_by, ROW, "label"})
     return [*found, *classes.findings(splits), *classes.shifts(source)]
 
 
@@ -59,7 +56,7 @@ def _of_columns(source: DatasetDict, read: Collection[str]) -> list[Finding]:
             name="split_column",
             severity="warning",
             message=f"'{name}' says which split each row belongs to, and is not read",
-            mend="write a file for each: train.csv, validation.csv, test.csv",
+            fix="write a file for each: train.csv, validation.csv, test.csv",
         )
         for name in dict.fromkeys(named)
     ]
@@ -72,8 +69,3 @@ def _names_splits(rows: Dataset, name: str) -> bool:
         return False
     found = {meant(each) for each in pc.unique(values).to_pylist() if (each or "").strip()}
     return len(found) > 1 and None not in found
-
-
-def told(found: Sequence[Finding]) -> list[str]:
-    """Return what of the findings every training tells."""
-    return [each.sentence for each in found if each.severity == "warning"]

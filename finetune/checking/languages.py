@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from finetune.checking.finding import EXCLUDE, MOST_SUSPECTS, Finding, Suspect
-from finetune.data.labels import Places
+from finetune.checking.finding import EXCLUDE, MOST_SUSPECTS
+from finetune.data import ROW
+from finetune.errors import Finding, Suspect
 from finetune.statistics import intervals
 
 #: Rows of a split that are looked at: of more, this many drawn at random.
@@ -46,16 +47,15 @@ class _Sample:
         return found if found.total() >= _PROSE * len(self.languages) else Counter()
 
 
-def findings(splits: DatasetDict, column: str, places: Places) -> list[Finding]:
+def findings(splits: DatasetDict, column: str) -> list[Finding]:
     """Return whether some texts are in another language than most, or test rows than training rows.
 
     Args:
         splits: Training and test rows.
         column: Of the texts.
-        places: Returns the positions of training rows, by their ``id``.
     """
     train, test = (_sample(splits[name], column) for name in ("train", "test"))
-    return [*_of_training(train, places), *_of_test(train, test)]
+    return [*_of_training(train), *_of_test(train, test)]
 
 
 def _sample(rows: Dataset, column: str) -> _Sample:
@@ -79,7 +79,7 @@ def language(text: str) -> str:
     return str(best) if score - second >= _LIKELY else ""
 
 
-def _of_training(sample: _Sample, places: Places) -> list[Finding]:
+def _of_training(sample: _Sample) -> list[Finding]:
     ordered = sample.counts.most_common()
     if not ordered:
         return []
@@ -90,20 +90,21 @@ def _of_training(sample: _Sample, places: Places) -> list[Finding]:
         return []
     which = np.flatnonzero((sample.languages != usual) & (sample.languages != ""))
     numbers = sample.numbers[which][:MOST_SUSPECTS]
-    ids = [int(each) for each in sample.rows.select(numbers)["id"][:]]
-    where = places("train", ids)
+    ids = [int(each) for each in sample.rows.select(numbers)[ROW][:]]
     shown = ", ".join(f"'{name}' {count:,}" for name, count in rare[:5])
     return [
         Finding(
             name="languages",
             severity="warning" if others > _MUCH * known else "info",
             message=f"{others:,} of {known:,} training texts looked at are in another language "
-            f"than '{usual}': {shown}{', ...' * (len(rare) > 5)}{where and f': {where}'}",
-            mend=f"unless the model knows these languages, {EXCLUDE}",
+            f"than '{usual}': {shown}{', ...' * (len(rare) > 5)}",
+            fix=f"unless the model knows these languages, {EXCLUDE}",
             count=others,
-            rows=known,
+            split="train",
+            rows=ids,
+            examined=known,
             suspects=[
-                Suspect(split="train", id=number, why=f"language '{sample.languages[place]}'")
+                Suspect(row=number, reason=f"language '{sample.languages[place]}'")
                 for number, place in zip(ids, which.tolist(), strict=False)
             ],
         )
@@ -128,9 +129,9 @@ def _of_test(train: _Sample, test: _Sample) -> list[Finding]:
                 severity="warning",
                 message=f"{theirs.value:.1%} of the test texts looked at, and {ours.value:.1%} of "
                 f"the training texts, are in the language '{name}'",
-                mend="train on texts of that language, or test on those that are trained on",
+                fix="train on texts of that language, or test on those that are trained on",
                 count=count,
-                rows=there,
+                examined=there,
             )
         )
     return found

@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.checking.bag import Bag
-from finetune.checking.finding import Finding
-from finetune.data import arrow, digests, targets
-from finetune.errors import counted
+from finetune.data import ROW, arrow, digests, targets
+from finetune.errors import Finding, counted
 from finetune.statistics import intervals
 
 #: How many of the rows with a word have one class, at the lower end of an interval of 99.9%, and
@@ -36,7 +35,7 @@ _SAVED = 0.8
 _MOST_NUMBERS, _BINS = 50, 20
 #: A word or a sign; the first are also taken two at a time.
 _WORD = r"(?u)\w+|[^\w\s]+"
-_OWN = {"id", "label", "text", digests.TEXTS}
+_OWN = {ROW, "label", "text", digests.TEXTS}
 
 
 def findings(bag: Bag, read: Sequence[str]) -> list[Finding]:
@@ -91,9 +90,9 @@ def _of_words(bag: Bag) -> list[Finding]:
             severity="warning",
             message="; ".join(each.told(names) for each in shown)
             + (f"; and {counted(more, 'term')} like these" if more else ""),
-            mend="if a text has it only because its label was known, remove it from the texts",
+            fix="if a text has it only because its label was known, remove it from the texts",
             count=max(each.texts for each in shown),
-            rows=len(bag.labels),
+            examined=len(bag.labels),
         )
     ]
 
@@ -153,11 +152,11 @@ def _of_columns(bag: Bag, read: Sequence[str]) -> list[Finding]:
                 message=f"the column '{name}' alone tells the label of {share.value:.1%} of the "
                 f"training rows (95% CI {share.low:.1%} to {share.high:.1%}; the most frequent "
                 f"class is {constant:.1%})" + ("" if is_read else "; the model does not read it"),
-                mend="leave it out of --text_columns, unless it is known before the label is"
+                fix="leave it out of --text_columns, unless it is known before the label is"
                 if is_read
                 else "is the label made of it? then a rule may do",
                 count=int(right.sum()),
-                rows=len(right),
+                examined=len(right),
             )
         )
     return found

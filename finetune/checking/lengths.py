@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from finetune.checking.finding import Finding
+from finetune.errors import Finding
 
 #: Rows that are tokenized to know the lengths of all.
 SAMPLE = 2000
@@ -34,19 +34,17 @@ def findings(
         f"{f'{about}{share:.1%} are' if share else 'none is'} cut at --max_length {max_length}"
     )
     wanted = math.ceil(float(np.quantile(lengths, 1 - _ADVISED)) / 8) * 8
-    mend = ""
+    fix = ""
     if share > _ADVISED:
         fits = positions is None or wanted <= positions
-        mend = (
-            f"--max_length {wanted} cuts 1%" if fits else "--long_texts windows reads all of them"
-        )
+        fix = f"--max_length {wanted} cuts 1%" if fits else "--long_texts windows reads all of them"
     return [
         Finding(
             name="lengths",
             severity="warning" if share > _MUCH else "info",
             message=message,
-            mend=mend,
+            fix=fix,
             count=round(share * rows),
-            rows=rows,
+            examined=rows,
         )
     ]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from finetune.checking.bag import Bag
-from finetune.checking.finding import MOST_SUSPECTS, RELABEL, Finding, Suspect
-from finetune.data import targets
-from finetune.data.labels import Places
+from finetune.checking.finding import MOST_SUSPECTS, RELABEL
+from finetune.data import ROW, targets
+from finetune.errors import Finding, Suspect
 from finetune.statistics import intervals
 from finetune.statistics.mistakes import suspicion
 from finetune.statistics.scored import ScoredRows
@@ -23,12 +23,11 @@ _FOLDS = 5
 _MUCH = 0.03
 
 
-def findings(bag: Bag, places: Places) -> list[Finding]:
+def findings(bag: Bag) -> list[Finding]:
     """Return the labels that are suspected.
 
     Args:
         bag: Of rows with one class each.
-        places: Returns the positions of training rows, by their ``id``.
     """
     rows, names = bag.splits["train"], targets.class_names(bag.splits["train"])
     probabilities = bag.out_of_fold(_FOLDS)
@@ -46,31 +45,31 @@ def findings(bag: Bag, places: Places) -> list[Finding]:
                 severity="info",
                 message="the labels could not be checked: a bag of words trained on other rows is "
                 f"wrong about {1 - right.value:.0%} of them, so that its predictions say little",
-                mend="train, and read suspects.csv of the run: the model knows more",
-                rows=len(bag.labels),
+                fix="train, and read suspects.csv of the run: the model knows more",
+                examined=len(bag.labels),
             )
         ]
     if not len(found.rows):
         return []
     chosen = found.rows[:MOST_SUSPECTS]
-    ids = [int(each) for each in rows.select(bag.rows[chosen])["id"][:]]
-    where = places("train", ids)
+    ids = [int(each) for each in rows.select(bag.rows[chosen])[ROW][:]]
     return [
         Finding(
             name="suspected_labels",
             severity="warning" if found.wrong.low > _MUCH else "info",
             message=f"{len(found.rows):,} of the {found.confident:,} most confident predictions of "
             "a bag of words, each for a training row that it was not trained on, contradict the "
-            f"label{where and f' ({where})'}. About {found.wrong.value:.1%} of all labels or fewer "
+            f"label. About {found.wrong.value:.1%} of all labels or fewer "
             f"are wrong (95% CI {found.wrong.low:.1%} to {found.wrong.high:.1%})",
-            mend=f"read them, some are right and only unusual; {RELABEL}",
+            fix=f"read them, some are right and only unusual; {RELABEL}",
             count=len(found.rows),
-            rows=len(bag.labels),
+            split="train",
+            rows=ids,
+            examined=len(bag.labels),
             suspects=[
                 Suspect(
-                    split="train",
-                    id=number,
-                    why=f"label '{names[bag.labels[row]]}' is contradicted",
+                    row=number,
+                    reason=f"label '{names[bag.labels[row]]}' is contradicted",
                     suggested=names[int(np.argmax(probabilities[row]))],
                     score=float(f"{probabilities[row].max():.3g}"),
                 )

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, List
 
-from finetune.checking.finding import EXCLUDE, MUCH, Finding, of_rows
+from finetune.checking.finding import EXCLUDE, MUCH, of_rows
 from finetune.data import arrow, targets
-from finetune.data.labels import Places
+from finetune.errors import Finding
 
 #: Robust standard deviations from the median beyond which a target is far, and what makes one of
 #: the median absolute deviation (of a normal distribution).
@@ -19,14 +19,13 @@ _FAR, _ROBUST = 10, 1.4826
 _CODES = (-1, -9, *(sign * each for each in (99, 999, 9999, 99999) for sign in (1, -1)))
 
 
-def findings(rows: Dataset, split: str, names: Sequence[str], places: Places) -> list[Finding]:
+def findings(rows: Dataset, split: str, names: Sequence[str]) -> list[Finding]:
     """Return what is suspicious in the targets of a split; nothing if the labels are classes.
 
     Args:
         rows: With ``id`` and ``label``.
         split: The name of the split in the source.
         names: Of the targets.
-        places: Returns the positions of rows of a split, by their ``id``.
     """
     if targets.are_classes(rows) or not len(rows):
         return []
@@ -47,15 +46,14 @@ def findings(rows: Dataset, split: str, names: Sequence[str], places: Places) ->
                 np.flatnonzero(column == code),
                 rows=rows,
                 split=split,
-                places=places,
                 severity="warning",
             )
-        found += _far(column, name, code, rows, split, places)
+        found += _far(column, name, code, rows, split)
     return found
 
 
 def _far(
-    column: np.ndarray, name: str, code: float | None, rows: Dataset, split: str, places: Places
+    column: np.ndarray, name: str, code: float | None, rows: Dataset, split: str
 ) -> list[Finding]:
     """Return a finding of targets that are far from the median, but those of a code."""
     median = np.median(column)
@@ -73,7 +71,6 @@ def _far(
         far,
         rows=rows,
         split=split,
-        places=places,
         severity="warning" if len(far) <= MUCH * len(rows) else "info",  # a long tail, no mistakes
     )
 

@@ -7,19 +7,18 @@ from functools import partial
 import numpy as np
 from datasets import DatasetDict
 
-from finetune.checking.finding import EXCLUDE, RELABEL, Finding, of_rows
+from finetune.checking.finding import EXCLUDE, RELABEL, of_rows
 from finetune.data import digests, targets
-from finetune.data.labels import Places
 from finetune.data.repeats import Held, Values
+from finetune.errors import Finding
 
 
-def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]:
+def findings(dataset: DatasetDict, column: str) -> list[Finding]:
     """Return the repeated rows of a source, before it is split.
 
     Args:
         dataset: Splits with ``id``, ``label`` and ``column``.
         column: Rows with the same value here, white space aside, are the same.
-        places: Returns the positions of rows of a split, by their ``id``.
     """
     found: list[Finding] = []
     nearly = also = ""
@@ -27,7 +26,7 @@ def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]
         nearly = "; --drop_duplicates near leaves out near-duplicates too"
         also = "; --drop_overlap near leaves out near-duplicates too"
     for split, rows in dataset.items():
-        tell = partial(of_rows, rows=rows, split=split, places=places)
+        tell = partial(of_rows, rows=rows, split=split)
         hashes = digests.packed(digests.digests(rows, column).plain)
         values = Values(hashes, targets.row_keys(targets.strata(rows)), Held())
         found += tell(
@@ -54,6 +53,5 @@ def findings(dataset: DatasetDict, column: str, places: Places) -> list[Finding]
                 np.flatnonzero(digests.seen_in(dataset[later], dataset[earlier], column)),
                 rows=dataset[later],
                 split=later,
-                places=places,
             )
     return found

@@ -8,25 +8,22 @@ from functools import partial
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from finetune.checking.finding import EXCLUDE, Finding, Suspect, of_rows
-from finetune.data import digests, near, targets
-from finetune.data.labels import Places
+from finetune.checking.finding import EXCLUDE, of_rows
+from finetune.data import ROW, digests, near, targets
 from finetune.data.near import Part, Resembling
 from finetune.data.plan import Plan
+from finetune.errors import Finding, Suspect
 
 _SPLITS = ("test", "validation", "train")
 
 
-def findings(
-    dataset: DatasetDict, column: str, places: Places, plan: Plan | None = None
-) -> list[Finding]:
+def findings(dataset: DatasetDict, column: str, plan: Plan | None = None) -> list[Finding]:
     """Return the rows of a source that are nearly the same as others; exact duplicates are no
     part of it.
 
     Args:
         dataset: Splits with ``id``, ``label`` and ``column``.
         column: Of the texts.
-        places: Returns the positions of rows of a split, by their ``id``.
         plan: How the rows are split: what is left out then is no longer suspicious.
     """
     plan = plan or Plan()
@@ -36,7 +33,7 @@ def findings(
         rows = dataset[split]
         own = Part(rows, _first_of_each(rows, [part.rows for _, part in held], column))
         like = near.resembling([part for _, part in held], own, column, within=True)
-        found += _of_split(like, held, split, own, places, plan)
+        found += _of_split(like, held, split, own, plan)
         held.append((split, own))
     return found
 
@@ -57,12 +54,11 @@ def _of_split(
     held: list[tuple[str, Part]],
     split: str,
     own: Part,
-    places: Places,
     plan: Plan,
 ) -> list[Finding]:
     """Return what there is to say of a split whose rows resemble earlier ones."""
     found: list[Finding] = []
-    tell = partial(of_rows, rows=own.rows, split=split, places=places)
+    tell = partial(of_rows, rows=own.rows, split=split)
     begin = 0
     for name, part in [*held, (split, own)]:
         which = np.flatnonzero((like.row >= begin) & (like.row < begin + len(part.numbers)))
@@ -79,11 +75,11 @@ def _of_split(
             kind, what = "near_overlap", f"a row of the {name} data"
             flag, does = "--drop_overlap near", "leaves them out"
             is_left_out = plan.drop_overlap == "near"
-        mend = f"left out by {flag}" if is_left_out else f"{flag} {does}"
+        fix = f"left out by {flag}" if is_left_out else f"{flag} {does}"
         told = tell(
             kind,
             f"that are nearly the same as {what}{labels}",
-            EXCLUDE if name == split != "train" else mend,
+            EXCLUDE if name == split != "train" else fix,
             mine,
             severity="info" if is_left_out else None,
         )
@@ -98,9 +94,11 @@ def _suspects(
     finding: Finding, part: Part, split: str, theirs: np.ndarray, similarity: np.ndarray
 ) -> list[Suspect]:
     """Return the suspects of a finding with the row that each resembles, and how much."""
-    ids = part.rows.select(theirs[: len(finding.suspects)])["id"][:]
+    ids = part.rows.select(theirs[: len(finding.suspects)])[ROW][:]
     return [
-        replace(each, why=f"near-duplicate of id {other} of {split}", score=round(float(score), 3))
+        replace(
+            each, reason=f"near-duplicate of row {other} of {split}", score=round(float(score), 3)
+        )
         for each, other, score in zip(finding.suspects, ids, similarity, strict=False)
     ]
 

@@ -7,10 +7,9 @@ import math
 import numpy as np
 
 from finetune.checking.bag import Bag
-from finetune.checking.finding import Finding, Severity
 from finetune.data import near, targets
 from finetune.data.near import Part
-from finetune.errors import counted
+from finetune.errors import Finding, Severity, counted
 from finetune.statistics import intervals
 
 #: Test rows like training rows, and others, below which there is nothing to compare.
@@ -46,9 +45,9 @@ def findings(bag: Bag, *, is_split_off: bool) -> list[Finding]:
             f"{counted(len(right), 'test row')}, and {right[~alike].mean():.3f} without the "
             f"{alike.sum():,} that are nearly the same as a training row (difference {gain:+.3f}, "
             f"95% CI {low:+.3f} to {high:+.3f})",
-            mend=f"{'--drop_duplicates' if is_split_off else '--drop_overlap'} near",
+            fix=f"{'--drop_duplicates' if is_split_off else '--drop_overlap'} near",
             count=int(alike.sum()),
-            rows=len(right),
+            examined=len(right),
         )
     ]
 

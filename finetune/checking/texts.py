@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.checking import cuts
-from finetune.checking.finding import EXCLUDE, Finding, Severity, of_rows
+from finetune.checking.finding import EXCLUDE, of_rows
 from finetune.data import arrow
 from finetune.data.digests import TEXTS
-from finetune.data.labels import Places
+from finetune.errors import Finding, Severity
 
 #: Rows of a split that are looked at: of more, this many drawn at random.
 MOST_ROWS = 100_000
@@ -41,40 +41,38 @@ class _Damage:
     """
 
     what: str
-    mend: str
+    fix: str
     is_rare: bool = False
 
 
 _DAMAGES = {
     "mojibake": _Damage(
         what="with UTF-8 that was read in another encoding, like 'Ã©' for 'é'",
-        mend="export the file again as UTF-8, or repair the texts (the package ftfy does); else",
+        fix="export the file again as UTF-8, or repair the texts (the package ftfy does); else",
         is_rare=True,
     ),
     "replacement_characters": _Damage(
         what="with '\ufffd', which stands for characters that are lost",
-        mend="export the file again in its own encoding; else",
+        fix="export the file again in its own encoding; else",
         is_rare=True,
     ),
     "null_bytes": _Damage(
         what="with null bytes, which no text has unless its file was damaged",
-        mend="export it again, or remove these bytes; else",
+        fix="export it again, or remove these bytes; else",
         is_rare=True,
     ),
     "control_characters": _Damage(
         what="with control characters",
-        mend="is it the right column? If so, remove the characters; else",
+        fix="is it the right column? If so, remove the characters; else",
     ),
     "no_words": _Damage(
         what="without a letter, only digits, marks or symbols",
-        mend="is it the right column? If so,",
+        fix="is it the right column? If so,",
     ),
 }
 
 
-def findings(
-    rows: Dataset, split: str, columns: Sequence[str], places: Places
-) -> Iterator[Finding]:
+def findings(rows: Dataset, split: str, columns: Sequence[str]) -> Iterator[Finding]:
     """Yield what is wrong with the texts of a split.
 
     Args:
@@ -82,7 +80,6 @@ def findings(
             texts are not looked at.
         split: The name of the split in the source.
         columns: What the columns are called in the data.
-        places: Returns the positions of rows of a split, by their ``id``.
     """
     wanted = None
     if len(rows) > MOST_ROWS:
@@ -91,8 +88,7 @@ def findings(
         of_rows,
         rows=rows,
         split=split,
-        places=places,
-        looked_at=len(rows) if wanted is None else len(wanted),
+        examined=len(rows) if wanted is None else len(wanted),
     )
     are_several = TEXTS in rows.column_names
     stored = TEXTS if are_several else "text"
@@ -112,8 +108,8 @@ def findings(
         for name, damage in _DAMAGES.items():
             severity: Severity | None = "warning" if damage.is_rare else None
             which = np.sort(np.concatenate(hits[name]))
-            mend = f"{damage.mend} {EXCLUDE}"
-            yield from tell(name, damage.what + where, mend, which, severity=severity)
+            fix = f"{damage.fix} {EXCLUDE}"
+            yield from tell(name, damage.what + where, fix, which, severity=severity)
         every = np.concatenate(numbers)
         characters = lengths.characters
         is_long, usual = far_longer(characters)
@@ -127,8 +123,8 @@ def findings(
             severity="warning",
         )
         for what, is_cut in lengths.cut():
-            which, mend = np.sort(every[is_cut]), f"export the whole texts; else {EXCLUDE}"
-            yield from tell("cut_off", what + where, mend, which, severity="warning")
+            which, fix = np.sort(every[is_cut]), f"export the whole texts; else {EXCLUDE}"
+            yield from tell("cut_off", what + where, fix, which, severity="warning")
 
 
 def far_longer(characters: np.ndarray) -> tuple[np.ndarray, int]:

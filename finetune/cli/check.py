@@ -142,8 +142,8 @@ def _show(found: Check, recipe: str) -> None:
         console.say()
     for each in found.findings:
         console.sentence(f"{each.severity:<8} {each.message}", indent=9)
-        if each.mend:
-            console.sentence(f"{'':<8} -> {each.mend}", indent=12)
+        if each.fix:
+            console.sentence(f"{'':<8} -> {each.fix}", indent=12)
     if found.findings:
         console.say()
     steps = f", {counted(found.steps, 'step')}" if found.steps is not None else ""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, List, Value
 
+from finetune.data import ROW
 from finetune.data.cells import list_in
 from finetune.data.delimited import separator_hint
 from finetune.data.numeric_names import number
@@ -76,7 +77,7 @@ def _chosen(
     columns = {
         name: _values(some, name, features[name])
         for name in rows.column_names
-        if name not in ("id", label_column)
+        if name not in (ROW, label_column)
     }
     mistakes, text_column = [], texts[0] if len(texts) == 1 else ""
     if not texts:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict
 
-from finetune.data import arrow, delimited, digests, files, targets
+from finetune.data import ROW, arrow, delimited, digests, files, targets
 from finetune.data.correction_files import (
     File,
     Wanted,
@@ -171,7 +171,7 @@ def apply(
 
 def _ids(splits: DatasetDict, places: Mapping[int, tuple[str, int]]) -> dict[int, tuple[str, str]]:
     """Return the split and the ``id`` of rows, by what they are the places of."""
-    ids = {split: arrow.column(rows, "id") for split, rows in splits.items()}
+    ids = {split: arrow.column(rows, ROW) for split, rows in splits.items()}
     return {n: (split, str(ids[split][at].as_py())) for n, (split, at) in places.items()}
 
 
@@ -272,7 +272,7 @@ def _places(
     found = {}
     for split, rows in splits.items():
         name = split if split in source else "train"
-        for row, number in arrow.numbers_of(rows, "id", ids.get(name, [])).items():
+        for row, number in arrow.numbers_of(rows, ROW, ids.get(name, [])).items():
             found[name, row] = split, number
     return found
 
@@ -313,7 +313,7 @@ def _elsewhere(
         sought, rows = {wanted[n].digest for n in lost if wanted[n].split == split}, source[split]
         for some, digests_here in _digests(rows, column, None):
             hits = [place for place, each in enumerate(digests_here) if each in sought]
-            ids = rows.select(some[hits])["id"] if hits else ()
+            ids = rows.select(some[hits])[ROW] if hits else ()
             for row, place in zip(ids, hits, strict=True):
                 there.setdefault((split, digests_here[place]), []).append(str(row))
     if unknown := [n for n in lost if (wanted[n].split, wanted[n].digest) not in there]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import arrow, class_labels, headers, listing, targets
+from finetune.data import ROW, arrow, class_labels, headers, listing, targets
 from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, place, refusal_of_lists, row_numbers
@@ -48,13 +48,13 @@ def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -
         flags[column] = flag
         lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
         if lacking:
-            there = [name for name in dataset[lacking[0]].column_names if name != "id"]
+            there = [name for name in dataset[lacking[0]].column_names if name != ROW]
             mistakes.append(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 f"{separator_hint(there) or suggestion(column, there)} "
                 f"(available: {', '.join(there)}){headers.hint(dataset[lacking[0]])}"
             )
-        elif column == "id":
+        elif column == ROW:
             mistakes.append(
                 f"{flag} id: the toolkit numbers rows in a column of that name; rename yours"
             )
@@ -135,7 +135,7 @@ def without_clashes(
     split_by = split_by or {}
     _refuse_split_by(split_by, named, dataset["train"])
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
-    chosen = {"id", *named}
+    chosen = {ROW, *named}
     others = [name for name in dataset["train"].column_names if name not in chosen]
     taken = [name for name in others if is_own(name)]
     alone = {*shared, *taken, *split_by.values()}
@@ -159,7 +159,7 @@ def without_clashes(
 
 
 def _refuse_split_by(split_by: Mapping[str, str], named: Sequence[str], rows: Dataset) -> None:
-    there = [name for name in rows.column_names if name != "id"]
+    there = [name for name in rows.column_names if name != ROW]
     mistakes = []
     for flag, column in split_by.items():
         if column in named:
@@ -192,7 +192,7 @@ def only_valid(
         dataset: Splits with these columns.
         drop: Whether to drop such rows instead of refusing them.
         note: Called with a sentence about the rows dropped.
-        places: Returns the positions of rows of a split, by their ``id``.
+        places: Returns the positions of rows of a split, by their row number.
         texts: The columns of texts; none of images, which are looked at elsewhere.
         labels: The columns of labels.
         hint: Said of missing labels besides.
@@ -211,7 +211,7 @@ def only_valid(
                 usual = str | int | float | None if column in labels else str | None
                 other = [value for value in some[column] if not isinstance(value, usual)]
                 such = f" (but {other[0]!r})" if other else ""
-                numbers = some["id"][:] if "id" in some.column_names else bad
+                numbers = some[ROW][:] if ROW in some.column_names else bad
                 where = places(split, numbers if isinstance(numbers[0], int) else bad)
                 named = f"text in '{column}'" if len(texts) > 1 and column in texts else column
                 own = (names or {}).get(column, column)
@@ -241,7 +241,7 @@ def refuse_unlabelled(dataset: DatasetDict, column: str) -> None:
         UserError: for the first that is so.
     """
     for split, rows in dataset.items():
-        there = ", ".join(name for name in rows.column_names if name != "id")
+        there = ", ".join(name for name in rows.column_names if name != ROW)
         for wanted in (column, "label"):
             if wanted not in rows.column_names:
                 raise UserError(f"no column '{wanted}' in the {split} data (available: {there})")
@@ -293,7 +293,7 @@ def refuse_untrainable(
     Args:
         dataset: The three splits.
         notes: What the user was to be told so far: it says which rows were left out.
-        places: Returns the positions of rows of a split, by their ``id``.
+        places: Returns the positions of rows of a split, by their row number.
         column: What the user calls that of the labels.
         renames: Whether there is ``--label_map``.
         split_by: The columns that rows were split by, by the options that name them.
@@ -348,12 +348,12 @@ def _why_none(dataset: DatasetDict) -> str:
 
 def _first(split: str, rows: Dataset, unknown: Sequence[int], places: Places) -> str:
     """Return where the first row is that has one of these labels."""
-    if "id" not in rows.column_names:
+    if ROW not in rows.column_names:
         return ""
     cells = arrow.column(rows, "label").to_pylist()
     lists = (each if isinstance(each, list) else [each] for each in cells)
     row = next(row for row, cell in enumerate(lists) if not set(unknown).isdisjoint(cell))
-    return f", first in {shown}" if (shown := places(split, [rows[row]["id"]])) else ""
+    return f", first in {shown}" if (shown := places(split, [rows[row][ROW]])) else ""
 
 
 def _because(notes: Sequence[str]) -> str:

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from transformers import BaseImageProcessor
 
+from finetune.data import ROW
 from finetune.data.augmentation import Augmentation
 from finetune.data.images import decoded
 from finetune.errors import UserError
 
-#: What the column ``id`` is called in prepared rows of training: their crops are drawn from it.
+#: What the column row number is called in prepared rows of training: their crops are drawn from it.
 DRAWN_FROM = "augmented_id"
 
 
@@ -50,7 +51,7 @@ class Collator:
 
     def _pixels(self, row: dict[str, Any]) -> np.ndarray:
         """Return an image as the model takes it; one of training is cropped and flipped first."""
-        number = row.get(DRAWN_FROM, row.get("id"))
+        number = row.get(DRAWN_FROM, row.get(ROW))
         image = decoded(row["image"], f"row {number}")
         if DRAWN_FROM in row:
             image = self.augmentation(image, row[DRAWN_FROM])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict, Image, Value
 
-from finetune.data import columns, images
+from finetune.data import ROW, columns, images
 from finetune.data.delimited import separator_hint
 from finetune.errors import UserError, counted, suggestion
 
@@ -30,7 +30,7 @@ def columns_of(dataset: DatasetDict, image_column: str, label_column: str) -> tu
         UserError: if there is no such column, or not exactly one; it lists those there are.
     """
     rows, mistakes = dataset["train"], []
-    names = [name for name in rows.column_names if name != "id"]
+    names = [name for name in rows.column_names if name != ROW]
     for flag, column in (("--image_column", image_column), ("--label_column", label_column)):
         lacking = [split for split, each in dataset.items() if column not in each.column_names]
         if column and lacking:
@@ -39,7 +39,7 @@ def columns_of(dataset: DatasetDict, image_column: str, label_column: str) -> tu
                 f"{separator_hint(names) or suggestion(column, names)} "
                 f"(available: {', '.join(names)})"
             )
-        elif column == "id":
+        elif column == ROW:
             mistakes.append(f"{flag} id: the toolkit numbers rows in a column of that name")
     if mistakes:
         raise UserError(*mistakes)
@@ -145,13 +145,13 @@ def inspected(
     """Return ``dataset`` without images that are missing or cannot be decoded, and hashes of all.
 
     Args:
-        dataset: Splits with ``id`` and ``image``, as they were read.
+        dataset: Splits with row number and ``image``, as they were read.
         drop: Whether to drop such rows instead of refusing them.
         note: Called with sentences about what was dropped, and where ``pipeline()`` differs.
-        places: Returns the positions of rows of a split, by their ``id``; empty where paths say it.
+        places: Returns the positions of rows of a split, by number; empty where paths say it.
 
     Returns:
-        The splits; of each split the hashes by ``id``, shape ``(rows, 16)``, uint8.
+        The splits; of each split the hashes by row number, shape ``(rows, 16)``, uint8.
 
     Raises:
         UserError: if there are such rows and ``drop`` is false; it counts and names them.
@@ -198,6 +198,6 @@ def _reasons(rows: Dataset) -> Iterator[str]:
     for row in rows.cast_column("image", Image(decode=False)):
         image = row["image"]
         try:
-            images.decoded(image, f"row {row['id']}")
+            images.decoded(image, f"row {row[ROW]}")
         except UserError as error:
             yield str(error).replace(" cannot be decoded as an image:", ":")

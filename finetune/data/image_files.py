@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, Value
 
-from finetune.data import images
+from finetune.data import ROW, images
 from finetune.data.labels import listed
 from finetune.data.split_names import OTHER_NAMES, SPLITS
 from finetune.errors import UserError, counted
@@ -37,7 +37,7 @@ def are_classes(dataset: str) -> bool:
 
 
 def read_folders(dataset: str, note: Callable[[str], None]) -> DatasetDict:
-    """Return ``id``, ``image``, ``file`` and ``label`` of the images below a directory.
+    """Return row number, ``image``, ``file`` and ``label`` of the images below a directory.
 
     Args:
         dataset: The directory.
@@ -113,12 +113,12 @@ def _read(folder: Path, directory: Path, note: Callable[[str], None]) -> Dataset
         names = listed([str(each.relative_to(directory)) for each in others])
         note(f"not read, expected {', '.join(images.SUFFIXES)}: {names}")
     found_rows = {
-        "id": np.arange(len(paths)),
+        ROW: np.arange(len(paths)),
         "image": [str(path.absolute()) for path in paths],
         "file": [str(path.relative_to(directory)) for path in paths],
         "label": labels,
     }
-    types = {"id": Value("int64"), "file": Value("string"), "label": Value("string")}
+    types = {ROW: Value("int64"), "file": Value("string"), "label": Value("string")}
     return Dataset.from_dict(found_rows, Features({**types, "image": Image()}))
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import arrow, times
+from finetune.data import ROW, arrow, times
 from finetune.data.digests import NOT_BLANK
 from finetune.data.plan import HELD_OUT, Plan
 from finetune.errors import UserError, counted, suggestion
@@ -134,7 +134,7 @@ class Keys:
             return
         if len(bad) == len(rows):
             raise UserError(f"{flag}: all {len(rows):,} training rows are {what}")
-        ids = rows.select(bad[:1000])["id"][:] if "id" in rows.column_names else bad.tolist()
+        ids = rows.select(bad[:1000])[ROW][:] if ROW in rows.column_names else bad.tolist()
         where = plan.places("train", [int(each) for each in ids])
         sentence = f"{len(bad):,} of {len(rows):,} training rows {what}" + (where and f": {where}")
         if not plan.drop:
@@ -145,7 +145,7 @@ class Keys:
 
 def _refuse_lacking(rows: Dataset, column: str, flag: str) -> None:
     """Refuse training rows without a column."""
-    there = [name for name in rows.column_names if name != "id"]
+    there = [name for name in rows.column_names if name != ROW]
     if column not in there:
         raise UserError(
             f"{flag}: no column '{column}' in the train data{suggestion(column, there)} "

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
 
-from finetune.data import alike, arrow, placeholders, targets
+from finetune.data import ROW, alike, arrow, placeholders, targets
 from finetune.data.cells import list_in
 from finetune.data.numeric_names import exact, has_fractions, natural
 from finetune.data.several import joined_pairs, pairs_in
@@ -24,7 +24,7 @@ from finetune.data.targets import class_names
 from finetune.errors import UserError, counted
 
 _STRAY = 0.05  # labels of at most this share of the rows can be strays
-#: From a split and the ``id`` of rows to where they are, for messages.
+#: From a split and the row number of rows to where they are, for messages.
 Places = Callable[[str, Sequence[int]], str]
 
 
@@ -41,7 +41,7 @@ def row_numbers(split: str, rows: Sequence[int]) -> str:
 
 def place(rows: Dataset, split: str, places: Places, row: int) -> str:
     """Return where a row is, by its number among ``rows``: ``test data, line 7``."""
-    number = int(rows[row]["id"]) if "id" in rows.column_names else row
+    number = int(rows[row][ROW]) if ROW in rows.column_names else row
     return ", ".join(filter(None, (f"{split} data", places(split, [number]))))
 
 
@@ -64,7 +64,7 @@ def encode(
         names: Those of the recipe; may be empty.
         note: Called with a sentence if the values are not the names of the classes.
         called: What the user calls the column.
-        places: Returns the positions of rows of a split, by their ``id``.
+        places: Returns the positions of rows of a split, by their row number.
         fractions: Whether numbers with a fraction can be classes.
 
     Raises:
@@ -116,7 +116,7 @@ def mapped(
         dataset: Splits with ``label``, none missing.
         names: The new names, by the labels.
         called: What the data calls the column.
-        places: Returns the positions of rows of a split, by their ``id``.
+        places: Returns the positions of rows of a split, by their row number.
         fractions: Whether numbers with a fraction can be classes.
     """
     if not names:
@@ -256,7 +256,7 @@ def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str])
     Args:
         rows: Of other data.
         names: Of the classes of the model.
-        place: Returns where a row is in its source, by its ``id``.
+        place: Returns where a row is in its source, by its row number.
 
     Raises:
         UserError: if there are labels that the model does not know.
@@ -273,10 +273,10 @@ def refuse_unknown(
     """Refuse labels of rows, by name, that a model does not know; see :func:`renumbered`.
 
     Args:
-        rows: With ``id``.
+        rows: With row number.
         cells: The labels of each row.
         names: Those that the model knows.
-        place: Returns the position of a row, by its ``id``.
+        place: Returns the position of a row, by its row number.
 
     Raises:
         UserError: with those there are, and where the first is.
@@ -284,7 +284,7 @@ def refuse_unknown(
     unknown = {each for cell in cells for each in cell} - set(names)
     if unknown:
         row = next(row for row, cell in enumerate(cells) if not unknown.isdisjoint(cell))
-        first = place(int(rows[row]["id"]))
+        first = place(int(rows[row][ROW]))
         raise UserError(
             "the data has labels that the model does not know: "
             f"{listed(sorted(unknown, key=natural))}{first and ', first in '}{first} (it knows: "

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, List
 
-from finetune.data import arrow, class_labels, labels, numeric_names
+from finetune.data import ROW, arrow, class_labels, labels, numeric_names
 from finetune.data.cells import SEPARATORS, list_in, printed, separated
 from finetune.errors import UserError
 
@@ -57,7 +57,7 @@ def encode(
         renamed: Other names for labels.
         separator: Between the labels in a cell of text; a list in JSON is one with it, too.
         shown: What the user calls the columns, if not that.
-        places: Returns the positions of rows of a split, by their ``id``.
+        places: Returns the positions of rows of a split, by their row number.
         note: Called with a sentence if the separator separates nothing.
 
     Returns:
@@ -106,12 +106,12 @@ def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str])
     Args:
         rows: Of other data.
         names: Of the classes of the model.
-        place: Returns where a row is in its source, by its ``id``.
+        place: Returns where a row is in its source, by its row number.
 
     Raises:
         UserError: if there are labels that the model does not know.
     """
-    cells = class_labels.named(rows, ["label"], ["label"], lambda row: place(int(rows[row]["id"])))[
+    cells = class_labels.named(rows, ["label"], ["label"], lambda row: place(int(rows[row][ROW])))[
         "label"
     ][:]
     labels.refuse_unknown(rows, cells, names, place)

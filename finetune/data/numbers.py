@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, List, Value
 
-from finetune.data import arrow, listing
+from finetune.data import ROW, arrow, listing
 from finetune.data.cells import about_comma, list_in
 from finetune.data.labels import Places, listed
 from finetune.data.numeric_names import number
@@ -48,7 +48,7 @@ def encoded(
         called: What a user calls these columns, if not that.
         drop: Whether to leave rows out that lack a finite number, instead of refusing them.
         note: Called with sentences about rows left out and about numbers that are hard to learn.
-        places: Returns the positions of rows of a split, by their ``id``.
+        places: Returns the positions of rows of a split, by their row number.
 
     Raises:
         UserError: if there are other values than finite numbers and ``drop`` is false; one line
@@ -234,7 +234,7 @@ def _parsed(
             some = [] if bad is missing else list(dict.fromkeys(str(values[row]) for row in bad))
             about = next(filter(None, map(about_comma, some)), "")
             such = f" ({listed(some)}{about and '; '}{about})" if some else ""
-            numbered = rows.select(bad)["id"][:] if "id" in rows.column_names else bad
+            numbered = rows.select(bad)[ROW][:] if ROW in rows.column_names else bad
             where = places(split, [int(each) for each in numbered])
             mistakes.append(
                 f"{len(bad):,} of {len(rows):,} {split} rows with {what} in '{column}'{such}: "

@@ -1,6 +1,6 @@
 """Load a data set from the Hub, local files, or the packages of the ``embedded`` extra.
 
-Every reader returns all columns of the source and adds ``id``, the number of the row in its split.
+Every reader returns all columns of the source and adds ``_row``, the row number in its split.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from datasets import (
     load_from_disk,
 )
 
-from finetune.data import arrow, bounds, conversion, embedded, labels, listing, memory, seals
+from finetune.data import ROW, arrow, bounds, conversion, embedded, labels, listing, memory, seals
 from finetune.data.layout import ReadOptions
 from finetune.data.listing import NONE, Listing
 from finetune.data.split_names import SPLITS, NoTrainSplit, for_training, meant, refuse_unread
@@ -96,25 +96,16 @@ def read(
     else:
         _refuse_options(options, dataset)
         splits = _read_hub(dataset, revision, config, names, note)
-    if replaced := [name for name, split in splits.items() if "id" in split.column_names]:
-        note(
-            f"dropped the column 'id' of the {' and '.join(replaced)} data: the toolkit numbers "
-            "rows in a column of that name; rename it to keep it"
-        )
-        splits = {
-            name: split.remove_columns("id") if name in replaced else split
-            for name, split in splits.items()
-        }
     return numbered(DatasetDict(splits))
 
 
 def numbered(dataset: DatasetDict) -> DatasetDict:
-    """Return ``dataset`` with an ``id``, the row number from 0, in splits that lack one."""
+    """Return ``dataset`` with the column :data:`~finetune.data.ROW`, the row number from 0."""
     return DatasetDict(
         {
             name: split
-            if "id" in split.column_names
-            else split.add_column("id", np.arange(len(split)))
+            if ROW in split.column_names
+            else split.add_column(ROW, np.arange(len(split)))
             for name, split in dataset.items()
         }
     )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from finetune.checking import deep as deeper
-from finetune.checking import first, lengths, repeated
-from finetune.checking.finding import SEVERITIES, STATUS, Finding, status
+from finetune.checking import lengths, repeated
+from finetune.checking.finding import STATUS, status
 from finetune.config import settings
 from finetune.config.settings import Settings
-from finetune.errors import Mistakes, UserError
+from finetune.errors import SEVERITIES, Finding, Mistakes, UserError
 from finetune.pipeline import lengths as of_recipe
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NOT_DEEP = Finding(
     name="deep",
     severity="info",
-    message="--deep looked no further: first mend what training would refuse",
+    message="--deep looked no further: first fix what training would refuse",
 )
 
 
@@ -117,38 +117,36 @@ def examine(
         Likewise.
     """
     wrong, recipe = mistakes or Mistakes(), chosen.recipe
+    report = recipe.report
     if deep:
         with wrong:
             extras.require("--deep", extras.NEAR, extras.LANGUAGES)
     with telling(progress):
         values = preparation.look(chosen, wrong)
-        found = [*refused(wrong.found).findings]
+        refusals = [*refused(wrong.found).findings]
         if "source" in vars(recipe):
-            found += repeated.findings(recipe.source, recipe.input_column, recipe.places)
+            report.add(*repeated.findings(recipe.source, recipe.input_column))
         if "splits" not in vars(recipe):
-            found += [_NOT_DEEP] * deep + _told(recipe.remarks_of_source, recipe.notes)
-            return Check(findings=_sorted(found), splits={}, command=chosen.command)
-        found += recipe.findings
+            findings = [*refusals, *report.findings, *[_NOT_DEEP] * deep]
+            return Check(findings=_located(findings, recipe), splits={}, command=chosen.command)
         if deep and not wrong.found:
-            found += _deep(chosen)
+            report.add(*_deep(chosen))
         elif deep:
-            found.append(_NOT_DEEP)
+            report.add(_NOT_DEEP)
         steps = None
         if values is not None and not wrong.found:
             try:
-                found += _of_lengths(recipe)
+                report.add(*_of_lengths(recipe))
                 steps = preparation.steps_of(values, recipe)
             except UserError as error:
-                found += refused(error.mistakes).findings
-        suspicious = [*recipe.remarks]
+                refusals += refused(error.mistakes).findings
         if steps is not None and values is not None:
-            suspicious += preparation.remarks(recipe, values, steps)
-        told = {*recipe.notes_of_splitting, *first.told(recipe.findings)}
-        others = [each for each in recipe.notes if each not in told]
-        others += chosen.without_effect if values is not None else []
-        found += _told(suspicious, others)
+            for remark in preparation.remarks(recipe, values, steps):
+                report.warning(remark)
+        for sentence in chosen.without_effect if values is not None else []:
+            report.info(sentence)
     return Check(
-        findings=_sorted(found),
+        findings=_located([*refusals, *report.findings], recipe),
         splits={split: _facts(rows) for split, rows in recipe.splits.items()},
         task=recipe.kind.name,
         steps=steps,
@@ -177,20 +175,17 @@ def _deep(chosen: Settings) -> list[Finding]:
         recipe.splits,
         column=recipe.input_column,
         read=recipe.columns_read(),
-        places=recipe.places,
         plan=recipe.plan(),
     )
 
 
-def _told(suspicious: Sequence[str], others: Sequence[str]) -> list[Finding]:
-    """Return sentences of the recipe as findings, each once."""
-    found = [Finding(name="remark", severity="warning", message=each) for each in suspicious]
-    plain = [each for each in others if each not in suspicious]
-    return found + [Finding(name="note", severity="info", message=each) for each in plain]
-
-
-def _sorted(found: Sequence[Finding]) -> list[Finding]:
-    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+def _located(findings: Sequence[Finding], recipe: Recipe) -> list[Finding]:
+    """Return findings from the worst, with file and line in their messages."""
+    located = [
+        dataclasses.replace(finding, message=recipe.report.text(finding, fix=False))
+        for finding in findings
+    ]
+    return sorted(located, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def _facts(rows: Dataset) -> SplitFacts:
@@ -213,7 +208,7 @@ def _of_lengths(recipe: Recipe) -> list[Finding]:
 
 
 def as_json(found: Check) -> dict[str, Any]:
-    """Return a check as values for JSON; its schema is 1."""
+    """Return a check as values for JSON; its schema is 2."""
     content = dataclasses.asdict(found)
     verdict = {STATUS[each]: each for each in SEVERITIES} | {0: "ok"}
-    return {"schema": 1, "status": found.status, "verdict": verdict[found.status], **content}
+    return {"schema": 2, "status": found.status, "verdict": verdict[found.status], **content}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from finetune.data import lengths
+from finetune.data import ROW, lengths
 from finetune.data.encoding import Read, characters
 from finetune.data.windows import documents_of, first_lengths
 from finetune.recipe import TextClassification
@@ -31,7 +31,7 @@ def dominating(recipe: TextClassification) -> str | None:
     documents = documents_of(recipe.prepared["train"])
     if recipe.long_texts == "cut" or documents is None:
         return None
-    return lengths.dominating(documents, recipe.splits["train"]["id"][:])
+    return lengths.dominating(documents, recipe.splits["train"][ROW][:])
 
 
 def sampled(recipe: TextClassification, most: int) -> np.ndarray:

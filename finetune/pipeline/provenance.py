@@ -54,7 +54,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             rows={name: len(rows) for name, rows in recipe.splits.items()},
             fingerprint=fingerprint(recipe.splits, recipe.input_column),
             notes=notes,
-            findings=[each.facts for each in recipe.findings],
+            findings=[finding.facts for finding in recipe.report.findings],
             tested_in="test" if "test" in recipe.source else "train",
             corrections=[dataclasses.asdict(each) for each in recipe.corrections],
             revision=commit,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.compute as pc
 
-from finetune.checking.finding import Finding, Severity
 from finetune.config.settings import Settings
 from finetune.data import arrow, batches
-from finetune.errors import RunError, counted
+from finetune.errors import Finding, RunError, Severity, counted
 from finetune.recipe import Recipe, TextClassification
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def _cost(
         f"evaluations), {memory.shown(measured.memory)} of {memory.shown(there)} of memory "
         f"(forward and backward pass over the {counted(micro, 'longest row')}), "
         f"{disk.shown(size)} of disk ({counted(needed, 'checkpoint')} at once, and the model)",
-        mend="--gradient_accumulation_steps 2 (the same global batch), or --precision bf16"
+        fix="--gradient_accumulation_steps 2 (the same global batch), or --precision bf16"
         if severity == "warning"
         else "",
     )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.checking.finding import MOST_SUSPECTS, Finding
-from finetune.data import arrow, corrections
+from finetune.checking.finding import MOST_SUSPECTS
+from finetune.data import corrections
 from finetune.data.correction_files import FILE, digest_of
 from finetune.data.prediction_columns import DIGEST
-from finetune.errors import UserError
+from finetune.errors import Finding, UserError
 from finetune.pipeline import corrected
 from finetune.reporting import sections
 from finetune.runs.run import Run
@@ -99,16 +99,15 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
     about: dict[tuple[str, int], dict[str, Any]] = {}
     for each in found:
         for suspect in each.suspects:
-            key = suspect.split, suspect.id
-            why.setdefault(key, []).append(f"{each.name}: {suspect.why}")
+            key = each.split, suspect.row
+            why.setdefault(key, []).append(f"{each.name}: {suspect.reason}")
             if suspect.suggested is not None:
                 about[key] = {"suggested": suspect.suggested, "probability": suspect.score}
     written = []
     for split in dict.fromkeys(split for split, _ in why):
         rows = recipe.source[split]
         ids = [row for name, row in why if name == split]
-        at = arrow.numbers_of(rows, "id", map(str, ids))
-        numbers = np.array([at[str(row)] for row in ids])
+        numbers = np.array(ids)
         prints = corrections.digests_of(rows, recipe.input_column, numbers)[numbers]
         shown = [name for name in ("text", "file", "label") if name in rows.column_names]
         contents = rows.select_columns(shown).select(numbers)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from finetune.data import ROW
 from finetune.data.batches import cut, split
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import Read, characters
@@ -178,7 +179,7 @@ class Predictor:
         count, label = len(dataset), self._task.feature
         empty = [0] * max(0, label.length) if isinstance(label, List) else 0  # of no effect
         dataset = dataset.add_column("label", [empty] * count, feature=label)
-        dataset = dataset.add_column("id", np.arange(count))
+        dataset = dataset.add_column(ROW, np.arange(count))
         prepared = self.recipe.prepare(DatasetDict(test=dataset))["test"]
         self.recipe.check_prepared(DatasetDict(test=prepared))
         documents = documents_of(prepared)

@@ -90,8 +90,6 @@ class Recipe(Splitting):
     def load(self) -> DatasetDict:
         """Return the raw data: splits with the columns :attr:`input_column` and ``label``.
 
-        A split without ``id`` gets one, the number of the row; it stands in the predictions.
-
         Returns:
             A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label``
             is one of the features in :mod:`finetune.data.targets`, a ``ClassLabel`` for instance.
@@ -184,7 +182,6 @@ class Recipe(Splitting):
         """The data as it was read, labelled, before any row is left out or split off."""
         from finetune.data import findings, sources
 
-        self.notes.clear()
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.numbered(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
@@ -198,9 +195,10 @@ class Recipe(Splitting):
         from finetune.data import findings, group_names, labels, numbers
 
         source = self.source
-        loaded, renames, by = len(self.notes), hasattr(self, "label_map"), self.split_columns()
-        remarks = labels.remarks(source, renames=renames)
-        dataset, self.notes_of_splitting = self.split(source), self.notes[loaded:]
+        renames, by = hasattr(self, "label_map"), self.split_columns()
+        for remark in labels.remarks(source, renames=renames):
+            self.report.warning(remark)
+        dataset = self.split(source)
         dataset = self.corrected(dataset, source, self.input_column)
 
         def places(split: str, rows: Sequence[int]) -> str:
@@ -214,17 +212,20 @@ class Recipe(Splitting):
             renames=renames,
             split_by=by,
         )
-        remarks += findings.remarks(dataset) + group_names.remarks(source, self.group_column)
-        remarks += numbers.remarks(dataset["train"], own := self.target_names or [self.label_name])
-        self.remarks = [*self.remarks_of_source, *remarks]
-        self.findings = first.findings(source, dataset, self.columns_read(), places, own, by)
-        self.notes[loaded:loaded] = [*remarks, *first.told(self.findings)]
+        targets = self.target_names or [self.label_name]
+        for remark in (
+            *findings.remarks(dataset),
+            *group_names.remarks(source, self.group_column),
+            *numbers.remarks(dataset["train"], targets),
+        ):
+            self.report.warning(remark)
+        self.report.add(*first.findings(source, dataset, self.columns_read(), targets, by))
         return dataset
 
     def over(self, rows: Dataset) -> Self:
         """Return the same recipe with these raw rows as each of its splits, prepared once.
 
-        The rows have ``id``, :attr:`input_column` and ``label``, numbered as the model does.
+        The rows have ``_row``, :attr:`input_column` and ``label``, numbered as the model does.
         """
         from datasets import DatasetDict
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from finetune.data.several import as_text
-from finetune.errors import Mistakes, UserError
+from finetune.errors import Mistakes, Report, UserError
 from finetune.recipe.options import mistakes, of_several, option
 from finetune.training.resolution import BATCH_SIZES
 
@@ -72,7 +72,8 @@ class Declared:
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        self.notes: list[str] = []
+        self.report = Report()
+        self.report.locate = self.places
         wrong = Mistakes()
         for name, form in of_several(self).items():
             with wrong:
@@ -83,10 +84,15 @@ class Declared:
 
     def note(self, sentence: str) -> None:
         """Remember what the user must be told, in the start block and the manifest."""
-        self.notes.append(sentence)
+        self.report.info(sentence)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user must be told: the warnings and facts of the report, as text."""
+        return self.report.sentences("warning", "info")
 
     def places(self, split: str, rows: Sequence[int]) -> str:
-        """Return where rows of a split are in the source, by their ``id``, for messages; empty if
+        """Return where rows of a split are in the source, by their numbers, for messages; empty if
         the recipe does not know.
         """
         return ""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.data import ROW
 from finetune.errors import UserError
 from finetune.recipe.options import option
 from finetune.recipe.sourced import Sourced
@@ -80,7 +81,7 @@ class ImageClassification(Sourced):
         return self.labelled(self.read())
 
     def read(self) -> DatasetDict:
-        """Return the source as it is, with an ``id`` added: the number of the row in its split."""
+        """Return the source as it is, with the column ``_row``."""
         from finetune.data import image_files
 
         if image_files.are_folders(self.dataset):
@@ -105,7 +106,7 @@ class ImageClassification(Sourced):
         return super().each_place(split, rows)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with ``id``, ``image``, ``file`` where there are paths, and ``label``.
+        """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``.
 
         Missing labels and images that cannot be decoded are refused. Other columns stay, for the
         slices of the report.
@@ -146,7 +147,7 @@ class ImageClassification(Sourced):
         doubtful.refuse_several(dataset["train"], how, "images have one label")
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         for name, rows in dataset.items():
-            digests.remember(rows, "image", hashes[name][rows["id"][:]])
+            digests.remember(rows, "image", hashes[name][rows[ROW][:]])
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
@@ -171,7 +172,7 @@ class ImageClassification(Sourced):
         undecoded = dataset.cast_column("image", Image(decode=False))
         return DatasetDict(
             {
-                name: rows.rename_column("id", DRAWN_FROM) if name == "train" else rows
+                name: rows.rename_column(ROW, DRAWN_FROM) if name == "train" else rows
                 for name, rows in undecoded.items()
             }
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from finetune.data import split_names
+from finetune.data import ROW, split_names
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
 
@@ -48,7 +48,7 @@ class Sourced(Recipe):
         super().__post_init__()
 
     def read(self) -> DatasetDict:
-        """Return the rows of the source, with an ``id``: the number of the row in its split."""
+        """Return the rows of the source, as :meth:`load` has them before labels are read."""
         from finetune.data import sources
 
         return sources.read(
@@ -72,7 +72,6 @@ class Sourced(Recipe):
         from finetune.errors import counted
         from finetune.runtime import formats
 
-        self.remarks_of_source.clear()
         if not (self.dataset and sources.is_local(self.dataset)):
             return
         listed = listing.listed(self.dataset, self._split_names())
@@ -82,7 +81,7 @@ class Sourced(Recipe):
                 continue
             if formats.suffix(path) not in (*formats.SEPARATORS, formats.SPREADSHEET):
                 continue
-            names = [name for name in rows.column_names if name != "id"]
+            names = [name for name in rows.column_names if name != ROW]
             # where others are the text and the label, it is one of names
             if names[0] in (text, label) and (kind := headers.above(names)):
                 told = (
@@ -110,8 +109,7 @@ class Sourced(Recipe):
                 )
             else:
                 continue
-            self.note(told)
-            self.remarks_of_source.append(told)
+            self.report.warning(told)
 
     def places(self, split: str, rows: Sequence[int]) -> str:
         from finetune.data import positions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from finetune.errors import UserError
@@ -12,7 +11,6 @@ from finetune.recipe.options import option
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from finetune.checking.finding import Finding
     from finetune.data.plan import Plan
 
 
@@ -22,10 +20,6 @@ class Splitting(Corrected):
     Attributes:
         input_column: The column of the raw data that the model sees; duplicates are found by it.
         split_how: How rows were split off, once they are; empty if the source has all splits.
-        notes_of_splitting: Which rows were left out then.
-        remarks: Sentences on labels and splits that look like mistakes.
-        remarks_of_source: Those among them on how files are written.
-        findings: What is suspicious in the rows.
     """
 
     input_column: ClassVar[str] = "text"
@@ -54,10 +48,6 @@ class Splitting(Corrected):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.split_how = ""
-        self.notes_of_splitting: Sequence[str] = ()
-        self.remarks: Sequence[str] = ()
-        self.remarks_of_source: list[str] = []
-        self.findings: Sequence[Finding] = ()
         mistakes = _mistakes_of_sizes(self.test_size, self.validation_size)
         if self.group_column is not None and self.time_column is not None:
             mistakes.append(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from finetune.data import ROW
 from finetune.errors import UserError
 from finetune.recipe.deduplicated import Deduplicated
 from finetune.recipe.options import option
@@ -113,7 +114,7 @@ class TextClassification(Deduplicated):
         return self.labelled(self.read())
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with ``id``, ``text`` and ``label``, missing values refused.
+        """Return ``dataset`` with row number, ``text`` and ``label``, missing values refused.
 
         Of several columns of text, ``texts`` has the parts. Other columns stay, for the slices of
         the report.
@@ -262,7 +263,7 @@ class TextClassification(Deduplicated):
         from finetune.models import families
 
         raw = vars(self).get("splits", {})
-        ids = {split: rows["id"] for split, rows in raw.items() if "id" in rows.column_names}
+        ids = {split: rows[ROW] for split, rows in raw.items() if ROW in rows.column_names}
         source = vars(self).get("source", raw)
 
         def places(split: str, rows: Sequence[int]) -> str:

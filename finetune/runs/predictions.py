@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, Image, Value
 
-from finetune.data import digests, images
+from finetune.data import ROW, digests, images
 from finetune.data.prediction_columns import DIGEST, THUMBNAIL
 from finetune.runs.run import LOGITS, PREDICTIONS
 from finetune.runtime.files import replacing
@@ -52,7 +52,7 @@ def write(
         found = kept
         with replacing(directory / LOGITS) as new, new.open("wb") as file:
             np.lib.format.write_array(file, kept, allow_pickle=False)
-    columns: dict[str, object] = {"id": rows["id"][:]}
+    columns: dict[str, object] = {"id": rows["id" if "id" in rows.column_names else ROW][:]}
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
     else:
@@ -62,7 +62,7 @@ def write(
     targets = task.targets(rows["label"][:])
     columns |= task.columns(targets, found)
     for name in rows.column_names:
-        if name not in columns and isinstance(rows.features[name], Value):
+        if name not in (*columns, ROW) and isinstance(rows.features[name], Value):
             columns[name] = rows[name][:]
     if isinstance(rows.features.get("image"), Image):
         wrong: np.ndarray = np.array([], dtype=np.int64)

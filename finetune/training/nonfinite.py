@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from finetune.data import windows
+from finetune.data import ROW, windows
 from finetune.errors import Diverged, counted
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json, write_whole
@@ -101,7 +101,7 @@ class FiniteSteps(transformers.Trainer):
     """The part of :class:`~finetune.training.trainer.Trainer` that lets no bad step through.
 
     Attributes:
-        raw_rows: The rows of the training before they were prepared, whose column ``id`` names
+        raw_rows: The rows of the training before they were prepared, whose column row number names
             them; else they are named by their number.
         verdicts: Counts the steps that were skipped.
         reads_late: Whether a flag is read a step later, on a device that is not waited for.
@@ -308,9 +308,9 @@ class FiniteSteps(transformers.Trainer):
         count = len(self.train_dataset)
         if documents is not None:
             rows, count = list(dict.fromkeys(documents[rows].tolist())), int(documents[-1]) + 1
-        if raw is None or "id" not in raw.column_names or len(raw) != count:
+        if raw is None or ROW not in raw.column_names or len(raw) != count:
             return list(rows)
-        return list(raw.select(rows)["id"][:])
+        return list(raw.select(rows)[ROW][:])
 
     def _sentence(self, record: dict[str, Any]) -> str:
         rows = record["rows"]

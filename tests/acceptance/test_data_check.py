@@ -111,8 +111,8 @@ def test_a_fault_of_the_data_is_found(name: str, tmp_path: Path, bert: Path) -> 
     finding = warnings_of(result)[name]
     assert finding.count == count
     for fragment in fragments:
-        assert fragment in f"{finding.message} {finding.mend}"
-    assert finding.mend
+        assert fragment in f"{finding.message} {finding.fix}"
+    assert finding.fix
 
 
 @pytest.mark.contract("C9")
@@ -258,9 +258,9 @@ def test_deep_finds_leaks_of_labels_and_rows(tmp_path: Path, bert: Path) -> None
     near, overlap = by_name["near_duplicates"], by_name["near_overlap"]
     assert (near.severity, near.count, near.rows) == ("warning", 20, 620)
     assert "lines 602, 603, 604, 605, 606" in near.message
-    assert "--drop_duplicates near" in near.mend
+    assert "--drop_duplicates near" in near.fix
     assert (overlap.severity, overlap.count) == ("warning", 50)
-    assert "--drop_overlap near" in overlap.mend
+    assert "--drop_overlap near" in overlap.fix
     assert "'bad'" in by_name["revealing_words"].message
     assert by_name["revealing_words"].severity == "warning"
     assert "'stars'" in by_name["revealing_column"].message
