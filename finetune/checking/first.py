@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict
 
 from finetune.checking import classes, numbers, texts
 from finetune.data import ROW, arrow
-from finetune.data.split_names import meant
+from finetune.data.files_of_splits import guess_split
 from finetune.errors import Finding
 
 _SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
@@ -67,5 +67,5 @@ def _names_splits(rows: Dataset, name: str) -> bool:
     values = arrow.column(rows, name)
     if not arrow.is_text(values.type):
         return False
-    found = {meant(each) for each in pc.unique(values).to_pylist() if (each or "").strip()}
+    found = {guess_split(each) for each in pc.unique(values).to_pylist() if (each or "").strip()}
     return len(found) > 1 and None not in found

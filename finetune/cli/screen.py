@@ -170,7 +170,7 @@ def _profile(run: Run) -> None:
 
 def _data(settings: Settings) -> list[str]:
     recipe = settings.recipe
-    source = sources.describe(recipe.dataset)
+    source = sources.Source(recipe.dataset).describe()
     if _has_other_data(recipe):
         source += f", not the recipe's own {type(recipe).dataset}"
     return [source, *recipe.notes]

@@ -149,7 +149,7 @@ def from_keywords(
     if not isinstance(options.get("dataset", ""), str):
         from finetune.data import memory
 
-        options["dataset"] = memory.named(options["dataset"])
+        options["dataset"] = memory.store(options["dataset"])
     given = {**_read_config(cls, options.get("config"), wrong), **set_here, **options}
     shown = {name: "***" if name == "hub_token" else value for name, value in given.items()}
     again = {name: value for name, value in shown.items() if name != "resume_from_checkpoint"}

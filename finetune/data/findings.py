@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.data import ROW, arrow, class_labels, headers, listing, targets
+from finetune.data import ROW, arrow, class_labels, headers, targets
 from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, place, refusal_of_lists, row_numbers
@@ -221,7 +221,7 @@ def only_valid(
                 is_hidden = column in labels and len(bad) == len(rows) and split != "train"
                 mistakes.append(
                     f"{len(bad):,} of {len(rows):,} {split} rows {without}{such}: {where}"
-                    f"{hint * (column in labels)}{listing.unread(split) * is_hidden}"
+                    f"{hint * (column in labels)}{_hidden(split) * is_hidden}"
                 )
             valid &= valid_here
         kept[split] = rows if valid.all() else rows.select(np.flatnonzero(valid))
@@ -322,7 +322,7 @@ def refuse_untrainable(
                 f"{listed([names[label] for label in unknown])}"
                 f"{_first(split, dataset[split], unknown, places)} "
                 f"({by and f'the rows are split by {by}; '}{other}add training rows for them, or "
-                f"leave them out){listing.unread(split) * is_hidden}"
+                f"leave them out){_hidden(split) * is_hidden}"
             )
     if mistakes:
         raise UserError(*mistakes)
@@ -397,3 +397,7 @@ def _is_label(value: Any) -> bool:
         return None not in value
     is_nan = isinstance(value, float) and np.isnan(value)
     return not is_nan and value is not None and bool(str(value).strip())
+
+
+def _hidden(split: str) -> str:
+    return f"; if its labels are hidden, --dataset_splits {split}=none does not read the split"

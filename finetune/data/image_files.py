@@ -6,16 +6,15 @@ below ``train``, ``validation`` and ``test``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, Value
 
 from finetune.data import ROW, images
+from finetune.data.files_of_splits import KEYWORDS, SPLITS
 from finetune.data.labels import listed
-from finetune.data.split_names import OTHER_NAMES, SPLITS
-from finetune.errors import UserError, counted
+from finetune.errors import Report, UserError, counted
 from finetune.runtime import formats
 
 _MOST_NAMED = 5
@@ -36,19 +35,19 @@ def are_classes(dataset: str) -> bool:
     return are_folders(dataset) and _splits(directory) == {"train": directory}
 
 
-def read_folders(dataset: str, note: Callable[[str], None]) -> DatasetDict:
+def read_folders(dataset: str, report: Report) -> DatasetDict:
     """Return row number, ``image``, ``file`` and ``label`` of the images below a directory.
 
     Args:
         dataset: The directory.
-        note: Called with a sentence about files that are not read.
+        report: Gets the files that are not read.
 
     Raises:
         UserError: if it holds no folders of classes, or images outside of them.
     """
     directory = Path(dataset).expanduser()
     splits = _splits(directory)
-    return DatasetDict({name: _read(path, directory, note) for name, path in splits.items()})
+    return DatasetDict({name: _read(path, directory, report) for name, path in splits.items()})
 
 
 def _splits(directory: Path) -> dict[str, Path]:
@@ -56,8 +55,7 @@ def _splits(directory: Path) -> dict[str, Path]:
     folders = _folders(directory)
     found: dict[str, list[Path]] = {}
     for path in folders:
-        name = path.name.lower()
-        if (split := OTHER_NAMES.get(name, name)) in SPLITS:
+        if split := KEYWORDS.get(path.name.lower()):
             found.setdefault(split, []).append(path)
     if not found or not any(_folders(path) for several in found.values() for path in several):
         return {"train": directory}  # "test" may be a class
@@ -87,7 +85,7 @@ def _names(found: dict[str, list[Path]]) -> list[str]:
     return [path.name for several in found.values() for path in several]
 
 
-def _read(folder: Path, directory: Path, note: Callable[[str], None]) -> Dataset:
+def _read(folder: Path, directory: Path, report: Report) -> Dataset:
     """Return the images of a split, by class and name."""
     classes, paths, labels, others = _folders(folder), [], [], []
     if loose := [path.name for path in sorted(folder.iterdir()) if is_image(path)]:
@@ -108,10 +106,10 @@ def _read(folder: Path, directory: Path, note: Callable[[str], None]) -> Dataset
         paths += found
         labels += [path.name] * len(found)
         if not found:
-            note(f"{path} has no images: no class '{path.name}'")
+            report.info(f"{path} has no images: no class '{path.name}'")
     if others:
         names = listed([str(each.relative_to(directory)) for each in others])
-        note(f"not read, expected {', '.join(images.SUFFIXES)}: {names}")
+        report.info(f"not read, expected {', '.join(images.SUFFIXES)}: {names}")
     found_rows = {
         ROW: np.arange(len(paths)),
         "image": [str(path.absolute()) for path in paths],

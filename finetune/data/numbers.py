@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, List, Value
 
-from finetune.data import ROW, arrow, listing
+from finetune.data import ROW, arrow
 from finetune.data.cells import about_comma, list_in
 from finetune.data.labels import Places, listed
 from finetune.data.numeric_names import number
@@ -99,7 +99,7 @@ def _hidden(exact: Mapping[str, np.ndarray]) -> list[str]:
         return []
     return [
         f"all {len(labels):,} {split} rows have the label {_HIDDEN}, and no training row has one "
-        f"below 0{listing.unread(split)}"
+        f"below 0; if its labels are hidden, --dataset_splits {split}=none"
         for split, labels in exact.items()
         if len(labels) > 1 and (labels == _HIDDEN).all()
     ]

@@ -1,368 +1,349 @@
-"""Load a data set from the Hub, local files, or the packages of the ``embedded`` extra.
+"""Where rows come from: the Hub, files, rows in Python, or the packages of the ``embedded`` extra.
 
-Every reader returns all columns of the source and adds ``_row``, the row number in its split.
+A :class:`Source` returns all columns of its splits, and numbers the rows of each in :data:`ROW`.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import (
-    ClassLabel,
     Dataset,
-    DatasetBuilder,
     DatasetDict,
-    DownloadManager,
     Features,
+    Value,
     concatenate_datasets,
     load_dataset,
-    load_dataset_builder,
     load_from_disk,
 )
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from finetune.data import ROW, arrow, bounds, conversion, embedded, labels, listing, memory, seals
-from finetune.data.layout import ReadOptions
-from finetune.data.listing import NONE, Listing
-from finetune.data.split_names import SPLITS, NoTrainSplit, for_training, meant, refuse_unread
-from finetune.errors import UserError, suggestion
+from finetune.data import ROW, arrow, embedded, memory
+from finetune.data.files_of_splits import SplitFiles, find_files, select_splits
+from finetune.data.read import ReadOptions, line_numbers, read_file, read_text
+from finetune.errors import SHOWN_PLACES, Finding, Report, UserError
 from finetune.runtime import hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: What pandas calls an index that it writes into Parquet; and a first column without a name, as
-#: pandas and R write it into a ``.csv``, in the formats that have such.
-_PANDAS, _INDEX = "__index_level_0__", ("", "Unnamed: 0", "__index_level_0__")
-#: A whole number that a float64 holds exactly.
-_WHOLE = r"^[0-9]{1,15}(\.0)?$"
+#: What pandas and R call an index that they write into a file.
+_INDEX_NAMES = ("", "Unnamed: 0", "__index_level_0__")
 _SHOWN_FILES = 10
+_OPTION_FLAGS = {"quoting": "--csv_quoting", "separator": "--csv_separator"}
 
 
-def read(
-    dataset: str,
-    revision: str | None = None,
-    *,
-    config: str | None = None,
-    names: Mapping[str, str] | None = None,
-    options: ReadOptions | None = None,
-    note: Callable[[str], None] = lambda sentence: None,
-) -> DatasetDict:
-    """Load the splits of a source, with all its columns but a first one that counts the rows.
+@dataclass(frozen=True)
+class Source:
+    """A data set, and how it is read.
 
-    Args:
-        dataset: ``embedded:NAME``, a file, a pattern of files, a directory (see
-            :func:`finetune.data.listing.listed`), or the name of a data set on the Hub.
+    Attributes:
+        dataset: ``embedded:NAME``, ``memory:NAME``, a file, a pattern of files, a directory, or the
+            name of a data set on the Hub.
         revision: Commit, tag or branch on the Hub; the newest if None.
         config: Of a data set on the Hub that has several.
-        names: What the source calls ``train``, ``validation`` and ``test``, where it is not that;
-            ``none`` for one that is not read.
-        options: What the user says of files; what is not said is detected.
-        note: Called with sentences about how files were read, and about columns left out.
-
-    Raises:
-        UserError: if the source does not exist or cannot be read.
+        split_names: The names in the source of ``train``, ``validation`` and ``test``, where they
+            differ; ``none`` for a split that is not read.
+        options: How files are written, where it is not detected.
     """
-    if not dataset:
-        raise UserError("--dataset is required: this recipe has no data set of its own")
-    for flag, value in (("--dataset_revision", revision), ("--dataset_config", config)):
-        if value is not None and not hub.names_repository(dataset):
-            raise UserError(f"{flag} {value}: {dataset} is not from the Hub")
-    if memory.is_memory(dataset):
-        _refuse_options(options, "rows in memory")
-        splits: dict[str, Any] = _of_names(memory.read(dataset, note), names, dataset, note)
-    elif is_local(dataset):
-        listed, called = listing.listed(dataset, names), listing.called_splits(names)
-        if listed.unread:
-            names_of = ", ".join(listed.unread[:_SHOWN_FILES])
-            others = ", ..." * (len(listed.unread) > _SHOWN_FILES)
-            are_texts = listed.kind == "texts"
-            expected = ".txt in folders" if are_texts else "train, validation and test"
-            if left := [f"{split}={NONE}" for split in SPLITS if split not in called]:
-                expected = f"{' and '.join(called)}: --dataset_splits {','.join(left)}"
-            note(f"not read: {names_of}{others} (expected {expected})")
-        for gap in listed.gaps:
-            note(gap)
-        splits = _local(listed, names, options or ReadOptions(), note)
-    elif dataset.startswith(embedded.PREFIX):
-        _refuse_options(options, dataset)
-        if names:
-            raise UserError(f"--dataset_splits: {dataset} has a single split")
-        splits = embedded.read(dataset)
-    else:
-        _refuse_options(options, dataset)
-        splits = _read_hub(dataset, revision, config, names, note)
-    return numbered(DatasetDict(splits))
 
+    dataset: str
+    revision: str | None = None
+    config: str | None = None
+    split_names: Mapping[str, str] = field(default_factory=dict)
+    options: ReadOptions = field(default_factory=ReadOptions)
 
-def numbered(dataset: DatasetDict) -> DatasetDict:
-    """Return ``dataset`` with the column :data:`~finetune.data.ROW`, the row number from 0."""
-    return DatasetDict(
-        {
-            name: split
-            if ROW in split.column_names
-            else split.add_column(ROW, np.arange(len(split)))
-            for name, split in dataset.items()
+    @property
+    def kind(self) -> Literal["none", "memory", "embedded", "local", "hub"]:
+        """Which kind of source the name stands for."""
+        if not self.dataset:
+            return "none"
+        if memory.is_memory(self.dataset):
+            return "memory"
+        if self.dataset.startswith(embedded.PREFIX):
+            return "embedded"
+        return "hub" if hub.names_repository(self.dataset) else "local"
+
+    @property
+    def is_one_split(self) -> bool:
+        """Whether the source is a file, or rows in Python, without splits."""
+        if self.kind == "memory":
+            return memory.names(self.dataset) == ["train"]
+        return self.kind == "local" and Path(self.dataset).expanduser().is_file()
+
+    def describe(self) -> str:
+        """Return a short description: ``tickets.csv (local)``."""
+        descriptions = {
+            "none": "made by the recipe",
+            "memory": memory.describe(self.dataset),
+            "embedded": embedded.describe(self.dataset),
+            "local": f"{self.dataset} (local)",
+            "hub": f"{self.dataset} (Hub)",
         }
-    )
+        return descriptions[self.kind]
 
+    def files(self) -> SplitFiles:
+        """Return the files of a local data set.
 
-def _refuse_options(options: ReadOptions | None, source: str) -> None:
-    """Refuse what is said of files, of which a source has none."""
-    if options is not None and options.named:
-        flag, value = next(iter(options.named.items()))
-        raise UserError(f"{flag} {value}: {source} is not a local file")
+        Raises:
+            UserError: If there are none, or if it is not clear which they are.
+        """
+        return find_files(self.dataset, self.split_names)
 
+    def load(self, report: Report) -> DatasetDict:
+        """Return the splits, with all columns and :data:`ROW`, the row's number in its split.
 
-def is_local(dataset: str) -> bool:
-    """Return whether a data set is a file or a directory."""
-    others = (embedded.PREFIX, memory.PREFIX)
-    return not dataset.startswith(others) and not hub.names_repository(dataset)
+        Args:
+            report: Gets how files were read, and what was left out.
 
+        Raises:
+            UserError: If the source does not exist or cannot be read.
+        """
+        self._refuse_options()
+        if self.kind == "memory":
+            stored = memory.read(self.dataset)
+            splits = select_splits(self.dataset, stored, self.split_names, report)
+        elif self.kind == "embedded":
+            splits = embedded.read(self.dataset)
+        elif self.kind == "hub":
+            splits = select_splits(self.dataset, self._load_hub(), self.split_names, report)
+        else:
+            splits = self._load_files(report)
+        for split, rows in splits.items():
+            if ROW in rows.column_names:
+                report.info(f"left out the column '{ROW}' of the {split} data: rename it")
+                splits[split] = rows.remove_columns(ROW)
+        return number_rows(DatasetDict(splits))
 
-def is_one_split(dataset: str) -> bool:
-    """Return whether a data set is a file, or rows in memory, without splits."""
-    if memory.is_memory(dataset):
-        return memory.splits(dataset) == ["train"]
-    return Path(dataset).expanduser().is_file()
+    def locate(self, split: str, rows: Sequence[int]) -> str:
+        """Return where rows are: ``lines 5, 9``, ``a.csv line 3; b.csv line 2``, ``positions 0, 7``.
 
+        Args:
+            split: The split of the rows; of a split that the source does not have rows are counted.
+            rows: Their numbers, from 0, at least one; the first few are named.
+        """
+        places = self._find_places(split, rows[:SHOWN_PLACES])
+        groups = []
+        for (name, noun), group in itertools.groupby(places, key=lambda place: place[:2]):
+            numbers = [str(number) for _, _, number in group]
+            groups.append(f"{name} {noun}{'s' * (len(numbers) > 1)} {', '.join(numbers)}".strip())
+        return "; ".join(groups) + ", ..." * (len(rows) > SHOWN_PLACES)
 
-def describe(dataset: str) -> str:
-    """Return a short description of the source."""
-    if not dataset:
-        return "made by the recipe"
-    if dataset.startswith(embedded.PREFIX):
-        return embedded.describe(dataset)
-    if memory.is_memory(dataset):
-        return memory.describe(dataset)
-    return f"{dataset} ({'Hub' if hub.names_repository(dataset) else 'local'})"
+    def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
+        """Return the place of each row, for :meth:`locate`; ``rows`` are in any order."""
+        return [
+            f"{name} {noun} {number}".strip()
+            for name, noun, number in self._find_places(split, rows)
+        ]
 
+    def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, str, int]]:
+        """Return of each row the file, if there are several, what is counted in it, and the number."""
+        if self.kind == "memory":
+            return [("", "position", row) for row in rows]
+        files = self.files() if self.kind == "local" else SplitFiles("saved", {})
+        paths = files.files.get(split, ())
+        if files.kind == "texts":
+            return [(str(paths[row]), "line", 1) for row in rows]
+        if files.kind == "saved" or not paths:
+            return [("", "row", row + 1) for row in rows]
+        places: dict[int, tuple[str, str, int]] = {}
+        start = 0
+        for path in paths:
+            is_only = len(paths) == 1
+            end = max(rows) + 1 if is_only else start + len(read_file(path, self.options, Report()))
+            inside = [row for row in rows if start <= row < end]
+            if inside:
+                noun, numbers = line_numbers(path, [row - start for row in inside], self.options)
+                name = "" if is_only else path.name
+                for row, number in zip(inside, numbers, strict=True):
+                    places[row] = (name, noun, number)
+            if end > max(rows):
+                break
+            start = end
+        return [places[row] for row in rows]
 
-def _local(
-    listed: Listing,
-    names: Mapping[str, str] | None,
-    options: ReadOptions,
-    note: Callable[[str], None],
-) -> dict[str, Dataset]:
-    if listed.kind == "rows":
-        return {split: _joined(several, options, note) for split, several in listed.files.items()}
-    if options.named and listed.kind == "saved":
-        flag, value = next(iter(options.named.items()))
-        raise UserError(f"{flag} {value}: {listed.files['train'][0]} is not made of files of text")
-    if listed.kind == "texts":
-        return {
-            split: conversion.texts(several, options, note)
-            for split, several in listed.files.items()
+    def _refuse_options(self) -> None:
+        """Refuse what does not apply to this kind of source."""
+        if not self.dataset:
+            raise UserError("--dataset is required: this recipe has no data set of its own")
+        of_hub = {"--dataset_revision": self.revision, "--dataset_config": self.config}
+        of_files = {
+            _OPTION_FLAGS.get(name, f"--{name}"): value
+            for name, value in vars(self.options).items()
+            if value not in (None, "auto")
         }
-    (directory,) = listed.files["train"]
-    try:
-        found = load_from_disk(str(directory))
-    except (FileNotFoundError, ValueError, OSError) as error:
-        raise UserError(f"cannot read {directory}, which datasets saved: {error}") from error
-    if isinstance(found, Dataset):
-        return {"train": _without_index(directory.name, found, note)}
-    return _of_names(found, names, str(directory), note)
-
-
-def _joined(several: Sequence[Path], options: ReadOptions, note: Callable[[str], None]) -> Dataset:
-    """Return the rows of files, one after the other.
-
-    Raises:
-        UserError: if they have other columns, or values without a common type.
-    """
-    told: dict[str, list[str]] = {}
-    parts: list[Dataset] = []
-    for path in several:
-        notes: list[str] = []
-        rows = conversion.rows(path, options, notes.append)
-        parts.append(_without_index(path.name, rows, notes.append))
-        _refuse_others(several[0], parts[0], path, parts[-1])
-        for sentence in notes:
-            told.setdefault(sentence.removeprefix(path.name), []).append(sentence)
-    for sentences in told.values():
-        others = f" (and {len(sentences) - 1:,} more files)" if len(sentences) > 1 else ""
-        note(sentences[0] + others)
-    if len(parts) == 1:
-        return parts[0]
-    features = _common(several, parts)
-    order = list(features)
-    joined: Dataset = concatenate_datasets(
-        [
-            rows if rows.features == features else rows.cast(features)
-            for rows in (part.select_columns(order) for part in parts)
+        misplaced = {} if self.kind == "hub" else of_hub
+        misplaced |= {} if self.kind == "local" else of_files
+        if self.kind == "embedded" and self.split_names:
+            misplaced["--dataset_splits"] = "..."
+        mistakes = [
+            f"{flag} {value}: does not apply to {self.describe()}"
+            for flag, value in misplaced.items()
+            if value is not None
         ]
-    )
-    return joined
+        if mistakes:
+            raise UserError(*mistakes)
 
+    def _load_files(self, report: Report) -> dict[str, Dataset]:
+        found = self.files()
+        if found.unread:
+            names = ", ".join(found.unread[:_SHOWN_FILES])
+            more = ", ..." * (len(found.unread) > _SHOWN_FILES)
+            expected = ".txt in folders" if found.kind == "texts" else "train, validation and test"
+            report.info(f"not read: {names}{more} (expected {expected})")
+        if found.kind == "tables":
+            return {
+                split: _join_files(split, paths, self.options, report)
+                for split, paths in found.files.items()
+            }
+        if found.kind == "texts":
+            return {split: _read_texts(paths, self.options) for split, paths in found.files.items()}
+        (directory,) = found.files["train"]
+        try:
+            saved = load_from_disk(str(directory))
+        except (FileNotFoundError, ValueError, OSError) as error:
+            raise UserError(f"cannot read {directory}, which datasets saved: {error}") from error
+        splits = saved if isinstance(saved, DatasetDict) else {"train": saved}
+        return select_splits(str(directory), splits, self.split_names, report)
 
-def _refuse_others(path: Path, rows: Dataset, other: Path, others: Dataset) -> None:
-    """Refuse a file whose columns are not those of another one."""
-    columns, there = set(rows.column_names), set(others.column_names)
-    if columns != there:
-        lacks, more = (
-            f"{'a column' if len(names) == 1 else 'columns'} {labels.listed(sorted(names))}"
-            if names
-            else ""
-            for names in (columns - there, there - columns)
-        )
-        told = [
-            f"lacks {lacks} that {path} has" if lacks else "",
-            f"has {more} that {path} lacks" if more else "",
-        ]
-        raise UserError(
-            f"{other} {' and '.join(filter(None, told))}; give all files of a split the same "
-            "columns"
-        )
-
-
-def _common(several: Sequence[Path], parts: Sequence[Dataset]) -> Features:
-    """Return the types of columns in all files: of whole numbers and fractions, for instance, those
-    of fractions.
-
-    Raises:
-        UserError: if there are none in common.
-    """
-    common = Features(parts[0].features)
-    for name, first in parts[0].features.items():
-        known, where = first, several[0]
-        for path, rows in zip(several, parts, strict=True):
-            if (feature := rows.features[name]) == known:
-                continue
-            both = [Features({"": each}).arrow_schema for each in (known, feature)]
-            try:
-                if isinstance(known, ClassLabel) or isinstance(feature, ClassLabel):
-                    raise pa.ArrowTypeError("numbers of other classes")
-                merged = arrow.stored(pa.unify_schemas(both, promote_options="permissive"))
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                raise UserError(
-                    f"the column '{name}' is {_kind(known)} in {where} and {_kind(feature)} in "
-                    f"{path}: write it alike in all files of a split"
-                ) from error
-            known, where = Features.from_arrow_schema(merged)[""], path
-        common[name] = known
-    return common
-
-
-def _kind(feature: Any) -> str:
-    if isinstance(feature, ClassLabel):
-        return f"a class of {', '.join(feature.names)}"
-    return str(getattr(feature, "dtype", None) or feature)
-
-
-def _without_index(name: str, rows: Dataset, note: Callable[[str], None]) -> Dataset:
-    """Return the rows of a file without a first column that only numbers them, or an index."""
-    first = next(iter(rows.column_names), None)
-    index = _PANDAS if _PANDAS in rows.column_names else first
-    if index not in _INDEX or len(rows.column_names) == 1:
-        return rows
-    if not _counts_rows(arrow.column(rows, index)):
-        return rows
-    where = "the column" if index == _PANDAS else "the first column"
-    called = f"{where} '{index}'" if index else f"{where}, without a name"
-    note(f"{name}: left out {called}, which only numbers the rows")
-    return rows.remove_columns([index])
-
-
-def _counts_rows(values: pa.ChunkedArray) -> bool:
-    """Return whether values are whole numbers from 0, none missing and none of them twice; also
-    such as texts, and as fractions of .0.
-    """
-    if values.null_count:
-        return False
-    if arrow.is_text(values.type):
-        for chunk in values.chunks:  # the first of a text decides
-            if not pc.all(pc.match_substring_regex(chunk, _WHOLE), min_count=0).as_py():
-                return False
-        values = values.cast(pa.float64())
-    elif not arrow.is_number(values.type):
-        return False
-    found = values.to_numpy()
-    with np.errstate(invalid="ignore"):
-        are_whole = bool((found >= 0).all() and (np.isfinite(found) & (found % 1 == 0)).all())
-    # most are in order, and then none of them is there twice
-    return are_whole and bool((found[1:] > found[:-1]).all() or len(np.unique(found)) == len(found))
-
-
-def _of_names(
-    found: Mapping[str, Any],
-    names: Mapping[str, str] | None,
-    dataset: str,
-    note: Callable[[str], None],
-) -> dict[str, Any]:
-    """Return the splits of a source by our names; those that are not read are told.
-
-    Raises:
-        UserError: if it has no rows for training, or not those that are named.
-    """
-    there = ", ".join(found)
-    called = listing.called_splits(names)
-    for split, name in called.items():
-        if split in (names or {}) and name not in found:
+    def _load_hub(self) -> DatasetDict:
+        """Return a data set of the Hub, prepared once in the cache of the library."""
+        name, error_text = self.dataset, f"data set '{self.dataset}' cannot be loaded"
+        try:
+            loaded = load_dataset(name, self.config, revision=self.revision)
+        except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
             raise UserError(
-                f"--dataset_splits {split}={name}: {dataset} has no such split"
-                f"{suggestion(name, list(found))} (it has: {there})"
+                f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
+            ) from error
+        except pa.ArrowInvalid as error:
+            directory = hub.caches()["datasets"] / name.replace("/", "___")
+            raise UserError(f"{error_text}: remove the damaged cache {directory}") from error
+        except (ValueError, DatasetGenerationError) as error:
+            hint = "; --dataset_config NAME chooses" if "config" in str(error).lower() else ""
+            raise UserError(f"{error_text}: {error}{hint}") from error
+        commit = find_commit(next(iter(loaded.values())))
+        # without the Hub the library takes what is in the cache, whatever its revision
+        pinned = _COMMIT.fullmatch(self.revision or "")
+        if pinned and commit not in (None, self.revision):
+            raise UserError(
+                f"--dataset_revision {self.revision}: the cache has '{name}' at {commit}, and the "
+                "Hub was not contacted"
             )
-    if called["train"] not in found:
-        raise NoTrainSplit(
-            f"data set '{dataset}' has no train split (it has: {there}); --dataset_splits "
-            f"train={for_training(list(found))} takes another",
-            found,
-        )
-    refuse_unread(dataset, found, called)
-    for other in sorted(set(found) - set(called.values())):
-        split = meant(other) or "test"
-        free = split in called and called[split] not in found
-        hint = f"; --dataset_splits {split}={other} takes it for {split}" if free else ""
-        note(f"not read: the split '{other}'{hint}")
-    return {split: found[name] for split, name in called.items() if name in found}
+        return loaded
 
 
-def revision(rows: Dataset) -> str | None:
+def find_commit(rows: Dataset) -> str | None:
     """Return the Hub commit that rows were loaded from; None if they are not from the Hub."""
-    folders = {Path(each["filename"]).parent.name for each in rows.cache_files}
+    folders = {Path(file["filename"]).parent.name for file in rows.cache_files}
     return next((name for name in folders if _COMMIT.fullmatch(name)), None)
 
 
-def _refuse_deep(builder: DatasetBuilder, name: str) -> None:
-    """Refuse JSON that would end the process in the library's parser; the files are cached."""
-    if type(builder).__module__.endswith(".json.json"):
-        found = DownloadManager(base_path=builder.base_path).download(builder.config.data_files)
-        for paths in found.values():
-            for path in paths:
-                bounds.refuse_deep_file(Path(path), f"data set '{name}'")
+def number_rows(dataset: DatasetDict) -> DatasetDict:
+    """Return ``dataset`` with :data:`ROW`, the row number from 0, in splits that lack it."""
+    return DatasetDict(
+        {
+            split: rows if ROW in rows.column_names else rows.add_column(ROW, np.arange(len(rows)))
+            for split, rows in dataset.items()
+        }
+    )
 
 
-def _read_hub(
-    name: str,
-    wanted: str | None,
-    config: str | None,
-    names: Mapping[str, str] | None,
-    note: Callable[[str], None],
-) -> dict[str, Any]:
-    from datasets.exceptions import DatasetNotFoundError
+def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report: Report) -> Dataset:
+    """Return the rows of files, one after the other.
 
+    Raises:
+        UserError: If they have other columns, or values without a common type.
+    """
+    tables: list[Dataset] = []
+    findings: dict[tuple[str, str], list[Finding]] = {}
+    for path in paths:
+        of_file = Report()
+        tables.append(_drop_index(path.name, read_file(path, options, of_file), of_file))
+        for finding in of_file.findings:
+            key = finding.name, finding.message.replace(path.name, "")
+            findings.setdefault(key, []).append(replace(finding, split=split))
+        _refuse_other_columns(paths[0], tables[0], path, tables[-1])
+    for first, *others in findings.values():
+        more = f" (and {len(others):,} more files)" if others else ""
+        report.add(replace(first, message=first.message + more))
+    if len(tables) == 1:
+        return tables[0]
+    features = _common_features(paths, tables)
+    ordered = [table.select_columns(list(features)) for table in tables]
+    return concatenate_datasets([table.cast(features) for table in ordered])
+
+
+def _refuse_other_columns(path: Path, rows: Dataset, other_path: Path, other_rows: Dataset) -> None:
+    columns, others = set(rows.column_names), set(other_rows.column_names)
+    if columns != others:
+        lacks = "".join(f" lacks '{name}' that {path} has;" for name in sorted(columns - others))
+        has = "".join(f" has '{name}' that {path} lacks;" for name in sorted(others - columns))
+        raise UserError(f"{other_path}{lacks}{has} give all files of a split the same columns")
+
+
+def _common_features(paths: Sequence[Path], tables: Sequence[Dataset]) -> Features:
+    """Return types that hold the values of all files: fractions where some have whole numbers."""
+    schema = tables[0].features.arrow_schema.remove_metadata()
+    for path, table in zip(paths, tables, strict=True):
+        other = table.features.arrow_schema.remove_metadata()
+        try:
+            schema = pa.unify_schemas([schema, other], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UserError(
+                f"{path}: {error} in {paths[0].name}; write the column alike in all files of a split"
+            ) from error
+    return Features.from_arrow_schema(arrow.stored(schema))
+
+
+def _read_texts(paths: Sequence[Path], options: ReadOptions) -> Dataset:
+    """Return the texts of files, the names of their folders as labels, and their paths."""
+    states = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
+    names = ("text", "label", "file")
+    return Dataset.from_generator(
+        _generate_texts,
+        features=Features({name: Value("string") for name in names}),
+        gen_kwargs={"states": [states], "options": options},
+    )
+
+
+def _generate_texts(states: Sequence[Any], options: ReadOptions) -> Iterator[dict[str, str | None]]:
+    """Yield a row for each file; ``states`` also have what tells the cache that one has changed."""
+    for name, _, _ in itertools.chain.from_iterable(states):
+        text = read_text(Path(name), options).strip()
+        yield {"text": text or None, "label": Path(name).parent.name, "file": name}
+
+
+def _drop_index(name: str, rows: Dataset, report: Report) -> Dataset:
+    """Return the rows of a file without a column that only numbers them, as pandas writes it."""
+    first = rows.column_names[0] if rows.column_names else None
+    index = _INDEX_NAMES[-1] if _INDEX_NAMES[-1] in rows.column_names else first
+    if index not in _INDEX_NAMES or len(rows.column_names) == 1:
+        return rows
     try:
-        _refuse_deep(load_dataset_builder(name, config, revision=wanted), name)
-        loaded = seals.loaded(
-            lambda mode: load_dataset(name, config, revision=wanted, download_mode=mode), note
-        )
-    except ValueError as error:  # a configuration has to be chosen, says the library
-        hint = "; --dataset_config NAME chooses" if "config" in str(error).lower() else ""
-        raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
-    except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
-        raise UserError(
-            f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
-        ) from error
-    splits = _of_names(loaded, names, name, note)
-    # offline, the library takes what it finds in the cache, of whatever revision
-    found = revision(splits["train"])
-    if wanted and _COMMIT.fullmatch(wanted) and found not in (None, wanted):
-        raise UserError(
-            f"--dataset_revision {wanted}: the cache holds '{name}' at {found}, and the Hub was "
-            "not contacted"
-        )
-    return splits
+        numbers = arrow.column(rows, index).cast(pa.int64())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return rows
+    if numbers.null_count or pc.count_distinct(numbers).as_py() < len(rows):
+        return rows
+    column = f"the column '{index}'" if index else "the first column, without a name"
+    report.info(f"{name}: left out {column}, which only numbers the rows")
+    return rows.remove_columns([index])
+
+
+def find_own_name(rows: Dataset, columns: Sequence[str]) -> str | None:
+    """Return the first of some columns of text whose name is a value in it; None if none is."""
+    names = [name for name in rows.column_names if name != ROW]
+    if names == [str(number) for number in range(len(names))]:  # as pandas numbers them
+        return None
+    for column in columns:
+        values = rows.data.column(column)
+        if arrow.is_text(values.type) and pc.any(pc.equal(values, column)).as_py():
+            return column
+    return None

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.data.files_of_splits import SPLITS, NoTrainSplit, guess_split
 from finetune.data.several import joined
-from finetune.data.split_names import SPLITS, NoTrainSplit, meant
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe.labelled import Labelled
@@ -94,7 +94,7 @@ def evaluate(
     notes = [run.unfinished] if run.unfinished else []
     if "dataset_splits" not in reading:
         data = _held_out(data, notes)
-    data = None if data is None else memory.named(data)
+    data = None if data is None else memory.store(data)
     recipe = run.recipe()
     for one, other in recipe.exclusive:
         if one in reading and other in reading:
@@ -150,7 +150,7 @@ def evaluate(
 
 def _held_out(data: Any, notes: list[str]) -> Any:
     """Return the rows of held-out splits in memory that have no training split; else ``data``."""
-    splits = {meant(str(name)): name for name in data} if isinstance(data, Mapping) else {}
+    splits = {guess_split(str(name)): name for name in data} if isinstance(data, Mapping) else {}
     names = [splits[each] for each in ("test", "validation") if each in splits]
     if "train" in splits or not names:
         return data
@@ -199,7 +199,7 @@ def _on(
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import findings, image_files
-    from finetune.data.sources import is_one_split, numbered
+    from finetune.data.sources import Source, number_rows
 
     known = {each.name for each in dataclasses.fields(recipe)}
     if unknown := [
@@ -231,7 +231,7 @@ def _on(
             raw = source.load()
         except NoTrainSplit as error:
             only, source, raw = _without_training(error, recipe, wanted)
-        raw = numbered(raw)
+        raw = number_rows(raw)
         findings.refuse_unlabelled(raw, recipe.input_column)
     except UserError as error:
         told = (_in_own_flags(_without_split(each, data)) for each in error.mistakes)
@@ -243,7 +243,7 @@ def _on(
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
     are_alone = called == "train" and len(raw) == 1 and image_files.are_classes(data)
-    if not (are_alone or is_one_split(data)):
+    if not (are_alone or Source(data).is_one_split):
         others = sorted(set(raw) - {split})
         without = "" if called == "test" else f", as {data} has no test split"
         notes.append(
@@ -271,8 +271,8 @@ def _without_training(
         UserError: ``error``, if it has neither a test nor a validation split, or splits are named.
     """
     called: dict[str | None, str] = {}
-    for name in sorted(error.there, key=lambda name: name not in SPLITS):
-        called.setdefault(meant(name), name)
+    for name in sorted(error.splits, key=lambda name: name not in SPLITS):
+        called.setdefault(guess_split(name), name)
     only = next((split for split in ("test", "validation") if split in called), None)
     if only is None or wanted.get("dataset_splits"):
         raise error
@@ -337,10 +337,10 @@ def _label_flag(source: Recipe) -> str:
 def _without_split(sentence: str, data: str) -> str:
     """Return a sentence about the training split as one about ``data``, which was read as that."""
     from finetune.data.memory import is_memory
-    from finetune.data.sources import is_one_split
+    from finetune.data.sources import Source
 
     in_memory = is_memory(data)
-    if Path(data).is_dir() or (in_memory and not is_one_split(data)):  # with splits
+    if Path(data).is_dir() or (in_memory and not Source(data).is_one_split):  # with splits
         return sentence
     data = "the data" if in_memory else data
     sentence = sentence.replace("(train data, ", "(")

@@ -218,11 +218,11 @@ def input_mistakes(source: str | Path, run: str = "RUN") -> list[str]:
         source: The input.
         run: As typed.
     """
-    from finetune.data import files, image_files, listing
+    from finetune.data import files, files_of_splits, image_files
     from finetune.runtime import formats
 
     path = Path(source).expanduser()
-    if listing.is_pattern(str(source)):
+    if files_of_splits.is_pattern(str(source)):
         what, pattern = "a pattern", str(source)
         there = [Path(each) for each in sorted(glob.glob(str(path)))]
     elif path.is_dir() and not image_files.below(path):
@@ -277,17 +277,19 @@ def _refuse_own_data(run: Run, output: str | Path) -> None:
     Raises:
         UserError: if it is.
     """
-    from finetune.data import listing, sources, split_names
+    from finetune.data.files_of_splits import parse_split_names
+    from finetune.data.sources import Source
 
     path, options = Path(output).expanduser(), run.manifest.options
-    dataset = options.get("dataset")
-    if not path.is_file() or not dataset or not sources.is_local(dataset):
+    names = parse_split_names(options.get("dataset_splits"))
+    source = Source(options.get("dataset") or "", split_names=names)
+    if not path.is_file() or source.kind != "local":
         return
     try:
-        listed = listing.listed(dataset, split_names.named(options.get("dataset_splits")))
-    except UserError:  # it is not there any more
+        files = source.files().files
+    except UserError:  # they no longer exist
         return
-    if any(_is_same(path, each) for several in listed.files.values() for each in several):
+    if any(_is_same(path, file) for paths in files.values() for file in paths):
         raise UserError(f"--output {output} is data that {run.path} was trained on: name another")
 
 

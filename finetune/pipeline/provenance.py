@@ -37,7 +37,7 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "sci
 def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
     """Return what is known when training starts."""
     recipe = settings.recipe
-    notes, commit = list(recipe.notes), sources.revision(recipe.splits["train"])
+    notes, commit = list(recipe.notes), sources.find_commit(recipe.splits["train"])
     if commit is None and hub.names_repository(recipe.dataset):
         notes.append("which commit of the data set on the Hub was read could not be determined")
     return Manifest(
@@ -50,7 +50,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         labels=recipe.labels,
         scoring=recipe.known_scoring,
         data=Data(
-            source=sources.describe(recipe.dataset),
+            source=sources.Source(recipe.dataset).describe(),
             rows={name: len(rows) for name, rows in recipe.splits.items()},
             fingerprint=fingerprint(recipe.splits, recipe.input_column),
             notes=notes,

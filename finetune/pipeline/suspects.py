@@ -111,7 +111,7 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
         prints = corrections.digests_of(rows, recipe.input_column, numbers)[numbers]
         shown = [name for name in ("text", "file", "label") if name in rows.column_names]
         contents = rows.select_columns(shown).select(numbers)
-        where = recipe.each_place(split, ids)
+        where = recipe.list_places(split, ids)
         for row, content, digest, place in zip(ids, contents, prints, where, strict=True):
             written.append(
                 {

@@ -54,7 +54,7 @@ def train(
         recipe: A name, a path, a recipe class, or a recipe with its options.
         progress: Is given each :class:`~finetune.pipeline.events.Event`; ``print`` shows them.
         **options: Options of the recipe, training arguments, ``embedded`` and ``config``. The
-            ``dataset`` may also be rows in memory: see :func:`finetune.data.memory.named`.
+            ``dataset`` may also be rows in memory: see :func:`finetune.data.memory.store`.
 
     Returns:
         The finished run.

@@ -183,7 +183,7 @@ class Recipe(Splitting):
         from finetune.data import findings, sources
 
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
-        dataset = sources.numbered(self.load())
+        dataset = sources.number_rows(self.load())
         findings.refuse_unlabelled(dataset, self.input_column)
         findings.refuse_unusable(dataset, self.notes)
         return dataset

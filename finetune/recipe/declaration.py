@@ -97,7 +97,7 @@ class Declared:
         """
         return ""
 
-    def each_place(self, split: str, rows: Sequence[int]) -> list[str]:
+    def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
         """Return where each row is: see :meth:`places`."""
         return [self.places(split, [row]) for row in rows]
 

@@ -88,7 +88,7 @@ class ImageClassification(Sourced):
             for name in _OF_TABLES:
                 if (given := getattr(self, name)) not in ("", "auto", None):
                     raise UserError(f"--{name} {given}: {self.dataset} is a folder of images")
-            return image_files.read_folders(self.dataset, self.note)
+            return image_files.read_folders(self.dataset, self.report)
         return super().read()
 
     def places(self, split: str, rows: Sequence[int]) -> str:
@@ -98,12 +98,12 @@ class ImageClassification(Sourced):
             return ""
         return super().places(split, rows)
 
-    def each_place(self, split: str, rows: Sequence[int]) -> list[str]:
+    def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
         from finetune.data import image_files
 
         if image_files.are_folders(self.dataset):
             return [""] * len(rows)
-        return super().each_place(split, rows)
+        return super().list_places(split, rows)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from finetune.data import ROW, split_names
+from finetune.data.files_of_splits import parse_split_names
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from finetune.data.layout import ReadOptions
+    from finetune.data.sources import Source
 
 
 class Sourced(Recipe):
@@ -44,96 +44,51 @@ class Sourced(Recipe):
         if not isinstance(dataset, str):  # rows, which Python can pass
             from finetune.data import memory
 
-            self.dataset = memory.named(dataset)
+            self.dataset = memory.store(dataset)
         super().__post_init__()
 
-    def read(self) -> DatasetDict:
-        """Return the rows of the source, as :meth:`load` has them before labels are read."""
-        from finetune.data import sources
+    @property
+    def row_source(self) -> Source:
+        """Where the rows come from, and how they are read."""
+        from finetune.data.read import ReadOptions
+        from finetune.data.sources import Source
 
-        return sources.read(
-            self.dataset,
-            self.dataset_revision,
-            config=self.dataset_config,
-            names=self._split_names(),
-            options=self.read_options(),
-            note=self.note,
-        )
-
-    def remark_on_headers(self, dataset: DatasetDict, text: str, label: str) -> None:
-        """Note files without a line of names: their first row would be lost without a word.
-
-        Args:
-            dataset: As it was read.
-            text: The column of the text.
-            label: That of the label.
-        """
-        from finetune.data import conversion, headers, listing, sources
-        from finetune.errors import counted
-        from finetune.runtime import formats
-
-        if not (self.dataset and sources.is_local(self.dataset)):
-            return
-        listed = listing.listed(self.dataset, self._split_names())
-        for split, rows in dataset.items():
-            path = next(iter(listed.files.get(split, ())), None)
-            if listed.kind != "rows" or path is None:
-                continue
-            if formats.suffix(path) not in (*formats.SEPARATORS, formats.SPREADSHEET):
-                continue
-            names = [name for name in rows.column_names if name != ROW]
-            # where others are the text and the label, it is one of names
-            if names[0] in (text, label) and (kind := headers.above(names)):
-                told = (
-                    f"{path.name}: the first line, {names[0]!r}, looks like a {kind}, not like "
-                    "names of columns: remove the lines above them"
-                )
-            elif why := headers.looks_like_row(rows, text, label):
-                by = conversion.layout(path, self.read_options()).separator
-                usual = {text: "text", label: "label"}
-                line = by.join(usual.get(each, f"column_{n}") for n, each in enumerate(names, 1))
-                told = (
-                    f"{path.name}: the first line looks like a row, not like names of columns "
-                    f"({why}), and is not read as a row: add a line {line!r} on top"
-                )
-            elif headers.of_a_form(rows, text):
-                told = (
-                    f"{path.name}: below the names are the questions and ImportIds of a form, read "
-                    "as rows: remove these two lines"
-                )
-            elif unnamed := headers.unnamed(rows, [text, label]):
-                told = (
-                    f"{path.name}: a column without a name has something in "
-                    f"{counted(unnamed, 'row')}: is it the rest of a text with "
-                    "separators in it? Then put such texts into quotation marks"
-                )
-            else:
-                continue
-            self.report.warning(told)
-
-    def places(self, split: str, rows: Sequence[int]) -> str:
-        from finetune.data import positions
-
-        options = self.read_options()
-        return positions.places(self.dataset, split, rows, options, self._split_names())
-
-    def each_place(self, split: str, rows: Sequence[int]) -> list[str]:
-        from finetune.data import positions
-
-        options = self.read_options()
-        return positions.each_place(self.dataset, split, rows, options, self._split_names())
-
-    def _split_names(self) -> dict[str, str]:
-        """Return what the source calls the splits that are named, ``none`` of one not read."""
-        return split_names.named(self.dataset_splits)
-
-    def read_options(self) -> ReadOptions:
-        """Return what was said of the files."""
-        from finetune.data.layout import ReadOptions
-
-        return ReadOptions(
+        options = ReadOptions(
             quoting=self.csv_quoting,
             separator=self.csv_separator,
             encoding=self.encoding,
             sheet=self.sheet,
         )
+        names = parse_split_names(self.dataset_splits)
+        return Source(self.dataset, self.dataset_revision, self.dataset_config, names, options)
+
+    def read(self) -> DatasetDict:
+        """Return the rows of the source, as :meth:`load` has them before labels are read."""
+        return self.row_source.load(self.report)
+
+    def warn_of_missing_header(self, dataset: DatasetDict, columns: Sequence[str]) -> None:
+        """Report a file whose first line is probably a row: it would be lost without notice.
+
+        Args:
+            dataset: As it was read.
+            columns: Those that the model reads, and the labels.
+        """
+        from finetune.data.sources import find_own_name
+
+        if self.row_source.kind != "local":
+            return
+        for split, rows in dataset.items():
+            if (column := find_own_name(rows, columns)) is not None:
+                self.report.warning(
+                    f"the first line of the {split} data looks like a row, not like column names: "
+                    f"{column!r} is both the name of a column and a value in it",
+                    "missing_header",
+                    split=split,
+                    fix="add a line with the names of the columns on top",
+                )
+
+    def places(self, split: str, rows: Sequence[int]) -> str:
+        return self.row_source.locate(split, rows)
+
+    def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
+        return self.row_source.list_places(split, rows)
