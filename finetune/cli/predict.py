@@ -134,7 +134,7 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
 
 
 def _say_of_one_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
-    from finetune.data.bounds import refuse_half_characters
+    from finetune.data.read_json import refuse_half_characters
     from finetune.pipeline.predict import predict
 
     for text in texts:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from finetune.data import files, split_names
+from finetune.data import read, split_names
 from finetune.data.split_names import OTHER_NAMES, SPLITS, NoTrainSplit
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
@@ -62,7 +62,7 @@ def listed(dataset: str, names: Mapping[str, str] | None = None) -> Listing:
     called = called_splits(names)
     if is_pattern(dataset):
         return _matching(dataset, called)
-    path = files.existing(dataset)
+    path = read.existing(dataset)
     if path.is_dir():
         return _below(path, called)
     if names:
@@ -97,7 +97,7 @@ def _readable(path: Path) -> Path:
     """
     if formats.suffix(path) not in formats.FILES:
         known = ", ".join(formats.FILES)
-        hint = files.how_to_convert(path)
+        hint = read.conversion_hint(path)
         raise UserError(f"cannot read {path}: expected a file ending in {known}{hint}")
     return path
 

@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 from datasets import Dataset
 
-from finetune.data import arrow, bounds, caches, seals
+from finetune.data import arrow, caches, read_json, seals
 from finetune.errors import UserError
 
 PREFIX = "memory:"
@@ -227,7 +227,7 @@ def _unlike(split: str, name: Any, values: Sequence[Any]) -> UserError:
     for place, value in enumerate(values):
         if isinstance(value, str):
             try:
-                bounds.refuse_half_characters(value, f"dataset: '{name}' at position {place}")
+                read_json.refuse_half_characters(value, f"dataset: '{name}' at position {place}")
             except UserError as error:
                 return error
         if value is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from finetune.data import conversion, files, listing, memory, sources
-from finetune.data.layout import ReadOptions
+from finetune.data import listing, memory, sources
+from finetune.data.read import ReadOptions, line_numbers, read_file
+from finetune.errors import SHOWN_PLACES
 
 
 def places(
@@ -27,13 +28,18 @@ def places(
         names: Likewise.
     """
     told = []
-    some = _located(dataset, split, rows[: files.SHOWN_PLACES], options, names)
+    some = _located(dataset, split, rows[:SHOWN_PLACES], options, names)
     for (name, noun), several in itertools.groupby(some, key=lambda each: each[:2]):
         numbers = [number for _, _, number in several if number is not None]
-        told.append(f"{name} {files.shown_places(noun, numbers) if numbers else ''}".strip())
+        told.append(f"{name} {shown_places(noun, numbers) if numbers else ''}".strip())
     are_files = some[0][2] is None
-    more = ", ..." * (len(rows) > files.SHOWN_PLACES)
+    more = ", ..." * (len(rows) > SHOWN_PLACES)
     return (", " if are_files else "; ").join(told) + more
+
+
+def shown_places(noun: str, numbers: Sequence[int]) -> str:
+    """Return positions in words: ``lines 5, 9``."""
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def each_place(
@@ -81,11 +87,10 @@ def _located(
     found: dict[int, tuple[str, str, int | None]] = {}
     begin = 0
     for path in several:
-        end = begin + conversion.size(path, options) if len(several) > 1 else max(rows) + 1
+        end = begin + len(read_file(path, options)) if len(several) > 1 else max(rows) + 1
         own = [row for row in rows if begin <= row < end]
         if own:
-            layout = conversion.layout(path, options)
-            noun, numbers = files.positions(path, [row - begin for row in own], layout)
+            noun, numbers = line_numbers(path, [row - begin for row in own], options)
             name = path.name if len(several) > 1 else ""
             found |= {row: (name, noun, n) for row, n in zip(own, numbers, strict=True)}
         if len(found) == len({*rows}):

@@ -14,7 +14,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ import xxhash
 from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import arrow, read_excel, read_json, read_text
-from finetune.data.read_text import Dialect, ReadOptions
+from finetune.data.read_text import Dialect
+from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats, hub
 from finetune.runtime.files import write_whole
@@ -103,6 +104,12 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
     for row, start in zip(range(last + 1), starts, strict=False):
         numbers[row] = start
     return "row" if suffix == formats.SPREADSHEET else "line", [numbers[row] for row in rows]
+
+
+def separator_of(path: Path, options: ReadOptions) -> str:
+    """Return what separates the fields of a file; a comma where that is no text."""
+    layout = json.loads(_prepare(path, options).info.description)
+    return str(layout.get("dialect", {}).get("separator", ","))
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:

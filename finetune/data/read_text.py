@@ -1,7 +1,7 @@
 """Read files of text: decompress them, detect encoding, separator and quoting, refuse bad rows.
 
 One parser, Python's ``csv``, both checks and reads a file, so that the two cannot disagree. Arrow's
-reader is twice as fast, but merges rows after a quote that is never closed, and does not tell lines.
+reader is twice as fast, but merges rows after a quote that is never closed and has no line numbers.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def detect(path: Path, options: ReadOptions) -> tuple[Dialect, list[str]]:
     Raises:
         UserError: If it is no text, is malformed in every reading, or has two plausible readings.
     """
-    encoding, choices, facts = encoding_of(path, options), [], []
+    encoding = encoding_of(path, options)
+    choices: list[str] = []
+    facts: list[str] = []
     with open_bytes(path) as file:
         beginning = file.read(_BEGINNING)
     text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
@@ -567,9 +569,7 @@ def _damaged(path: Path, error: Exception) -> UserError:
     if new := formats.renamed(path):
         return UserError(f"{path} is not compressed as its name says: rename it to {new}")
     reason = error or "the compressed data ends too early"
-    return UserError(
-        f"{path} is damaged or cut off: {reason}; copy or download it again"
-    )
+    return UserError(f"{path} is damaged or cut off: {reason}; copy or download it again")
 
 
 def _decompress(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:

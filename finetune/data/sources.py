@@ -16,21 +16,19 @@ import pyarrow.compute as pc
 from datasets import (
     ClassLabel,
     Dataset,
-    DatasetBuilder,
     DatasetDict,
-    DownloadManager,
     Features,
+    Value,
     concatenate_datasets,
     load_dataset,
-    load_dataset_builder,
     load_from_disk,
 )
 
-from finetune.data import ROW, arrow, bounds, conversion, embedded, labels, listing, memory, seals
-from finetune.data.layout import ReadOptions
+from finetune.data import ROW, arrow, embedded, labels, listing, memory, seals
 from finetune.data.listing import NONE, Listing
+from finetune.data.read import ReadOptions, read_file, read_whole_text
 from finetune.data.split_names import SPLITS, NoTrainSplit, for_training, meant, refuse_unread
-from finetune.errors import UserError, suggestion
+from finetune.errors import Report, UserError, suggestion
 from finetune.runtime import hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
@@ -113,8 +111,8 @@ def numbered(dataset: DatasetDict) -> DatasetDict:
 
 def _refuse_options(options: ReadOptions | None, source: str) -> None:
     """Refuse what is said of files, of which a source has none."""
-    if options is not None and options.named:
-        flag, value = next(iter(options.named.items()))
+    if options is not None and options.flags:
+        flag, value = next(iter(options.flags.items()))
         raise UserError(f"{flag} {value}: {source} is not a local file")
 
 
@@ -150,14 +148,11 @@ def _local(
 ) -> dict[str, Dataset]:
     if listed.kind == "rows":
         return {split: _joined(several, options, note) for split, several in listed.files.items()}
-    if options.named and listed.kind == "saved":
-        flag, value = next(iter(options.named.items()))
+    if options.flags and listed.kind == "saved":
+        flag, value = next(iter(options.flags.items()))
         raise UserError(f"{flag} {value}: {listed.files['train'][0]} is not made of files of text")
     if listed.kind == "texts":
-        return {
-            split: conversion.texts(several, options, note)
-            for split, several in listed.files.items()
-        }
+        return {split: _texts(several, options) for split, several in listed.files.items()}
     (directory,) = listed.files["train"]
     try:
         found = load_from_disk(str(directory))
@@ -166,6 +161,16 @@ def _local(
     if isinstance(found, Dataset):
         return {"train": _without_index(directory.name, found, note)}
     return _of_names(found, names, str(directory), note)
+
+
+def _texts(several: Sequence[Path], options: ReadOptions) -> Dataset:
+    """Return the texts of files, each in the folder of its class."""
+    columns = {
+        "text": [read_whole_text(path, options).strip() or None for path in several],
+        "label": [path.parent.name for path in several],
+        "file": [str(path) for path in several],
+    }
+    return Dataset.from_dict(columns, Features(dict.fromkeys(columns, Value("string"))))
 
 
 def _joined(several: Sequence[Path], options: ReadOptions, note: Callable[[str], None]) -> Dataset:
@@ -178,7 +183,9 @@ def _joined(several: Sequence[Path], options: ReadOptions, note: Callable[[str],
     parts: list[Dataset] = []
     for path in several:
         notes: list[str] = []
-        rows = conversion.rows(path, options, notes.append)
+        report = Report()
+        rows = read_file(path, options, report)
+        notes += report.sentences("info")
         parts.append(_without_index(path.name, rows, notes.append))
         _refuse_others(several[0], parts[0], path, parts[-1])
         for sentence in notes:
@@ -327,15 +334,6 @@ def revision(rows: Dataset) -> str | None:
     return next((name for name in folders if _COMMIT.fullmatch(name)), None)
 
 
-def _refuse_deep(builder: DatasetBuilder, name: str) -> None:
-    """Refuse JSON that would end the process in the library's parser; the files are cached."""
-    if type(builder).__module__.endswith(".json.json"):
-        found = DownloadManager(base_path=builder.base_path).download(builder.config.data_files)
-        for paths in found.values():
-            for path in paths:
-                bounds.refuse_deep_file(Path(path), f"data set '{name}'")
-
-
 def _read_hub(
     name: str,
     wanted: str | None,
@@ -346,7 +344,6 @@ def _read_hub(
     from datasets.exceptions import DatasetNotFoundError
 
     try:
-        _refuse_deep(load_dataset_builder(name, config, revision=wanted), name)
         loaded = seals.loaded(
             lambda mode: load_dataset(name, config, revision=wanted, download_mode=mode), note
         )

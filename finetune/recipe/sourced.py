@@ -12,7 +12,7 @@ from finetune.recipe.options import option
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-    from finetune.data.layout import ReadOptions
+    from finetune.data.read import ReadOptions
 
 
 class Sourced(Recipe):
@@ -68,8 +68,8 @@ class Sourced(Recipe):
             text: The column of the text.
             label: That of the label.
         """
-        from finetune.data import conversion, headers, listing, sources
-        from finetune.errors import counted
+        from finetune.data import headers, listing, sources
+        from finetune.data.read import separator_of
         from finetune.runtime import formats
 
         if not (self.dataset and sources.is_local(self.dataset)):
@@ -82,34 +82,14 @@ class Sourced(Recipe):
             if formats.suffix(path) not in (*formats.SEPARATORS, formats.SPREADSHEET):
                 continue
             names = [name for name in rows.column_names if name != ROW]
-            # where others are the text and the label, it is one of names
-            if names[0] in (text, label) and (kind := headers.above(names)):
-                told = (
-                    f"{path.name}: the first line, {names[0]!r}, looks like a {kind}, not like "
-                    "names of columns: remove the lines above them"
-                )
-            elif why := headers.looks_like_row(rows, text, label):
-                by = conversion.layout(path, self.read_options()).separator
+            if why := headers.looks_like_row(rows, text, label):
+                by = separator_of(path, self.read_options())
                 usual = {text: "text", label: "label"}
                 line = by.join(usual.get(each, f"column_{n}") for n, each in enumerate(names, 1))
-                told = (
+                self.report.warning(
                     f"{path.name}: the first line looks like a row, not like names of columns "
                     f"({why}), and is not read as a row: add a line {line!r} on top"
                 )
-            elif headers.of_a_form(rows, text):
-                told = (
-                    f"{path.name}: below the names are the questions and ImportIds of a form, read "
-                    "as rows: remove these two lines"
-                )
-            elif unnamed := headers.unnamed(rows, [text, label]):
-                told = (
-                    f"{path.name}: a column without a name has something in "
-                    f"{counted(unnamed, 'row')}: is it the rest of a text with "
-                    "separators in it? Then put such texts into quotation marks"
-                )
-            else:
-                continue
-            self.report.warning(told)
 
     def places(self, split: str, rows: Sequence[int]) -> str:
         from finetune.data import positions
@@ -129,7 +109,7 @@ class Sourced(Recipe):
 
     def read_options(self) -> ReadOptions:
         """Return what was said of the files."""
-        from finetune.data.layout import ReadOptions
+        from finetune.data.read import ReadOptions
 
         return ReadOptions(
             quoting=self.csv_quoting,
