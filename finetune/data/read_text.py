@@ -32,6 +32,8 @@ ROWS_AT_ONCE, CHARACTERS_AT_ONCE = 10_000, 2**24
 _TYPED_SEPARATORS = {"tab": "\t", "\\t": "\t"}
 #: A file is judged by so many bytes of its beginning, and its separator by so many rows of it.
 _BEGINNING, _ROWS_JUDGED = 2**20, 200
+#: With so few line breaks in fields, a file of two plausible readings is taken as quoted.
+_FEW_BREAKS = 3
 _LONGEST_FIELD = 2**24  # characters; what is longer is a quote that is never closed
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -372,7 +374,7 @@ def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
         if quoted.error is not None:
             raise quoted.error
         return "minimal", [*facts, f"{spread}breaks"]
-    if literal.width == 1 and strict.error is None:
+    if strict.error is None and (literal.width == 1 or quoted.lines - quoted.rows <= _FEW_BREAKS):
         return "minimal", [f"{spread}breaks (--csv_quoting none for {literal.rows:,} rows)"]
     if strict.error is None or (quoted.error is None and literal.width == 1):
         raise UserError(
