@@ -158,7 +158,7 @@ def refuse_options(path: Path, options: ReadOptions) -> None:
         raise UserError(*mistakes)
 
 
-class _FileBuilder(datasets.ArrowBasedBuilder):
+class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # datasets is not typed
     """Copies one file into the cache; its description holds what was detected, as JSON."""
 
     def __init__(self, path: Path, options: ReadOptions, key: str) -> None:
