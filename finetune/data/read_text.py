@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -93,8 +93,7 @@ class Dialect:
     quoting: str = "minimal"
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A row of a ``.csv`` or ``.tsv``, with its first and last line, from 1."""
 
     first_line: int
@@ -314,33 +313,45 @@ def separator_hint(columns: Sequence[str]) -> str:
 
 
 class _Lines:
-    """The lines of a file for ``csv``, counted on the way as if quotation marks were text."""
+    """The lines of a file for ``csv``."""
 
-    def __init__(self, path: Path, file: Iterable[str], separator: str) -> None:
-        self._path, self._file, self._separator = path, file, separator
-        self.has_ended = self.has_quotes = self.is_even = False
-        self.width = self.rows = 0
+    def __init__(self, path: Path, binary: IO[bytes], encoding: str) -> None:
+        self._path = path
+        self._lines = io.TextIOWrapper(binary, encoding, newline="")
+        self.has_ended = False
 
     def __iter__(self) -> Iterator[str]:
-        self.is_even = True
-        for number, line in enumerate(self._file, start=1):
+        for number, line in enumerate(self._lines, start=1):
             if "\0" in line:
                 raise UserError(
                     f"{self._path}, line {number}: a null byte, which is no text: is the file "
                     "damaged? Export it again, or remove the byte"
                 )
-            width = line.count(self._separator) + 1
-            if self.width == 0 and line.strip("\r\n"):
-                if number > 1 or not line.lower().startswith("sep="):
-                    self.width = width
-                    cells = line.split(self._separator)
-                    self.is_even = not any(cell.startswith('"') for cell in cells)
-            elif self.width == 1 or line.strip("\r\n"):
-                self.rows += 1
-                self.is_even &= width == self.width
-            self.has_quotes = self.has_quotes or '"' in line
             yield line
         self.has_ended = True
+
+
+class _LiteralCount:
+    """Counts rows as if quotation marks were text: each line is one."""
+
+    def __init__(self, separator: str) -> None:
+        self._separator = separator
+        self.has_quotes, self.is_even = False, True
+        self.width = self.rows = 0
+
+    def count(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the lines as they are, and count them."""
+        separator = self._separator
+        for line in lines:
+            if self.width and (self.width == 1 or not line.isspace() or separator in line):
+                self.rows += 1
+                self.is_even = self.is_even and line.count(separator) + 1 == self.width
+            elif line.strip("\r\n") and not line.lower().startswith("sep="):
+                cells = line.split(separator)
+                self.width = len(cells)
+                self.is_even = not any(cell.startswith('"') for cell in cells)
+            self.has_quotes = self.has_quotes or '"' in line
+            yield line
 
 
 @dataclass(frozen=True)
@@ -350,7 +361,7 @@ class _Scan:
     rows: int
     lines: int
     error: UserError | None
-    literal: _Lines
+    literal: _LiteralCount
 
 
 def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
@@ -392,13 +403,13 @@ def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
 def _scan(path: Path, dialect: Dialect, *, is_strict: bool) -> _Scan:
     rows = lines = 0
     error = None
+    literal = _LiteralCount(dialect.separator)
     with open_bytes(path) as binary:
-        text = io.TextIOWrapper(binary, dialect.encoding, newline="")
-        literal = _Lines(path, text, dialect.separator)
-        feed = iter(literal)
+        source = _Lines(path, binary, dialect.encoding)
+        feed = literal.count(source)
         try:
-            for record in _records(path, dialect, literal, feed, is_strict=is_strict):
-                rows, lines = rows + 1, lines + record.last_line - record.first_line + 1
+            for first_line, last_line, _ in _records(path, dialect, source, feed, is_strict):
+                rows, lines = rows + 1, lines + last_line - first_line + 1
         except UserError as refusal:
             error = refusal
             with contextlib.suppress(UserError):
@@ -415,13 +426,12 @@ def records(path: Path, dialect: Dialect) -> Iterator[Record]:
         UserError: At a malformed row, with its line.
     """
     with open_bytes(path) as binary:
-        text = io.TextIOWrapper(binary, dialect.encoding, newline="")
-        lines = _Lines(path, text, dialect.separator)
-        yield from _records(path, dialect, lines, iter(lines))
+        lines = _Lines(path, binary, dialect.encoding)
+        yield from _records(path, dialect, lines, lines)
 
 
 def _records(
-    path: Path, dialect: Dialect, lines: _Lines, feed: Iterator[str], *, is_strict: bool = False
+    path: Path, dialect: Dialect, lines: _Lines, feed: Iterable[str], is_strict: bool = False
 ) -> Iterator[Record]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     literally = dialect.quoting == "none"
@@ -432,30 +442,39 @@ def _records(
         strict=is_strict,
     )
     header: list[str] = []
-    line = 1
+    width, line = 0, 1
     try:
         for fields in reader:
             if lines.has_ended:  # only a row that the end of the file cuts off comes after it
                 raise csv.Error("unexpected end of data")
-            if line == 1 and len("".join(fields)) in (4, 5) and fields[0][:4].lower() == "sep=":
+            if width and len(fields) == width and fields != header:
+                yield Record(line, reader.line_num, fields)
+            elif line == 1 and fields and _names_separator(fields):
                 pass
             elif not header and fields:
                 header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
                 refuse_repeated(path, header)
+                width = len(header)
                 yield Record(line, reader.line_num, header)
-            elif fields or len(header) == 1:
-                fields = fields or [""]
-                if len(fields) != len(header):
-                    raise _wrong_width(path, line, fields, header, dialect)
-                if fields == header and len(header) > 1:
-                    raise UserError(
-                        f"{path}, line {line}: the names of the columns again: were files joined "
-                        "with their first lines? Remove every such line but the first"
-                    )
-                yield Record(line, reader.line_num, fields)
+            elif fields == header and width > 1:
+                raise UserError(
+                    f"{path}, line {line}: the names of the columns again: were files joined with "
+                    "their first lines? Remove every such line but the first"
+                )
+            elif width == 1 and len(fields) < 2:
+                yield Record(line, reader.line_num, fields or [""])
+            elif fields:
+                raise _wrong_width(path, line, fields, header, dialect)
             line = reader.line_num + 1
     except csv.Error as error:
         raise _malformed(path, line, error, literally) from error
+
+
+def _names_separator(fields: Sequence[str]) -> bool:
+    """Return whether a row is ``sep=;``, which Excel reads: that sign is not part of a name."""
+    return fields in (["sep=", ""], ["SEP=", ""]) or (
+        len(fields) == 1 and len(fields[0]) == 5 and fields[0].lower().startswith("sep=")
+    )
 
 
 def _malformed(path: Path, line: int, error: csv.Error, literally: bool) -> UserError:
