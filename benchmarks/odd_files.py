@@ -133,8 +133,8 @@ def looked_at(path: Path, directory: Path) -> None:
         found = finetune.check("text", **given)
         print(f"  check: status {found.status}{', --drop_invalid' * drop_invalid}")
         for each in found.findings:
-            mend = f" -> {each.mend}" * bool(each.mend)
-            print(f"    {each.severity:8} {each.message}{mend}".replace(f"{path.parent}/", ""))
+            fix = f" -> {each.fix}" * bool(each.fix)
+            print(f"    {each.severity:8} {each.message}{fix}".replace(f"{path.parent}/", ""))
         if found.status != 2:
             break
     run = finetune.train(

@@ -69,9 +69,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a quotation mark that is never closed merges the rows up to the end of the file",
-        "finetune/data/delimited.py",
-        "            if ended:",
-        "            if ended and strict:",
+        "finetune/data/read_text.py",
+        "            if lines.has_ended:",
+        "            if lines.has_ended and is_strict:",
         ("C3",),
     ),
     Mutation(
@@ -230,16 +230,16 @@ MUTATIONS = (
     ),
     Mutation(
         "the words NA and null in a table count as missing",
-        "finetune/data/delimited.py",
-        "(field or None for field in fields)",
-        '(None if field in ("", "NA", "null") else field for field in fields)',
+        "finetune/data/read_text.py",
+        "[field or None for field in column]",
+        '[None if field in ("", "NA", "null") else field for field in column]',
         ("C4",),
     ),
     Mutation(
-        "line numbers of a table without quotation marks are one too low",
-        "finetune/data/delimited.py",
-        "enumerate(lines, start=end + 1)",
-        "enumerate(lines, start=end)",
+        "line numbers of a table are one too low",
+        "finetune/data/read_text.py",
+        "            line = reader.line_num + 1",
+        "            line = reader.line_num",
         ("C3", "C5"),
     ),
     Mutation(
@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "[*columns, *added], _harmless if csv_safe else _cell",
-        "[*columns, *added], _cell",
+        "[escape_formula(cell) for cell in row] if csv_safe else row for row in cells",
+        "row for row in cells",
         ("F5",),
     ),
     Mutation(
@@ -363,9 +363,9 @@ MUTATIONS = (
     ),
     Mutation(
         "files in Windows-1252 are read as Latin-1",
-        "finetune/data/layout.py",
-        'return "cp1250" if is_central else "cp1252"',
-        'return "cp1250" if is_central else "latin-1"',
+        "finetune/data/read_text.py",
+        'decode("cp1252")) else "cp1252"',
+        'decode("cp1252")) else "latin-1"',
         ("C2",),
     ),
     Mutation(

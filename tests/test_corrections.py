@@ -14,7 +14,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 import finetune
 from finetune import cli
-from finetune.data import corrections, files
+from finetune.data import correction_files, corrections
 from finetune.data.correction_files import FILE, digest_of, is_edited
 from finetune.errors import UserError
 from finetune.pipeline import corrected
@@ -323,7 +323,7 @@ def test_many_rows_are_corrected_in_one_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions are for messages only: to look each up reads the file again."""
-    monkeypatch.setattr(files, "places", lambda *_: 1 / 0)
+    monkeypatch.setattr(correction_files, "line_numbers", lambda *_: 1 / 0)
     found, _ = applied(tmp_path / "a.csv", [row_of(n, new_label="drop") for n in (0, 1, 3)])
     assert found["train"]["id"][:] == [7, 5]
 

@@ -17,7 +17,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, IterableDataset
 
 import finetune
 from finetune.data import arrow, caches, memory, positions, sources
-from finetune.data.layout import ReadOptions
+from finetune.data.read import ReadOptions
 from finetune.errors import UserError
 from finetune.recipe import catalog
 from finetune.runtime import hub

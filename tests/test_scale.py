@@ -18,7 +18,6 @@ from finetune import Run, UserError
 from finetune.config import settings
 from finetune.pipeline import preparation, provenance
 from finetune.pipeline.compare import compare
-from finetune.predicting import output, overlap
 from finetune.runs import classes
 from finetune.runtime import lock
 from finetune.statistics import blocks, calibration, classification, intervals, ranking, scored
@@ -269,52 +268,3 @@ def test_the_history_of_a_long_run_is_thinned() -> None:
     assert found[-2]["step"] == 8000
     assert provenance.thinned(history[:900]) == history[:900]
     assert len(json.dumps(found)) < 100_000
-
-
-def test_items_come_in_order_from_a_thread_and_so_does_its_error() -> None:
-    def numbers() -> Any:
-        yield from range(5)
-        raise UserError("the sixth is wrong")
-
-    found = overlap.ahead(numbers())
-    assert [next(found) for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(UserError, match="the sixth"):
-        next(found)
-
-
-def test_an_error_of_writing_is_raised_while_or_after_it() -> None:
-    done: list[int] = []
-
-    def work(number: int) -> None:
-        if number == 3:
-            raise UserError("no space for 3")
-        done.append(number)
-
-    def through(count: int) -> None:
-        with overlap.behind(work) as write:
-            for number in range(count):
-                write(number)
-
-    with pytest.raises(UserError, match="no space"):
-        through(4)
-    assert done == [0, 1, 2]
-    with overlap.behind(done.append) as write:
-        for number in range(9, 20):
-            write(number)
-    assert done == [0, 1, 2, *range(9, 20)]
-
-
-def test_parts_are_not_listed_for_each_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from finetune.data.files import Chunk
-
-    parts, listed = output.PartialOutput(tmp_path / "out.parquet"), []
-    done = output.PartialOutput._done
-    monkeypatch.setattr(output.PartialOutput, "_done", lambda self: listed.append(1) or done(self))
-    parts.begin({}, resume=False)
-    for number in range(5):
-        parts.write(["text"], Chunk(number, [{"text": str(number)}]), {"label": ["good"]})
-    parts.finish(5, ["text", "label"])
-    assert len(listed) == 1
-    assert pd.read_parquet(tmp_path / "out.parquet")["text"].tolist() == list("01234")

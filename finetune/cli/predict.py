@@ -134,7 +134,7 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
 
 
 def _say_of_one_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
-    from finetune.data.bounds import refuse_half_characters
+    from finetune.data.read_json import refuse_half_characters
     from finetune.pipeline.predict import predict
 
     for text in texts:
@@ -162,7 +162,7 @@ def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
 
     opened = Input.open(source, read_options(run, source, options), columns_read(run, options))
     request = Request(run, opened, options)
-    suffix = output.of_screen(request.input.kind)
+    suffix = output.screen_format(request.input.kind)
     output.refuse_csv_safe(suffix, options["csv_safe"])
     descriptor = os.dup(sys.stdout.fileno())
     with open(descriptor, "w", encoding="utf-8", newline="") as screen, _bar() as bar:

@@ -14,7 +14,9 @@ from typing import Any
 
 from datasets import Dataset, List
 
-from finetune.data import files, targets
+from finetune.data import targets
+from finetune.data.read import ReadOptions, existing, read_file
+from finetune.data.sources import Source
 from finetune.errors import UserError, suggestion
 
 FILE = "suspects.csv"
@@ -55,16 +57,15 @@ class File:
     """
 
     def __init__(self, flag: str, name: str) -> None:
-        self.flag, self._path, self.called = flag, files.existing(name), f"{flag} {name}"
+        self.flag, self._path, self.called = flag, existing(name), f"{flag} {name}"
         #: The rows of the last call of :meth:`wanted` that have no ``new_label``.
         self.untouched: list[Wanted] = []
         if self._path.is_dir():
             raise UserError(f"{self.called} is a directory; name {Path(name) / FILE}")
-        self._layout = files.inspected(self._path)[0]
 
     def place(self, *numbers: int) -> str:
         """Return the position of rows, for messages."""
-        return files.places(self._path, numbers, self._layout)
+        return Source(str(self._path)).locate("train", numbers)
 
     def wanted(self, rows: Dataset) -> tuple[list[Wanted], str]:
         """Return what it wants, and the run whose suspects these are; empty if it names none.
@@ -78,8 +79,7 @@ class File:
         found, run, names = list[Wanted](), "", targets.class_names(rows)
         seen: dict[tuple[str, str], Wanted] = {}
         needed = [*_KEYS, *(["new_label"] if self.flag == "--relabel" else [])]
-        chunks = files.chunks(self._path, layout=self._layout)
-        for number, row in enumerate(row for each in chunks for row in each.dictionaries()):
+        for number, row in enumerate(read_file(self._path, ReadOptions())):
             if lacking := [each for each in needed if each not in row]:
                 raise UserError(
                     f"{self.called}: no column '{lacking[0]}' (columns: {', '.join(row)}); "

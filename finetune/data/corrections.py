@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict
 
-from finetune.data import ROW, arrow, delimited, digests, files, targets
+from finetune.data import ROW, arrow, digests, targets
 from finetune.data.correction_files import (
     File,
     Wanted,
@@ -29,8 +29,10 @@ from finetune.data.correction_files import (
     may_be_edited,
     several,
 )
+from finetune.data.read import ReadOptions, read_file
 from finetune.errors import UserError, counted
 from finetune.runtime.files import replacing
+from finetune.runtime.formats import escape_formula
 
 COLUMNS = (
     *("split", "id", "place", "text", "label", "suggested", "probability", "why", "new_label"),
@@ -67,14 +69,16 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     with replacing(path) as new, new.open("w", encoding="utf-8-sig", newline="") as file:
         out = csv.writer(file)
         out.writerow(COLUMNS)
-        out.writerows([delimited.harmless(row.get(name)) for name in COLUMNS] for row in rows)
+        out.writerows([escape_formula(row.get(name)) for name in COLUMNS] for row in rows)
     return path
 
 
 def edited(path: Path) -> bool:
     """Return whether a person has written something into a file."""
-    rows = (row for chunk in files.chunks(path) for row in chunk.dictionaries())
-    return any((row.get("new_label") or "").strip() for row in rows)
+    rows = read_file(path, ReadOptions())
+    return "new_label" in rows.column_names and any(
+        (value or "").strip() for value in rows["new_label"]
+    )
 
 
 def digests_of(rows: Dataset, column: str, numbers: np.ndarray | None = None) -> np.ndarray:

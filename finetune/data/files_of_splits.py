@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from datasets.data_files import SPLIT_KEYWORDS
 
+from finetune.data.read import conversion_hint, existing
 from finetune.errors import Report, UserError, suggestion
 from finetune.runtime import formats
 
@@ -142,20 +143,28 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     """
     if is_pattern(dataset):
         return _find_matching(dataset, split_names)
-    path = Path(dataset).expanduser()
-    if not path.exists():
-        neighbours = [entry.name for entry in path.parent.glob("*")]
-        raise UserError(f"no such file or directory: {dataset}{suggestion(path.name, neighbours)}")
+    path = existing(dataset)
     if path.is_dir():
         return _find_in_directory(path, split_names)
     if split_names:
         raise UserError(f"--dataset_splits: {dataset} is a single file, whose rows are split off")
+    _refuse_formats([path])
     return SplitFiles("tables", {"train": [path]})
 
 
 def is_pattern(dataset: str) -> bool:
     """Return whether a data set is a pattern of file names."""
     return any(sign in dataset for sign in "*?[") and not Path(dataset).expanduser().exists()
+
+
+def _refuse_formats(paths: Sequence[Path]) -> None:
+    if mistakes := [
+        f"cannot read {path}: expected a file ending in {', '.join(formats.FILES)}"
+        f"{conversion_hint(path)}"
+        for path in paths
+        if formats.suffix(path) not in formats.FILES
+    ]:
+        raise UserError(*mistakes)
 
 
 def _names_to_read(split_names: Mapping[str, str]) -> dict[str, str]:
@@ -169,6 +178,7 @@ def _find_matching(pattern: str, split_names: Mapping[str, str]) -> SplitFiles:
     paths = sorted((path for path in matches if path.is_file()), key=_natural)
     if not paths:
         raise UserError(f"--dataset '{pattern}': no file matches")
+    _refuse_formats(paths)
     names = _names_to_read(split_names)
     if files := _assign(paths, names, _file_names) or _assign(paths, names, _folder_names):
         return _complete(pattern, files, paths, split_names)

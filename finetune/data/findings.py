@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, class_labels, headers, targets
-from finetune.data.delimited import separator_hint
 from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, place, refusal_of_lists, row_numbers
 from finetune.data.numeric_names import number
 from finetune.data.prediction_columns import LABEL, PROBABILITY, is_own
+from finetune.data.read_text import separator_hint
 from finetune.data.several import as_text, values_in
 from finetune.errors import UserError, suggestion
 

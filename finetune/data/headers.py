@@ -1,14 +1,10 @@
-"""Notice a table whose first line has no names of columns, or one that has these names again."""
+"""Notice a table whose first line has no names of columns."""
 
 from __future__ import annotations
 
-import functools
 import math
-import re
 from collections.abc import Sequence
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
@@ -22,8 +18,6 @@ _FORM = ("?", ":", ")", "*")
 _LOOKED_AT = 1000
 #: Where a column is missing, a name of so many words may be a text.
 _TEXT_WORDS = 5
-#: How a comment begins, and "# of visits" does not.
-_COMMENT = re.compile(r"#+\s*(?!of\b)\S+\s+\S|//|--")
 
 
 def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
@@ -50,57 +44,10 @@ def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
     return None
 
 
-def of_a_form(rows: Dataset, text: str) -> bool:
-    """Return whether the first two rows are the questions and identifiers that Qualtrics writes
-    below the names of columns.
-
-    Args:
-        rows: Of a table.
-        text: The column of the text.
-    """
-    return any(str(value).startswith('{"ImportId"') for value in rows[:2][text])
-
-
-def unnamed(rows: Dataset, read: Sequence[str]) -> int:
-    """Return how many rows have something in a column without a name, but for the first column.
-
-    Args:
-        rows: Of a table.
-        read: Columns that are meant.
-    """
-    names = [name for name in rows.column_names if name not in ("id", *read)]
-    several = [name for name in names if name.startswith("Unnamed: ") and name != "Unnamed: 0"]
-    return max((len(rows) - arrow.column(rows, name).null_count for name in several), default=0)
-
-
-def again(table: pa.Table) -> list[int]:
-    """Return the rows of a table of text that are the names of its columns, two or more."""
-    named = [name for name in table.column_names if not name.startswith("Unnamed: ")]
-    if len(named) < 2:
-        return []
-    found = functools.reduce(pc.and_, (pc.equal(table.column(name), name) for name in named))
-    return list(np.flatnonzero(found.fill_null(False)).tolist())
-
-
-def above(names: Sequence[str]) -> str:
-    """Return what a first line probably is instead of the names of columns: ``comment`` or
-    ``title``; else an empty text.
-    """
-    if names and _COMMENT.match(names[0]):
-        return "comment"
-    are_unnamed = len(names) > 1 and all(name.startswith("Unnamed: ") for name in names[1:])
-    return "title" if are_unnamed and not names[0].startswith("Unnamed: ") else ""
-
-
 def hint_of_names(names: Sequence[str]) -> str:
     """Return a hint, where a column is missing, if the first line is probably none of names, by
     these alone.
     """
-    if kind := above(names):
-        return (
-            f"; is the first line, '{_short(names[0])}', a {kind}? Remove what is above the names "
-            "of the columns"
-        )
     if any(len(name.split()) >= _TEXT_WORDS and not name.endswith(_FORM) for name in names):
         return "; if the first line is a row, add a line with the names of the columns on top"
     return ""

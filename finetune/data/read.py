@@ -1,30 +1,304 @@
-"""STAND-IN until the reader lands."""
+"""Read a file of rows into Arrow, once: later starts map the copy in the cache of ``datasets``.
+
+The copy is keyed by the content of the file and by what the user said about it. A small record of
+size, modification time and inode spares opening a file that has not changed since.
+
+A missing value is None. In ``.csv`` and ``.tsv`` files that is an empty field and nothing else: the
+words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import errno
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from datasets.exceptions import DatasetGenerationError
 
-from finetune.data import conversion, files
-from finetune.data.layout import ReadOptions as ReadOptions
-from finetune.errors import Report, UserError
-from finetune.runtime import formats
+from finetune.data import arrow, read_excel, read_json, read_text
+from finetune.data.read_text import Dialect
+from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
+from finetune.errors import UserError, suggestion
+from finetune.runtime import activity, formats, hub
+from finetune.runtime.files import write_whole
+
+if TYPE_CHECKING:
+    from finetune.errors import Report
+
+#: Part of the key of a copy: raise it when the same file is read in another way.
+VERSION = 1
+#: The folder of the copies in the cache of ``datasets``.
+FOLDER = "finetune-files"
+#: Suffixes of the files that can be read, without that of a compression.
+READABLE = (*formats.FILES, ".txt")
+_ROWS_AT_ONCE = 1024
+_BLOCK = 2**22  # bytes that are hashed at once
+#: The formats that an option is for, and what they are called.
+_OPTION_FORMATS = {
+    "--csv_quoting": (tuple(formats.SEPARATORS), "a .csv or .tsv file"),
+    "--csv_separator": (tuple(formats.SEPARATORS), "a .csv or .tsv file"),
+    "--encoding": (formats.TEXTS, "a file of text"),
+    "--sheet": ((formats.SPREADSHEET,), "a spreadsheet"),
+}
+_CONVERSIONS = {
+    **dict.fromkeys((".xls", ".xlsb", ".ods"), "save it as .xlsx"),
+    ".parquet.gz": "it is compressed: gunzip -k FILE",
+    ".xz": "it is compressed: unxz -k FILE",
+    **dict.fromkeys((".gz", ".bz2", ".zst"), "name its content in its name, as in .csv.gz"),
+    ".zip": "name its content in its name, as in .csv.zip; or unzip it",
+}
 
 
-def read_file(path: Path, options: ReadOptions, report: Report) -> Dataset:
-    if formats.suffix(path) not in formats.FILES:
-        known = ", ".join(formats.FILES)
-        raise UserError(
-            f"cannot read {path}: expected a file ending in {known}{files.how_to_convert(path)}"
-        )
-    return conversion.rows(path, options, report.info)
+def read_file(path: Path, options: ReadOptions, report: Report | None = None) -> datasets.Dataset:
+    """Return the rows of a file, memory-mapped from the cache that the first call fills.
 
+    Args:
+        path: A file whose suffix is one of :data:`READABLE`, in upper or lower case.
+        options: What the user said about it; the rest is detected.
+        report: Gets a fact for each choice that was detected and is not the usual one.
 
-def read_text(path: Path, options: ReadOptions) -> str:
-    return files.whole(path, options)
+    Raises:
+        UserError: If the file is malformed, with the line where there are lines; if it holds no
+            rows; if an option is not for such a file.
+    """
+    builder = _prepare(path, options)
+    for fact in json.loads(builder.info.description)["facts"]:
+        if report is not None:
+            report.info(f"{path.name}: {fact}", name="reading")
+    rows = builder.as_dataset(split="train")
+    assert isinstance(rows, datasets.Dataset)
+    return rows
 
 
 def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple[str, list[int]]:
-    return files.positions(path, rows, conversion.layout(path, options))
+    """Return where rows are in their file, for messages; a file with lines is read again.
+
+    Args:
+        path: As for :func:`read_file`.
+        rows: Row numbers from 0, in any order.
+        options: As for :func:`read_file`.
+
+    Returns:
+        ``line`` or ``row``, and the number of each, from 1.
+    """
+    suffix = formats.suffix(path)
+    layout = json.loads(_prepare(path, options).info.description)
+    if suffix in formats.SEPARATORS:
+        starts = read_text.record_lines(path, Dialect(**layout["dialect"]))
+    elif suffix in (".jsonl", ".ndjson"):
+        starts = read_json.record_lines(path, layout["dialect"]["encoding"])
+    elif suffix == formats.SPREADSHEET:
+        starts = read_excel.record_rows(path, layout["sheet"])
+    else:
+        return "line" if suffix == ".txt" else "row", [row + 1 for row in rows]
+    last, numbers = max(rows), {}
+    for row, start in zip(range(last + 1), starts, strict=False):
+        numbers[row] = start
+    return "row" if suffix == formats.SPREADSHEET else "line", [numbers[row] for row in rows]
+
+
+def separator_of(path: Path, options: ReadOptions) -> str:
+    """Return what separates the fields of a file; a comma where that is no text."""
+    layout = json.loads(_prepare(path, options).info.description)
+    return str(layout.get("dialect", {}).get("separator", ","))
+
+
+def read_whole_text(path: Path, options: ReadOptions) -> str:
+    """Return the text of a file that is a single row.
+
+    Raises:
+        UserError: If it is no text.
+    """
+    with _explain(path), read_text.open_bytes(path) as file:
+        return file.read().decode(read_text.encoding_of(path, options))
+
+
+def existing(name: str) -> Path:
+    """Return the path of a file or a directory.
+
+    Raises:
+        UserError: If it does not exist; the most similar name in its directory is suggested.
+    """
+    path = Path(name).expanduser()
+    if not path.exists():
+        names = [other.name for other in path.parent.glob("*")] if path.parent.exists() else []
+        raise UserError(f"no such file or directory: {name}{suggestion(path.name, names)}")
+    return path
+
+
+def conversion_hint(path: Path) -> str:
+    """Return how to convert a file of a format that is not read; empty if that is not known."""
+    hint = _CONVERSIONS.get(formats.suffix(path), "").replace("FILE", path.name)
+    return hint and f"; {hint}"
+
+
+def refuse_options(path: Path, options: ReadOptions) -> None:
+    """Refuse options that are for files of another format.
+
+    Raises:
+        UserError: With a line for each.
+    """
+    mistakes = []
+    for flag, value in options.flags.items():
+        suffixes, kind = _OPTION_FORMATS[flag]
+        if formats.suffix(path) not in suffixes:
+            mistakes.append(f"{flag} {value}: {path} is not {kind}")
+    if options.quoting not in formats.QUOTING:
+        mistakes.append(f"--csv_quoting {options.quoting}: expected auto, minimal or none")
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # datasets is not typed
+    """Copies one file into the cache; its description holds what was detected, as JSON."""
+
+    def __init__(self, path: Path, options: ReadOptions, key: str) -> None:
+        self.path, self.options = path, options
+        super().__init__(
+            cache_dir=str(hub.caches()["datasets"]),
+            dataset_name=FOLDER,
+            config_name=key,
+            config_id=key,
+        )
+
+    def _info(self) -> datasets.DatasetInfo:
+        return datasets.DatasetInfo()
+
+    def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
+        return [datasets.SplitGenerator("train")]
+
+    def _generate_tables(self) -> Iterator[tuple[Any, pa.Table]]:
+        layout, facts, tables = _open_tables(self.path, self.options)
+        self.info.description = json.dumps({**layout, "facts": facts})
+        rows = 0
+        for number, table in enumerate(tables):
+            yield datasets.builder.Key(0, number), table
+            rows += len(table)
+            activity.advance(f"reading {self.path.name}", rows, None)
+        if not rows:
+            raise UserError(f"{self.path} holds no rows")
+
+
+def _open_tables(
+    path: Path, options: ReadOptions
+) -> tuple[dict[str, Any], list[str], Iterator[pa.Table]]:
+    """Return how a file is read, the facts that the user is told, and its rows."""
+    match formats.suffix(path):
+        case ".parquet":
+            return {}, [], _parquet_tables(path)
+        case ".arrow" | ".feather":
+            return {}, [], _arrow_tables(path)
+        case formats.SPREADSHEET:
+            sheet, facts = read_excel.choose_sheet(path, options.sheet)
+            return {"sheet": sheet}, facts, read_excel.tables(path, sheet)
+        case ".csv" | ".tsv":
+            dialect, facts = read_text.detect(path, options)
+            return {"dialect": asdict(dialect)}, facts, read_text.tables(path, dialect)
+        case suffix:
+            dialect, facts = read_text.detect(path, options)
+            reader = read_text.line_tables if suffix == ".txt" else read_json.tables
+            return {"dialect": asdict(dialect)}, facts, reader(path, dialect.encoding)
+
+
+def _parquet_tables(path: Path) -> Iterator[pa.Table]:
+    # read ahead, a row group of 650,000 texts would be in memory as a whole
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16) as file:
+        read_text.refuse_repeated(path, file.schema_arrow.names)
+        schema = arrow.stored(file.schema_arrow)
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+            yield arrow.decoded(pa.Table.from_batches([batch])).cast(schema)
+
+
+def _arrow_tables(path: Path) -> Iterator[pa.Table]:
+    with pa.memory_map(str(path)) as source:
+        try:
+            table = pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid:  # a stream, as `datasets` writes it
+            source.seek(0)
+            table = pa.ipc.open_stream(source).read_all()
+        read_text.refuse_repeated(path, table.schema.names)
+        schema = arrow.stored(table.schema)
+        for start in range(0, len(table), _ROWS_AT_ONCE):
+            yield arrow.decoded(table.slice(start, _ROWS_AT_ONCE)).cast(schema)
+
+
+def _prepare(path: Path, options: ReadOptions) -> _FileBuilder:
+    """Return a builder whose copy in the cache is complete and current."""
+    refuse_options(path, options)
+    with _explain(path), _without_progress_bars():
+        facts = (_digest(path), formats.suffix(path), formats.compression(path), options, VERSION)
+        builder = _FileBuilder(path, options, hashlib.sha256(repr(facts).encode()).hexdigest()[:24])
+        if not builder.info.description:
+            builder.download_and_prepare(verification_mode="no_checks")
+        if not builder.info.description:  # another process made the copy meanwhile
+            builder = _FileBuilder(path, options, builder.config_id)
+        return builder
+
+
+def _digest(path: Path) -> str:
+    """Return the hash of a file, which is read only if its size, time or inode have changed."""
+    about = path.stat()
+    current = [about.st_size, about.st_mtime_ns, about.st_ino]
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
+    record = hub.caches()["datasets"] / FOLDER / "digests" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        recorded = json.loads(record.read_text(encoding="utf-8"))
+        if recorded["stat"] == current:
+            return str(recorded["digest"])
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(record, json.dumps({"stat": current, "digest": digest.hexdigest()}))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep the library from drawing a bar of its own; progress is reported as an activity."""
+    was_disabled = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not was_disabled:
+            datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _explain(path: Path) -> Iterator[None]:
+    """Turn errors of reading a file into a ``UserError``."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (
+        DatasetGenerationError,
+        pa.ArrowException,
+        NotImplementedError,
+        OSError,
+        RecursionError,
+        ValueError,
+    ) as error:
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        if isinstance(cause, UserError):
+            raise cause from None
+        if isinstance(cause, UnicodeDecodeError):
+            raise read_text.undecodable(path, cause) from error
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+            raise UserError(
+                f"cannot read {path}: {cause.strerror} ({cause.filename or 'its rows'}); rows are "
+                f"copied to {hub.caches()['datasets']}: free space there, or set HF_DATASETS_CACHE "
+                "to another directory"
+            ) from error
+        raise UserError(f"cannot read {path}: {cause}") from error

@@ -28,7 +28,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from finetune.data import ROW, arrow, embedded, memory
 from finetune.data.files_of_splits import SplitFiles, find_files, select_splits
-from finetune.data.read import ReadOptions, line_numbers, read_file, read_text
+from finetune.data.read import ReadOptions, line_numbers, read_file, read_whole_text
 from finetune.errors import SHOWN_PLACES, Finding, Report, UserError
 from finetune.runtime import hub
 
@@ -37,7 +37,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: What pandas and R call an index that they write into a file.
 _INDEX_NAMES = ("", "Unnamed: 0", "__index_level_0__")
 _SHOWN_FILES = 10
-_OPTION_FLAGS = {"quoting": "--csv_quoting", "separator": "--csv_separator"}
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Source:
         return number_rows(DatasetDict(splits))
 
     def locate(self, split: str, rows: Sequence[int]) -> str:
-        """Return where rows are: ``lines 5, 9``, ``a.csv line 3; b.csv line 2``, ``positions 0, 7``.
+        """Return where rows are: ``lines 5, 9``, ``a.csv line 3; b.csv line 2``, ``position 0``.
 
         Args:
             split: The split of the rows; of a split that the source does not have rows are counted.
@@ -144,7 +143,7 @@ class Source:
         ]
 
     def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, str, int]]:
-        """Return of each row the file, if there are several, what is counted in it, and the number."""
+        """Return the place of each row: the file if there are several, a unit, and a number."""
         if self.kind == "memory":
             return [("", "position", row) for row in rows]
         files = self.files() if self.kind == "local" else SplitFiles("saved", {})
@@ -174,13 +173,8 @@ class Source:
         if not self.dataset:
             raise UserError("--dataset is required: this recipe has no data set of its own")
         of_hub = {"--dataset_revision": self.revision, "--dataset_config": self.config}
-        of_files = {
-            _OPTION_FLAGS.get(name, f"--{name}"): value
-            for name, value in vars(self.options).items()
-            if value not in (None, "auto")
-        }
         misplaced = {} if self.kind == "hub" else of_hub
-        misplaced |= {} if self.kind == "local" else of_files
+        misplaced |= {} if self.kind == "local" else self.options.flags
         if self.kind == "embedded" and self.split_names:
             misplaced["--dataset_splits"] = "..."
         mistakes = [
@@ -297,7 +291,7 @@ def _common_features(paths: Sequence[Path], tables: Sequence[Dataset]) -> Featur
             schema = pa.unify_schemas([schema, other], promote_options="permissive")
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UserError(
-                f"{path}: {error} in {paths[0].name}; write the column alike in all files of a split"
+                f"{path}: {error} in {paths[0].name}; write it alike in all files of a split"
             ) from error
     return Features.from_arrow_schema(arrow.stored(schema))
 
@@ -316,7 +310,7 @@ def _read_texts(paths: Sequence[Path], options: ReadOptions) -> Dataset:
 def _generate_texts(states: Sequence[Any], options: ReadOptions) -> Iterator[dict[str, str | None]]:
     """Yield a row for each file; ``states`` also have what tells the cache that one has changed."""
     for name, _, _ in itertools.chain.from_iterable(states):
-        text = read_text(Path(name), options).strip()
+        text = read_whole_text(Path(name), options).strip()
         yield {"text": text or None, "label": Path(name).parent.name, "file": name}
 
 
@@ -335,15 +329,3 @@ def _drop_index(name: str, rows: Dataset, report: Report) -> Dataset:
     column = f"the column '{index}'" if index else "the first column, without a name"
     report.info(f"{name}: left out {column}, which only numbers the rows")
     return rows.remove_columns([index])
-
-
-def find_own_name(rows: Dataset, columns: Sequence[str]) -> str | None:
-    """Return the first of some columns of text whose name is a value in it; None if none is."""
-    names = [name for name in rows.column_names if name != ROW]
-    if names == [str(number) for number in range(len(names))]:  # as pandas numbers them
-        return None
-    for column in columns:
-        values = rows.data.column(column)
-        if arrow.is_text(values.type) and pc.any(pc.equal(values, column)).as_py():
-            return column
-    return None

@@ -7,6 +7,7 @@ import reprlib
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ from finetune.training.manifest import MANIFEST
 if TYPE_CHECKING:
     import pandas as pd
 
-    from finetune.data.files import Chunk, Mine
-    from finetune.predicting.request import Added, Request
+    from finetune.predicting.inputs import Chunk
+    from finetune.predicting.output import Added
+    from finetune.predicting.request import Request
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 
@@ -117,11 +119,11 @@ def predict_file(
 ) -> FilePrediction:
     """Predict a file or images; in a job of several processes every rank calls it.
 
-    Each process parses and predicts its share of the chunks, and rank 0 joins what they wrote.
+    Each process predicts every n-th chunk, and rank 0 joins what they wrote.
 
     Args:
         run: A run with a model, or its directory.
-        source: A file of rows that training reads (:data:`finetune.data.files.READERS`), a
+        source: A file of rows that training reads (:data:`finetune.data.read.READABLE`), a
             ``.txt`` file, an image, or a folder of images.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
         resume: Whether to go on where an interrupted prediction stopped.
@@ -136,7 +138,6 @@ def predict_file(
 
     from finetune.predicting.inputs import Input
     from finetune.predicting.output import PartialOutput
-    from finetune.predicting.overlap import behind
     from finetune.predicting.request import Request, columns_read, read_options
 
     versions.warn_once(stacklevel=2)
@@ -159,19 +160,23 @@ def predict_file(
     distributed.join(None, _LONGEST_WAIT, use_cpu=not torch.accelerator.is_available())
     started = time.perf_counter()
     count = done = 0
-    mine = request.input.share(me.rank, me.world_size)
-    with parts.after_a_mistake(removes=me.rank == 0):
-        with behind(parts.write) as write:
-            found = stream(request, on_rank_zero(progress), mine, parts.has)
-            for chunk, added in found:
+    with parts.explain_mistakes(is_remover=me.rank == 0):
+        chunks = stream(request, on_rank_zero(progress), me.rank, me.world_size, parts.has)
+        with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
+            written: Future[None] | None = None  # while the model computes the next chunk
+            for chunk, added in chunks:
                 count += 1
                 if added:
-                    write(request.input.columns, chunk, added)
+                    if written is not None:
+                        written.result()
+                    written = writer.submit(parts.write, request.input.columns, chunk, added)
                     done += len(chunk)
-        predicted, request.missing, *odd = map(
-            sum, zip(*distributed.gather((done, request.missing, *request.odd)), strict=True)
+            if written is not None:
+                written.result()
+        counts = (count, done, request.rows, request.missing, request.null_bytes)
+        count, predicted, request.rows, request.missing, request.null_bytes = map(
+            sum, zip(*distributed.gather(counts), strict=True)
         )
-        request.odd = (odd[0], odd[1])
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if me.rank == 0:
@@ -189,25 +194,28 @@ def predict_file(
 def stream(
     request: Request,
     progress: Progress = ignore,
-    mine: Mine = lambda number: True,
-    done: Callable[[int], bool] = lambda number: False,
+    rank: int = 0,
+    world_size: int = 1,
+    is_done: Callable[[int], bool] = lambda number: False,
 ) -> Iterator[tuple[Chunk, Added]]:
     """Predict an input chunk by chunk, in this process.
 
     Args:
         request: What is predicted.
         progress: Is given :class:`~finetune.pipeline.events.Predicted`.
-        mine: Whether the chunk of this number is for this process.
-        done: Whether it was predicted before.
+        rank: Of this process, which predicts every n-th chunk.
+        world_size: The number of processes.
+        is_done: Whether the chunk of a number was predicted before.
 
     Returns:
         Each chunk, and the columns that are added to it: none if nothing is to be predicted.
     """
-    source = request.input
+    total = request.input.total
     return request.predict(
-        lambda position, rows: progress(Predicted(position, source.total, rows, source.counted)),
-        mine,
-        done,
+        lambda rows: progress(Predicted(rows, total, rows, total is not None)),
+        rank,
+        world_size,
+        is_done,
     )
 
 
@@ -218,7 +226,7 @@ def input_mistakes(source: str | Path, run: str = "RUN") -> list[str]:
         source: The input.
         run: As typed.
     """
-    from finetune.data import files, files_of_splits, image_files
+    from finetune.data import files_of_splits, image_files, read
     from finetune.runtime import formats
 
     path = Path(source).expanduser()
@@ -232,7 +240,7 @@ def input_mistakes(source: str | Path, run: str = "RUN") -> list[str]:
     known = [
         each
         for each in there
-        if formats.suffix(each) in files.READERS or image_files.is_image(each)
+        if formats.suffix(each) in read.READABLE or image_files.is_image(each)
     ]
     if not known:
         return [f"{source}: no file has such a name"] if pattern else []

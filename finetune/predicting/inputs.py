@@ -1,4 +1,8 @@
-"""Inputs of a prediction: a file, a folder of images, standard input or a data frame."""
+"""Inputs of a prediction: a file, a folder of images, standard input or a data frame.
+
+All but the standard input are a table that is cut into chunks by row number, so that processes
+divide the chunks among themselves, and an interrupted prediction goes on with the next one.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,56 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 
-from finetune.data import files, image_files, images, json_documents
-from finetune.data.delimited import Row
-from finetune.data.files import Chunk, Mine, Read, Reader, Rows
-from finetune.data.layout import USUAL, Layout, ReadOptions, not_utf8
-from finetune.errors import UserError
-from finetune.predicting import shares
+from finetune.data import image_files, images, read
+from finetune.data.read_json import parse_line
+from finetune.data.read_text import ReadOptions
+from finetune.errors import Report, UserError
 from finetune.runtime import formats
 
 if TYPE_CHECKING:
     import pandas as pd
 
 STANDARD_INPUT = "-"
+#: Enough rows to sort by length, few enough to hold in memory and to predict again.
+CHUNK_ROWS = 1024
 _MORE_MAY_COME = 0.05  # seconds
 _LONGEST_READ = 2**16  # bytes
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of an input.
+
+    Attributes:
+        number: Of the chunk, from 0.
+        start: The number of its first row.
+        rows: As a table; of a frame or standard input, the values of each column.
+    """
+
+    number: int
+    start: int
+    rows: pa.Table | Mapping[str, list[Any]]
+
+    def __len__(self) -> int:
+        if isinstance(self.rows, pa.Table):
+            return int(self.rows.num_rows)
+        return len(next(iter(self.rows.values()), []))
+
+    def values(self, column: str) -> list[Any]:
+        """Return the values of a column; None where one is missing."""
+        if not isinstance(self.rows, pa.Table):
+            return self.rows[column]
+        cells: list[Any] = self.rows.column(column).to_pylist()
+        if self.rows.schema.field(column).type == pa.json_():
+            return [None if cell is None else json.loads(cell) for cell in cells]
+        return cells
 
 
 @dataclass(frozen=True)
@@ -37,178 +69,155 @@ class Input:
     """Rows to predict.
 
     Attributes:
-        name: As the user gave it.
+        name: As the user typed it.
         kind: The suffix of a file; ``-`` for standard input, ``frame``, or ``folder`` of images or
             a single one.
-        columns: Those of its rows; in JSON lines, those of the first chunk.
-        total: Its size: bytes of a text format, else rows; None if unknown.
-        reader: Reads an input that is not a file.
-        layout: How a file of text is written.
-        note: A sentence for the user; may be empty.
-        row_groups: The rows of each row group of a Parquet file.
+        columns: The names of its columns.
+        rows: All rows, as :class:`Chunk` has some of them; None for standard input.
+        options: What the user said about a file.
+        notes: Sentences about how a file is read.
     """
 
     name: str
     kind: str
     columns: Sequence[str]
-    total: int | None
-    reader: Reader | None = None
-    layout: Layout = USUAL
-    note: str = ""
-    row_groups: Sequence[int] = ()
-
-    @property
-    def counted(self) -> bool:
-        """Whether :attr:`total` is a number of rows."""
-        return self.kind in (".parquet", "folder", "frame")
+    rows: pa.Table | Mapping[str, list[Any]] | None
+    options: ReadOptions = field(default_factory=ReadOptions)
+    notes: Sequence[str] = ()
 
     @classmethod
-    def open(
-        cls, name: str, options: ReadOptions | None = None, columns: Sequence[str] = ("text",)
-    ) -> Input:
-        """Open an input and read its first chunk.
+    def open(cls, name: str, options: ReadOptions, columns: Sequence[str] = ("text",)) -> Input:
+        """Open an input; a file is read into the cache.
 
         Args:
             name: A file, a folder, an image or ``-``.
-            options: What the user says of a file.
+            options: What the user said about a file.
             columns: Those of the standard input.
 
         Raises:
-            UserError: if it cannot be read or has no rows.
+            UserError: If it cannot be read or has no rows.
         """
         if name == STANDARD_INPUT:
-            return cls(name, STANDARD_INPUT, columns, None, partial(_standard_input, columns))
-        path = files.existing(name)
-        kind = "folder" if path.is_dir() or image_files.is_image(path) else formats.suffix(path)
-        if kind not in (*files.READERS, "folder"):
+            return cls(name, STANDARD_INPUT, columns, None)
+        path = read.existing(name)
+        if path.is_dir() or image_files.is_image(path):
+            names = image_files.below(path) if path.is_dir() else [path.name]
+            if not names:
+                raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
+            return cls(str(path), "folder", ["file"], pa.table({"file": pa.array(names)}))
+        if formats.suffix(path) not in read.READABLE:
             raise UserError(
-                f"cannot read {name}: expected a file ending in {', '.join(files.READERS)}, an "
+                f"cannot read {name}: expected a file ending in {', '.join(read.READABLE)}, an "
                 f"image or a folder of images ({', '.join(images.SUFFIXES)}), or - for standard "
-                "input"
-                f"{files.how_to_convert(path)}"
+                f"input{read.conversion_hint(path)}"
             )
-        reader = _pictures if kind == "folder" else None
-        layout, note = (USUAL, "") if reader else files.inspected(path, options)
-        first = next(files.chunks(path, reader, layout), None)
-        if first is None:
-            raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
-        row_groups: list[int] = []
-        if kind == "folder":
-            total: int | None = len(_files_of(path))
-        elif kind == ".parquet":
-            about = pq.read_metadata(path)
-            row_groups = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
-            total = about.num_rows
-        else:  # of a compressed file, or of one that is read as a whole, it is not known
-            is_streamed = kind in files.WITH_LINES and not formats.compression(path)
-            total = path.stat().st_size if is_streamed else None
-        return cls(str(path), kind, first.columns, total, reader, layout, note, row_groups)
+        report = Report()
+        rows = read.read_file(path, options, report)
+        notes = report.sentences("info")
+        table = rows.data.table
+        return cls(str(path), formats.suffix(path), rows.column_names, table, options, notes)
 
     @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Input:
         """Return the rows of a data frame; missing values become None.
 
         Raises:
-            UserError: if two columns have one name.
+            UserError: If two columns have one name.
         """
-        if twice := frame.columns[frame.columns.duplicated()].tolist():
-            raise UserError(f"the data has two columns named {twice[0]!r}: rename one")
-        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        columns = tuple(frame.columns)
-        return cls("the data", "frame", columns, len(frame), lambda _: files.sliced(rows))
+        if repeated := frame.columns[frame.columns.duplicated()].tolist():
+            raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
+        values = frame.astype(object).where(frame.notna(), None).to_dict("list")
+        return cls("the data", "frame", tuple(frame.columns), values)
 
-    def chunks(self, mine: Mine = lambda number: True) -> Iterator[Chunk]:
-        """Read the rows in their order; the chunks that are not ``mine`` are counted, not parsed.
+    @property
+    def total(self) -> int | None:
+        """How many rows it has; None of the standard input, which has not ended."""
+        return None if self.rows is None else len(Chunk(0, 0, self.rows))
 
-        Raises:
-            UserError: if the input is malformed, with the position.
+    def chunks(self, rank: int = 0, world_size: int = 1) -> Iterator[Chunk]:
+        """Yield the chunks of one process, in order.
+
+        Args:
+            rank: Of the process.
+            world_size: The number of processes; each reads every n-th chunk.
         """
-        return files.chunks(Path(self.name), self.reader, self.layout, mine)
-
-    def share(self, rank: int, world_size: int) -> Mine:
-        """Return which chunks are for a process, see :func:`~finetune.predicting.shares.dealt`."""
-        return shares.dealt(rank, world_size, self.row_groups)
+        if self.rows is None:
+            start = 0
+            for number, lines in enumerate(_standard_input(self.columns)):
+                columns = [list(column) for column in zip(*lines, strict=True)]
+                yield Chunk(number, start, dict(zip(self.columns, columns, strict=True)))
+                start += len(lines)
+            return
+        for number in range(rank, -(-(self.total or 0) // CHUNK_ROWS), world_size):
+            start = number * CHUNK_ROWS
+            if isinstance(self.rows, pa.Table):
+                yield Chunk(number, start, self.rows.slice(start, CHUNK_ROWS))
+            else:
+                end = start + CHUNK_ROWS
+                rows = {name: values[start:end] for name, values in self.rows.items()}
+                yield Chunk(number, start, rows)
 
     def place(self, row: int) -> str:
-        """Return the position of a row, from 0: ``line 5`` in text formats, else ``row 4``."""
-        path = Path(self.name) if self.kind in files.READERS else Path()
-        return files.places(path, [row], self.layout)
+        """Return where a row is, from 0: ``line 5`` in a file with lines, else ``row 5``."""
+        noun, number = "line" if self.kind == STANDARD_INPUT else "row", row + 1
+        if self.kind in read.READABLE:
+            noun, (number,) = read.line_numbers(Path(self.name), [row], self.options)
+        return f"{noun} {number}"
 
 
-def _standard_input(columns: Sequence[str], _: Path) -> Iterator[Read]:
+def _standard_input(columns: Sequence[str]) -> Iterator[list[Sequence[Any]]]:
     """Yield lines as they arrive, so that an answer need not wait for a whole chunk."""
-    row_of = _row if len(columns) == 1 else _Parts(columns)
-    source, read, rest, lines = sys.stdin.buffer.fileno(), 0, b"", itertools.count(1)
-    rows: Rows = []
+    source, rest, numbers = sys.stdin.buffer.fileno(), b"", itertools.count(1)
+    parse = _line_parser(columns)
+    rows: list[Sequence[Any]] = []
+    is_first = True
     while block := os.read(source, _LONGEST_READ):
-        if not read:
-            block = block.removeprefix(codecs.BOM_UTF8)
-        read += len(block)
-        *whole, rest = (rest + block).split(b"\n")
-        rows += [row_of(line, next(lines)) for line in whole]
-        while len(rows) >= files.CHUNK_ROWS:
-            yield rows[: files.CHUNK_ROWS], read
-            del rows[: files.CHUNK_ROWS]
+        *lines, rest = (rest + block).split(b"\n")
+        if is_first and lines:
+            lines[0], is_first = lines[0].removeprefix(codecs.BOM_UTF8), False
+        rows += [parse(line, next(numbers)) for line in lines]
+        while len(rows) >= CHUNK_ROWS:
+            yield rows[:CHUNK_ROWS]
+            del rows[:CHUNK_ROWS]
         if rows and not select.select([source], [], [], _MORE_MAY_COME)[0]:
-            yield rows, read
+            yield rows
             rows = []
     if rest:
-        rows.append(row_of(rest, next(lines)))
+        rows.append(parse(rest.removeprefix(codecs.BOM_UTF8), next(numbers)))
     if rows:
-        yield rows, read
+        yield rows
 
 
-def _row(line: bytes, number: int) -> Row:
-    try:
-        return {"text": line.decode("utf-8").removesuffix("\r")}
-    except UnicodeDecodeError as error:
-        raise not_utf8("standard input", number, error) from error
-
-
-class _Parts:
-    """Reads several texts a line: separated by tabs, or JSON lines if the first line is an object.
-
-    Args:
-        columns: The names of the texts, keys of the objects.
+def _line_parser(columns: Sequence[str]) -> Callable[[bytes, int], Sequence[Any]]:
+    """Return what reads the texts of a line: a single one, several separated by tabs, or an object
+    with these keys if the first line is one.
     """
+    is_json: bool | None = None
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
-        self._reads_json: bool | None = None
-
-    def __call__(self, line: bytes, number: int) -> Row:
-        text, place = _row(line, number)["text"], f"standard input, line {number}"
-        if self._reads_json is None:
-            self._reads_json = _is_object(text)
-        if self._reads_json:
-            row = json_documents.of_line(text, place)
-            if lacking := [name for name in self._columns if name not in row]:
-                there = ", ".join(row) or "none"
-                raise UserError(f"{place}: no '{lacking[0]}' (keys: {there})")
-            return {name: row[name] for name in self._columns}
-        parts = text.split("\t")
-        if len(parts) != len(self._columns):
+    def parse(line: bytes, number: int) -> Sequence[Any]:
+        nonlocal is_json
+        place = f"standard input, line {number}"
+        try:
+            text = line.decode().removesuffix("\r")
+        except UnicodeDecodeError as error:
             raise UserError(
-                f"{place}: expected {len(self._columns)} texts separated by tabs "
-                f"({', '.join(self._columns)}), found {len(parts)}; or JSON lines with these keys"
+                f"{place}: not UTF-8 ({error.reason}); convert it, e.g. iconv -f latin1 -t utf-8"
+            ) from error
+        if len(columns) == 1:
+            return [text]
+        if is_json is None:
+            is_json = text.startswith("{")
+        if is_json:
+            row = parse_line(text, place)
+            if missing := [name for name in columns if name not in row]:
+                raise UserError(f"{place}: no '{missing[0]}' (keys: {', '.join(row) or 'none'})")
+            return [row[name] for name in columns]
+        texts = text.split("\t")
+        if len(texts) != len(columns):
+            raise UserError(
+                f"{place}: expected {len(columns)} texts separated by tabs "
+                f"({', '.join(columns)}), found {len(texts)}; or JSON lines with these keys"
             )
-        return dict(zip(self._columns, parts, strict=True))
+        return texts
 
-
-def _is_object(text: str) -> bool:
-    if not text.startswith("{"):
-        return False
-    try:
-        return isinstance(json.loads(text), dict)
-    except (json.JSONDecodeError, RecursionError):
-        return False
-
-
-def _pictures(folder: Path) -> Iterator[Read]:
-    """Return the names of the files below, sorted; they are opened as they are predicted."""
-    return files.sliced([{"file": name} for name in _files_of(folder)])
-
-
-def _files_of(folder: Path) -> list[str]:
-    """Return the names of the images anywhere below a folder; of an image its own."""
-    return image_files.below(folder) if folder.is_dir() else [folder.name]
+    return parse

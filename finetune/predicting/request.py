@@ -1,4 +1,4 @@
-"""A prediction request: a run, an input, the column to read and the columns to add."""
+"""A prediction request: a run, an input, the columns to read and the columns to add."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data import bounds, files, headers
-from finetune.data.delimited import separator_hint
-from finetune.data.files import Chunk, Mine
+from finetune.data import headers
 from finetune.data.findings import names_in
 from finetune.data.images import decoded
-from finetune.data.layout import ReadOptions
+from finetune.data.read_json import refuse_half_characters
+from finetune.data.read_text import ReadOptions, separator_hint
 from finetune.errors import Mistakes, UserError, counted, suggestion
-from finetune.predicting import engine, odd_texts, shares
-from finetune.predicting.inputs import STANDARD_INPUT, Input
+from finetune.predicting import engine
+from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Chunk, Input
 from finetune.predicting.options import Options, mistakes
-from finetune.predicting.overlap import ahead
-from finetune.predicting.shares import Tell
+from finetune.predicting.output import Added
 from finetune.recipe import ImageClassification, TextClassification
 from finetune.runs.run import Run
 from finetune.runtime import formats
@@ -31,17 +29,17 @@ if TYPE_CHECKING:
 
     from finetune.recipe import Recipe
 
-#: The values of the added columns, by name.
-Added = Mapping[str, list[Any]]
+#: Called with the number of rows up to the position that is reached.
+Advance = Callable[[int], object]
 _MOST_NAMED = 5
 
 
 def read_options(run: Run, source: str | Path, options: Mapping[str, Any]) -> ReadOptions:
     """Return how to read a file: as asked for, quotation marks else as those of the run."""
-    same = formats.suffix(source) in formats.SEPARATORS
-    usual = run.manifest.options.get("csv_quoting", "auto") if same else "auto"
+    is_delimited = formats.suffix(source) in formats.SEPARATORS
+    default = run.manifest.options.get("csv_quoting", "auto") if is_delimited else "auto"
     return ReadOptions(
-        quoting=str(options.get("csv_quoting") or usual),
+        quoting=str(options.get("csv_quoting") or default),
         separator=options.get("csv_separator"),
         encoding=options.get("encoding"),
         sheet=options.get("sheet"),
@@ -57,7 +55,7 @@ class Request:
         options: Those of :class:`~finetune.predicting.options.Options`, by name.
 
     Raises:
-        UserError: if an option is unknown, or needs something that the run or the input lacks.
+        UserError: If an option is unknown, or needs something that the run or the input lacks.
 
     Attributes:
         columns_read: The input columns that the model reads; for a folder, the files themselves.
@@ -66,17 +64,33 @@ class Request:
         temperature: Divides the logits.
         precision: Of the computation.
         cpu_kernels: ``auto`` or ``off``, on a CPU.
-        rows: The rows so far.
-        missing: How many of those for this process have no value in one of these columns.
-        odd: How many have null bytes, and how many are far longer than others.
+        rows: The rows of this process so far.
+        missing: How many of them have no value in one of the columns that are read.
+        null_bytes: How many of them have a text with a null byte.
     """
 
     def __init__(self, run: Run, input: Input, options: Mapping[str, Any]) -> None:
         run.require_model()
-        if found := mistakes(options):
-            raise UserError(*found)
+        if wrong := mistakes(options):
+            raise UserError(*wrong)
         self.run, self.input, self.options = run, input, Options(**options)
         self.task = run.kind
+        recorded = run.manifest.temperature
+        if wrong := [*self._impossible_options(), *self._temperature_mistakes(recorded)]:
+            raise UserError(*wrong)
+        temperature = recorded if self.options.calibrated else 1.0
+        self.temperature = float(temperature or 1.0)
+        self._flag, self.columns_read = _columns_read(run, input, self.options)
+        self.added = _free_names(
+            self.task.predicted_names(every=self.options.all_probabilities), input.columns
+        )
+        self.precision = self.options.precision or engine.default_precision(run)
+        trained = run.manifest.arguments.get("cpu_kernels", "auto")
+        self.cpu_kernels = self.options.cpu_kernels or trained
+        self.rows = self.missing = self.null_bytes = 0
+
+    def _impossible_options(self) -> list[str]:
+        """Return a line for each option that the task or the input has no use for."""
         possible = {
             "all_probabilities": self.task.has_probabilities,
             "calibrated": self.task.calibrates,
@@ -84,32 +98,25 @@ class Request:
         kind = "a number, it has no classes"
         if self.task.has_probabilities:
             kind = "any number of labels a row, and a temperature is for one class a row"
-        found = [
-            f"--{flag}: {run.path} predicts {kind}"
+        wrong = [
+            f"--{flag}: {self.run.path} predicts {kind}"
             for flag, is_possible in possible.items()
             if getattr(self.options, flag) and not is_possible
         ]
-        said = read_options(run, "", vars(self.options)).named
-        if input.reader is not None:  # a file has refused what is not for it
-            found += [f"{flag} {value}: {input.name} is no file" for flag, value in said.items()]
-        temperature = run.manifest.temperature if self.options.calibrated else 1.0
-        if temperature is None and self.task.calibrates:
-            status = run.status
-            why = "none improves its probabilities; see the report"
-            why = why if status == "finished" else f"its status is '{status}'"
-            found.append(f"--calibrated: {run.path} has no temperature: {why}")
-        if found:
-            raise UserError(*found)
-        self.temperature = float(temperature or 1.0)
-        self._flag, self.columns_read = _columns_read(run, input, self.options)
-        self.added = _names(
-            self.task.predicted_names(every=self.options.all_probabilities), input.columns
-        )
-        self.precision = self.options.precision or engine.default_precision(run)
-        trained = run.manifest.arguments.get("cpu_kernels", "auto")
-        self.cpu_kernels = self.options.cpu_kernels or trained
-        self.rows = self.missing = 0
-        self.odd = (0, 0)
+        if self.input.kind in (STANDARD_INPUT, "folder", "frame"):
+            flags = read_options(self.run, "", vars(self.options)).flags
+            wrong += [
+                f"{flag} {value}: {self.input.name} is no file" for flag, value in flags.items()
+            ]
+        return wrong
+
+    def _temperature_mistakes(self, temperature: float | None) -> list[str]:
+        if not self.options.calibrated or not self.task.calibrates or temperature is not None:
+            return []
+        reason = "none improves its probabilities; see the report"
+        if self.run.status != "finished":
+            reason = f"its status is '{self.run.status}'"
+        return [f"--calibrated: {self.run.path} has no temperature: {reason}"]
 
     @property
     def columns(self) -> list[str]:
@@ -119,18 +126,23 @@ class Request:
     @property
     def notes(self) -> list[str]:
         """Sentences for the user when the prediction is done."""
-        found = [note for note in (self.run.unfinished, self.input.note) if note]
+        notes = [note for note in (self.run.unfinished, *self.input.notes) if note]
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             taken = ", ".join(f"'{name.removeprefix('predicted ')}'" for name in renamed)
-            named = ", ".join(f"'{name}'" for name in renamed)
-            found.append(f"the input already has {taken}: the predictions are in {named}")
+            names = ", ".join(f"'{name}'" for name in renamed)
+            notes.append(f"the input already has {taken}: the predictions are in {names}")
         if self.missing:
             columns = " or ".join(f"'{name}'" for name in self.columns_read)
-            found.append(
+            notes.append(
                 f"{counted(self.missing, 'row')} without a value in {columns}: their predictions "
                 "are empty"
             )
-        return [*found, *odd_texts.notes(*self.odd)]
+        if self.null_bytes:
+            notes.append(
+                f"{counted(self.null_bytes, 'row')} with null bytes, which no text has unless its "
+                "file was damaged: export it again, or remove these bytes"
+            )
+        return notes
 
     def facts(self) -> dict[str, Any]:
         """Return everything that the predictions depend on, by names that a user knows."""
@@ -141,64 +153,57 @@ class Request:
                 _stamp(path) for path in sorted(self.run.path.glob("*.safetensors"))
             ],
             self._flag: ",".join(self.columns_read),
-            "how the file is written": str(self.input.layout),
+            "how the file is read": str(self.input.options),
             "the columns added": self.added,
             "the temperature": self.temperature,
             "--precision": self.precision,
             "--cpu_kernels": self.cpu_kernels,
             "--csv_safe": self.options.csv_safe,
-            "the rows of a part": f"{files.CHUNK_ROWS} of the file",
+            "the rows of a part": CHUNK_ROWS,
         }
 
     def predict(
         self,
-        tell: Tell,
-        mine: Mine = lambda number: True,
-        done: Callable[[int], bool] = lambda number: False,
+        advance: Advance,
+        rank: int = 0,
+        world_size: int = 1,
+        is_done: Callable[[int], bool] = lambda number: False,
     ) -> Iterator[tuple[Chunk, Added]]:
         """Predict the input chunk by chunk; the model is loaded for the first one.
 
         Args:
-            tell: Is called after each batch and each chunk.
-            mine: Returns whether the chunk of this number is for this process; the rows of others
-                are counted, and not parsed.
-            done: Returns whether it was predicted before.
+            advance: Called after each batch and each chunk.
+            rank: Of this process.
+            world_size: The number of processes.
+            is_done: Whether the chunk of a number was predicted before.
 
         Yields:
-            A chunk, and the columns that are added to it: none if nothing is to be predicted.
+            A chunk of this process, and the columns that are added to it: none if it was done.
 
         Raises:
-            UserError: if a row holds what the model cannot read.
+            UserError: If a row holds what the model cannot read.
         """
-        predictor, start = None, 0
-        if self.input.counted:
-            tell = shares.paced(tell, self.input.total or 0, mine)
-        for chunk in self._chunks(mine):
-            values = [] if chunk.skipped else self._values(chunk)
-            added: dict[str, list[Any]] = {}
-            if not chunk.skipped and not done(chunk.number):
+        predictor = None
+        for chunk in self.input.chunks(rank, world_size):
+            values = self._values(chunk)
+            added: Added = {}
+            if not is_done(chunk.number):
                 predictor = predictor or engine.Predictor(
                     self.run, self.precision, self.options.batch_tokens, self.cpu_kernels
                 )
-                step = (chunk.end - start) / len(chunk)
-                advance = partial(self._advance, tell, start, step)
                 try:
-                    added = self._added(predictor, values, advance)
+                    # one chunk of long texts takes a minute
+                    added = self._predict(
+                        predictor, chunk, values, partial(_advance_from, advance, chunk.start)
+                    )
                 except UserError as error:
-                    told = self._unreadable(predictor.recipe) or error.mistakes
-                    raise UserError(*told) from error
+                    reasons = self._undecodable(predictor.recipe) or error.mistakes
+                    raise UserError(*reasons) from error
             yield chunk, added
-            start = chunk.end
             self.rows += len(chunk)
-            self.missing += sum(value is None for value in values)
-            null_bytes, far_longer = odd_texts.count(values)
-            self.odd = (self.odd[0] + null_bytes, self.odd[1] + far_longer)
-            tell(start, self.rows)
-
-    def _chunks(self, mine: Mine) -> Iterator[Chunk]:
-        """Read the next chunk while one is predicted; a user who types is waited for here."""
-        chunks = self.input.chunks(mine)
-        return chunks if self.input.kind == STANDARD_INPUT else ahead(chunks)
+            self.missing += values.count(None)
+            self.null_bytes += sum(map(_has_null_byte, values))
+            advance(chunk.start + len(chunk))
 
     def _values(self, chunk: Chunk) -> list[Any]:
         """Return what the model reads of each row, None where it is missing: for several columns,
@@ -210,72 +215,66 @@ class Request:
         rows = zip(*columns, strict=True)
         return [None if any(value is None for value in row) else row for row in rows]
 
-    def _unreadable(self, recipe: Recipe) -> list[str]:
+    def _undecodable(self, recipe: Recipe) -> list[str]:
         """Return a line for each of the first images of the input that cannot be decoded, and one
         that counts them if there are more.
         """
         reads_files = isinstance(recipe, ImageClassification)
         if self.input.kind == STANDARD_INPUT or not (reads_files or self.input.kind == "folder"):
             return []
-        found = Mistakes()
-        for value in (each for chunk in self.input.chunks() for each in self._values(chunk)):
-            with found:
+        errors = Mistakes()
+        for value in (value for chunk in self.input.chunks() for value in self._values(chunk)):
+            with errors:
                 if not reads_files:
                     _refuse_no_picture(self._image(value))
                 elif isinstance(value, (str, Path, Mapping)):
                     image = value if isinstance(value, Mapping) else {"path": self._image(value)}
                     decoded(image, "an image")
-        more = len(found.found) - _MOST_NAMED
-        told = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
-        return [*found.found[:_MOST_NAMED], *told]
+        more = len(errors.found) - _MOST_NAMED
+        rest = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
+        return [*errors.found[:_MOST_NAMED], *rest]
 
-    def _advance(self, tell: Tell, start: int, step: float, done: int) -> None:
-        """Tell the position in the middle of a chunk: one of long texts takes a minute."""
-        tell(start + done * step, self.rows + done)
-
-    def _added(
-        self, predictor: engine.Predictor, values: list[Any], advance: engine.Advance
+    def _predict(
+        self, predictor: engine.Predictor, chunk: Chunk, values: list[Any], advance: Advance
     ) -> dict[str, list[Any]]:
         """Return the added columns of a chunk, None where a value is missing."""
         columns: dict[str, list[Any]] = {name: [None] * len(values) for name in self.added}
         present = [number for number, value in enumerate(values) if value is not None]
         if not present:
             return columns
-        some = [values[number] for number in present]
+        inputs = [values[number] for number in present]
         if predictor.reads_text:
-            for number, row in zip(present, some, strict=True):
-                self._refuse_no_text(number, [row] if len(self.columns_read) == 1 else row)
-            logits = predictor.texts(some, advance)
+            for number, row in zip(present, inputs, strict=True):
+                texts = [row] if len(self.columns_read) == 1 else row
+                self._refuse_no_text(chunk.start + number, texts)
+            logits = predictor.texts(inputs, advance)
         else:
-            logits = predictor.rows(self._dataset(some, predictor.recipe), advance)
-        for column, found in zip(columns.values(), self._found(logits), strict=True):
-            for number, value in zip(present, found, strict=True):
+            logits = predictor.rows(self._dataset(inputs, predictor.recipe), advance)
+        predictions = self.task.predicted(
+            logits, self.temperature, every=self.options.all_probabilities
+        )
+        for column, found in zip(columns.values(), predictions, strict=True):
+            cells = _shortest_digits(found) if isinstance(found, np.ndarray) else found
+            for number, value in zip(present, cells, strict=True):
                 column[number] = value
         return columns
 
-    def _refuse_no_text(self, number: int, row: Sequence[Any]) -> None:
-        """Refuse values of the columns read in a row of the chunk that are no texts."""
-        for column, text in zip(self.columns_read, row, strict=True):
+    def _refuse_no_text(self, row: int, texts: Sequence[Any]) -> None:
+        """Refuse values of the columns read in a row that are no texts."""
+        for column, text in zip(self.columns_read, texts, strict=True):
             if not isinstance(text, str):
                 raise UserError(
-                    f"{self.input.name}, {self.input.place(self.rows + number)}: expected a "
-                    f"text in '{column}', found {text!r}"
+                    f"{self.input.name}, {self.input.place(row)}: expected a text in '{column}', "
+                    f"found {text!r}"
                 )
             if not text.isascii() and self.input.kind == "frame":  # files are read as UTF-8
-                place = f"{self.input.name}, {self.input.place(self.rows + number)}"
-                bounds.refuse_half_characters(text, place)
-
-    def _found(self, logits: np.ndarray) -> list[list[Any]]:
-        """Return the values of each added column, from logits of shape ``(rows, classes)``."""
-        every = self.options.all_probabilities
-        found = self.task.predicted(logits, self.temperature, every=every)
-        return [_short(each) if isinstance(each, np.ndarray) else each for each in found]
+                refuse_half_characters(text, f"{self.input.name}, {self.input.place(row)}")
 
     def _dataset(self, values: list[Any], recipe: Recipe) -> Dataset:
         from datasets import Dataset, Features, Image
 
         name, reads_files = recipe.input_column, isinstance(recipe, ImageClassification)
-        images: Features | None = Features({name: Image()})
+        features: Features | None = Features({name: Image()})
         if self.input.kind == "folder" or reads_files:
             values = [self._image(value) for value in values]
         if reads_files:
@@ -284,8 +283,8 @@ class Request:
             for path in values:
                 _refuse_no_picture(path)
         elif not all(isinstance(value, dict) and "bytes" in value for value in values):
-            images = None
-        return Dataset.from_dict({name: values}, images)
+            features = None
+        return Dataset.from_dict({name: values}, features)
 
     def _image(self, value: Any) -> Any:
         """Return an image as ``datasets`` takes it: a path as one from the root."""
@@ -304,13 +303,22 @@ class Request:
         return value
 
 
-def _names(names: list[str], taken: Sequence[str]) -> list[str]:
+def _advance_from(advance: Advance, start: int, done: int) -> None:
+    advance(start + done)
+
+
+def _has_null_byte(value: Any) -> bool:
+    texts = value if isinstance(value, tuple) else (value,)
+    return any(isinstance(text, str) and "\0" in text for text in texts)
+
+
+def _free_names(names: Sequence[str], taken: Sequence[str]) -> list[str]:
     """Return the names of the added columns: ``predicted label`` if the input has ``label``."""
-    for number, name in enumerate(names):
-        while name in taken:
-            name = f"predicted {name}"
-        names[number] = name
-    return names
+    free = list(names)
+    for number in range(len(free)):
+        while free[number] in taken:
+            free[number] = f"predicted {free[number]}"
+    return free
 
 
 def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
@@ -325,51 +333,51 @@ def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
 
 def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[str]]:
     """Return the option that names the columns that are read, and these columns."""
-    recipe, wanted = run.recipe(scores=False), options.text_column
+    recipe, text_column = run.recipe(scores=False), options.text_column
     if options.image_column is not None and not isinstance(recipe, ImageClassification):
         raise UserError(f"--image_column: the model of {run.path} does not read images of a column")
-    asked = wanted or options.text_columns
-    if isinstance(recipe, ImageClassification) and asked:
-        flag = "--text_column" if wanted else "--text_columns"
+    reads_text = text_column or options.text_columns
+    if isinstance(recipe, ImageClassification) and reads_text:
+        flag = "--text_column" if text_column else "--text_columns"
         raise UserError(f"{flag}: the model of {run.path} reads images: --image_column")
     if input.kind == "folder":
-        if isinstance(recipe, TextClassification) or asked:
+        if isinstance(recipe, TextClassification) or reads_text:
             raise UserError(f"{input.name} is a folder, but {run.path} reads a text column")
         return "--image_column", ["file"]
-    flag, columns = "--text_column", [wanted or recipe.input_column]
+    flag, columns = "--text_column", [text_column or recipe.input_column]
     if isinstance(recipe, ImageClassification):
         names = (recipe.image_column, "image", "file")
-        there = next((name for name in names if name in input.columns), recipe.input_column)
-        flag, columns = "--image_column", [options.image_column or there]
+        default = next((name for name in names if name in input.columns), recipe.input_column)
+        flag, columns = "--image_column", [options.image_column or default]
     elif isinstance(recipe, TextClassification):
-        recipe.refuse_other_columns(run.path, wanted, options.text_columns)
+        recipe.refuse_other_columns(run.path, text_column, options.text_columns)
         if recipe.text_columns is not None:
             flag = "--text_columns"
             columns = columns_read(run, {"text_columns": options.text_columns})
-        elif not wanted and recipe.text_column in input.columns:
+        elif not text_column and recipe.text_column in input.columns:
             columns = [recipe.text_column]
-    _refuse_lacking(run, input, flag, columns)
+    _refuse_missing(run, input, flag, columns)
     return flag, columns
 
 
-def _refuse_lacking(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
+def _refuse_missing(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
     is_named = isinstance(run.recipe(scores=False), (ImageClassification, TextClassification))
-    of = flag if is_named else f"the model of {run.path} does not read text"
+    reader = flag if is_named else f"the model of {run.path} does not read text"
     has_header = input.kind in (*formats.SEPARATORS, formats.SPREADSHEET)
-    instead = headers.hint_of_names(input.columns) if has_header else ""
-    separated = separator_hint(input.columns) if input.kind in formats.SEPARATORS else ""
-    mistakes = [
-        f"{of}: no column '{column}' in {input.name}"
-        f"{instead or separated or suggestion(column, input.columns)} "
+    hint = headers.hint_of_names(input.columns) if has_header else ""
+    if input.kind in formats.SEPARATORS:
+        hint = hint or separator_hint(input.columns)
+    if wrong := [
+        f"{reader}: no column '{column}' in {input.name}"
+        f"{hint or suggestion(column, input.columns)} "
         f"(available: {', '.join(map(str, input.columns))})"
         for column in columns
         if column not in input.columns
-    ]
-    if mistakes:
-        raise UserError(*mistakes)
+    ]:
+        raise UserError(*wrong)
 
 
-def _short(values: np.ndarray) -> list[float]:
+def _shortest_digits(values: np.ndarray) -> list[float]:
     """Return only the digits of a float32: ``0.9812``, not ``0.9811999797821045``."""
     return [float(str(value)) for value in values.astype(np.float32)]
 
@@ -379,8 +387,9 @@ def _stamp(path: Path) -> str:
     if not path.is_dir():
         about = path.stat()
         return f"{about.st_size} bytes of {about.st_mtime_ns}"
-    each = [f"{file.name} {_stamp(file)}" for file in sorted(path.rglob("*")) if file.is_file()]
-    return f"{len(each)} files {hashlib.sha256(chr(10).join(each).encode()).hexdigest()[:16]}"
+    stamps = [f"{file.name} {_stamp(file)}" for file in sorted(path.rglob("*")) if file.is_file()]
+    digest = hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]
+    return f"{len(stamps)} files {digest}"
 
 
 def _refuse_no_picture(path: str) -> None:

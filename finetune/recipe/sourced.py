@@ -66,22 +66,23 @@ class Sourced(Recipe):
         """Return the rows of the source, as :meth:`load` has them before labels are read."""
         return self.row_source.load(self.report)
 
-    def warn_of_missing_header(self, dataset: DatasetDict, columns: Sequence[str]) -> None:
+    def warn_of_missing_header(self, dataset: DatasetDict, text: str, label: str) -> None:
         """Report a file whose first line is probably a row: it would be lost without notice.
 
         Args:
             dataset: As it was read.
-            columns: Those that the model reads, and the labels.
+            text: The column of the texts.
+            label: That of the labels.
         """
-        from finetune.data.sources import find_own_name
+        from finetune.data.headers import looks_like_row
 
         if self.row_source.kind != "local":
             return
         for split, rows in dataset.items():
-            if (column := find_own_name(rows, columns)) is not None:
+            if reason := looks_like_row(rows, text, label):
                 self.report.warning(
                     f"the first line of the {split} data looks like a row, not like column names: "
-                    f"{column!r} is both the name of a column and a value in it",
+                    f"{reason}",
                     "missing_header",
                     split=split,
                     fix="add a line with the names of the columns on top",

@@ -125,7 +125,7 @@ class TextClassification(Deduplicated):
         sources = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
         findings.require_columns(dataset, sources)
         if is_one and not self.label_columns:
-            self.warn_of_missing_header(dataset, [self.text_column, self.label_column])
+            self.warn_of_missing_header(dataset, self.text_column, self.label_column)
         columns = [column for names in sources.values() for column in names]
         dataset = findings.without_clashes(dataset, columns, self.split_columns(), note=self.note)
         renamed = {} if self.label_columns else {self.label_column: "label"}

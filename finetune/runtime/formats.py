@@ -4,7 +4,9 @@ its beginning says of its name.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 #: Formats of rows that training, ``evaluate --data`` and ``predict`` read, by suffix.
 FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".xlsx")
@@ -15,6 +17,8 @@ TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
 #: What separates the fields of two of them, and how quotation marks are read in these.
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 QUOTING = ("auto", "minimal", "none")
+#: With which a formula begins, also written in full width.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
 COMPRESSIONS = (".gz", ".bz2", ".zst", ".zip")
 #: How files of other formats begin, by their suffix.
 _BEGINNINGS = {
@@ -65,3 +69,13 @@ def stem(path: str | Path) -> str:
     """Return the name of a file without these suffixes."""
     name = Path(Path(path).stem) if compression(path) else Path(path)
     return name.stem
+
+
+def escape_formula(cell: Any) -> Any:
+    """Return a cell that no spreadsheet runs, by the rule of OWASP; numbers stay as they are."""
+    if not isinstance(cell, str) or not cell.startswith(_FORMULAS):
+        return cell
+    with contextlib.suppress(ValueError):
+        float(cell)
+        return cell
+    return f"'{cell}"

@@ -451,6 +451,46 @@ def test_what_is_detected_can_be_overridden(
 
 
 @pytest.mark.contract("C2")
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1251", "Отличный фильм, всем советую посмотреть его ещё раз"),  # noqa: RUF001
+        ("gb18030", "这部电影非常好看, 我还想再看一遍。"),
+        ("shift_jis", "とても良い映画でした。もう一度見たいと思います。"),
+        ("cp1250", "Łódź jest piękna, a książka była świetna i ciekawa"),
+    ],
+)
+def test_other_alphabets_are_detected_and_printed_at_each_start(
+    encoding: str, text: str, tmp_path: Path
+) -> None:
+    """The second start reads the cache."""
+    rows = [(f"{number} {text}", "good") for number in range(20)]
+    path = write_rows(tmp_path / "rows.csv", rows, encoding)
+    for _ in range(2):
+        recipe = text_recipe(path)
+        assert rows_of(recipe.load()["train"]) == rows
+        assert ["--encoding" in note for note in recipe.notes] == [True]
+
+
+@pytest.mark.contract("C1", "C3")
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    """Also one of the same size; one that is only touched or copied is not."""
+    path = write_rows(tmp_path / "rows.csv", [("old", "good")])
+    assert rows_of(text_recipe(path).load()["train"]) == [("old", "good")]
+    write_rows(tmp_path / "new.csv", [("new", "good")]).replace(path)
+    assert rows_of(text_recipe(path).load()["train"]) == [("new", "good")]
+
+
+@pytest.mark.contract("C1", "C3")
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_texts_of_megabytes_are_read_whole(suffix: str, tmp_path: Path) -> None:
+    """With quotation marks, separators and line breaks in them."""
+    long = 'so "long", and\tso on;\n' * 250_000
+    rows = [("short", "good"), (long, "bad"), ("short", "good")]
+    assert rows_of(text_recipe(write_rows(tmp_path / f"a{suffix}", rows)).load()["train"]) == rows
+
+
+@pytest.mark.contract("C2")
 @pytest.mark.parametrize("sheet", ["Tickets", "Old"])
 def test_the_sheet_of_a_spreadsheet_is_printed_and_overridable(sheet: str, tmp_path: Path) -> None:
     """The first one that has rows, or `--sheet`."""
@@ -560,6 +600,8 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
     "gzip without its name": ("a.csv", gzip.compress(encode_rows(".csv")), ["a.csv.gz"]),
     "its name without gzip": ("a.csv.gz", encode_rows(".csv"), ["a.csv"]),
     "no object": ("a.jsonl", '{"text": "x", "label": "y"}\n\n["x", "y"]\n', ["line 3"]),
+    "half a character": ("a.jsonl", '{"text": "x"}\n{"text": "\\ud83d"}\n', ["line 2"]),
+    "nested without end": ("a.jsonl", '{"text": "x", "m": ' + "[" * 100_000, ["line 1"]),
     "key twice": ("a.jsonl", '{"text": "x", "label": "y", "text": "z"}\n', ["line 1", "'text'"]),
     "cut off line": ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "z", "la', ["line 3"]),
     "cut off array": ("a.json", '[\n{"text": "x", "label": "y"},\n{"text": "z", "l', ["line 3"]),
@@ -623,6 +665,15 @@ def test_a_truncated_table_is_refused(name: str, tmp_path: Path) -> None:
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) * 3 // 4])
     assert name in read_refusal(tmp_path / name)
+
+
+@pytest.mark.contract("C3")
+def test_a_formula_that_was_never_computed_is_refused(tmp_path: Path) -> None:
+    """By its cell: a program that writes spreadsheets computes nothing."""
+    path = write_workbook(tmp_path / "a.xlsx", [("text", "label"), ("x", "good"), ("=A2", "bad")])
+    message = read_refusal(path)
+    assert "a.xlsx" in message
+    assert "A3" in message
 
 
 REPORTED: dict[str, tuple[str, list[Row], list[str]]] = {

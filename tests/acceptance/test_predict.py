@@ -417,7 +417,6 @@ def test_a_row_without_a_text_has_no_prediction(
 
 
 @pytest.mark.contract("E4")
-@pytest.mark.xfail(strict=True, reason="case meta.jsonl: an empty struct cannot be written")
 def test_columns_that_parquet_cannot_hold(single_label_run: finetune.Run, tmp_path: Path) -> None:
     """Empty objects become JSON text, or are refused by name before anything is predicted."""
     rows = [

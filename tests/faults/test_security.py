@@ -5,23 +5,18 @@ Each test plants something hostile, a canary, and looks whether it ran or was se
 
 import csv
 import dataclasses
-import gzip
 import json
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed.checkpoint as sharded
@@ -29,14 +24,14 @@ import torch.distributed.checkpoint as sharded
 import finetune
 from finetune import Run, UserError
 from finetune.cli import dispatch
-from finetune.data import files, seals, sources
+from finetune.data import seals, sources
 from finetune.statistics import baseline
 from finetune.tasks import kinds
 from finetune.training import checkpoint as checkpoints
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.pickles import refuse_code
 from tests.conftest import LAUNCHERS, ROOT, Command
-from tests.hub import Hub, serve
+from tests.hub import Hub
 from tests.runs import trained, write_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -572,80 +567,11 @@ def test_tracebacks_and_logs_of_the_libraries_show_no_secret(
 # ---- nesting and decompression -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [101, 1_000, 10**6])
-@pytest.mark.parametrize("opening", ["[", '{"a": '])
-def test_nested_json_is_refused_by_its_line(depth: int, opening: str, tmp_path: Path) -> None:
-    path = tmp_path / "deep.jsonl"
-    closing = {"[": "]"}.get(opening, "}")
-    nested = opening * depth + "1" + closing * depth
-    rows = '{"text": "a"}\n{"text": "[[[", "more": ' + nested + "}\n"
-    path.write_text(rows, encoding="utf-8")
-    expected = re.escape(f"{path}, line 2: more than 100 lists and objects inside each other")
-    with pytest.raises(UserError, match=expected):
-        sources.read(str(path))
-    with pytest.raises(UserError, match=expected):
-        list(files.chunks(path))
-
-
 def test_brackets_in_texts_and_beside_each_other_are_no_nesting(tmp_path: Path) -> None:
     path = tmp_path / "flat.jsonl"
     row = {"text": '[{"' * 10**5 + '\\"', "more": [[number] for number in range(1000)]}
     path.write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert sources.read(str(path))["train"][0]["text"] == row["text"]
-
-
-@pytest.mark.faults
-def test_nested_json_from_the_hub_is_refused(
-    tmp_path: Path, tiny_model: str, command: Command
-) -> None:
-    """The library's parser would end the process."""
-    (place := tmp_path / "hub" / "datasets" / "somebody" / "deep").mkdir(parents=True)
-    row = '{"text": "a", "label": "b", "more": ' + "[" * 10**6 + "]" * 10**6 + "}\n"
-    with gzip.open(place / "train.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write(row * 2)
-    with serve(tmp_path / "hub") as server:
-        environment = server.environment(tmp_path / "home")
-        words = ["--model", tiny_model, "--dry_run", "--output_dir", tmp_path / "run"]
-        done = command("yelp", "--dataset", "somebody/deep", *words, env=environment)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(
-        "error: data set 'somebody/deep': more than 100 lists and objects inside each other"
-    )
-
-
-@pytest.mark.parametrize("kind", ["plain", "dictionary"])
-def test_a_small_file_of_large_rows_is_refused(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, text = tmp_path / "bomb.parquet", "a" * 2**14
-    table = pa.table({"text": [text] * 1024, "label": ["x", "y"] * 512})
-    pq.write_table(table, path, compression="zstd", use_dictionary=kind == "dictionary")
-    assert path.stat().st_size < 2**13
-    assert len(next(files.chunks(path))) == 1024
-    memory = SimpleNamespace(available=2**26)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
-    place = f"{path}, column 'text'" if kind == "plain" else f"{path}, rows 1 to 1024"
-    expected = f"{place}: 0.016 GiB decompressed; expected 0.0078 GiB at most"
-    with pytest.raises(UserError, match=re.escape(expected)):
-        list(files.chunks(path))
-    with pytest.raises(UserError, match=re.escape(expected)):
-        sources.read(str(path))
-
-
-def test_the_types_of_a_parquet_file_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "types.parquet"
-    frame = pd.DataFrame({"kind": pd.Categorical(["a", "b", None]), "text": ["x", None, "y"]})
-    table = pa.Table.from_pandas(frame)
-    for name, values in {
-        "large": pa.array(["1", None, "3"], pa.large_string()),
-        "bytes": pa.array([b"1", b"", None]),
-        "several": pa.array([["a"], [], None]),
-        "inside": pa.array([{"a": "1"}, None, {"a": None}]),
-    }.items():
-        table = table.append_column(name, values)
-    pq.write_table(table, path)
-    (chunk,) = files.chunks(path)
-    assert chunk.table().equals(pq.read_table(path), check_metadata=True)
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.json"])
@@ -740,22 +666,6 @@ def test_a_damaged_cache_is_noticed_and_made_again(
     assert notes == ([] if harm is never_finished else [named])
     assert not [note for note in recipe().notes if "damaged" in note]
     assert rows(recipe()) == expected
-
-
-def test_a_cache_that_another_run_is_about_to_finish_is_left_to_it(
-    cache: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from recipes.sentiment import Sentiment
-
-    def other(path: Path) -> None:
-        assert not seals.intact(path, pytest.fail)
-        seal(path)
-
-    seal = seals.seal
-    monkeypatch.setattr(seals, "seal", other)
-    found = Sentiment(dataset=str(reviews), text_column="text", label_column="label").splits
-    assert len(found["train"]) > 0
-    assert seals.intact(next(cache.rglob("rows.arrow")), pytest.fail)
 
 
 @pytest.mark.parametrize("harm", [cut_off, flipped, never_finished])

@@ -1,0 +1,257 @@
+"""Read rows of JSON: a document, or JSON lines; each line is parsed once.
+
+A column whose values have no common type, or hold an empty object, is kept as JSON text, which
+``datasets`` returns as the values that it stands for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from finetune.data.read_text import CHARACTERS_AT_ONCE, ROWS_AT_ONCE, open_bytes
+from finetune.errors import UserError
+from finetune.runtime import formats
+
+_SHOWN = 40  # characters
+_BITS = 63  # of a number, beside its sign
+
+Row = dict[str, Any]
+
+
+def tables(path: Path, encoding: str) -> Iterator[pa.Table]:
+    """Yield the rows of a file, all with the same columns and types.
+
+    These are known at the end only, so the rows wait in a temporary file until then.
+
+    Raises:
+        UserError: If a row is malformed, with its line.
+    """
+    schemas: list[pa.Schema] = []
+    with tempfile.TemporaryFile() as file:
+        rows: list[Row] = []
+        size = 0
+        for row, length in _rows(path, encoding):
+            rows.append(row)
+            size += length
+            if len(rows) >= ROWS_AT_ONCE or size >= CHARACTERS_AT_ONCE:
+                schemas.append(_store(file, rows))
+                rows, size = [], 0
+        if rows:
+            schemas.append(_store(file, rows))
+        schema = _common_schema(schemas)
+        file.seek(0)
+        for _ in schemas:
+            with pa.ipc.open_stream(file) as stream:
+                yield _cast(stream.read_all(), schema)
+
+
+def _store(file: Any, rows: Sequence[Row]) -> pa.Schema:
+    table = typed_table(rows)
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return table.schema
+
+
+def typed_table(rows: Sequence[Row]) -> pa.Table:
+    """Return objects as a table; an absent key is a null."""
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        try:
+            array = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            array = None
+        if array is None or _has_empty_object(array.type):
+            array = _as_json(values)
+        columns[name] = array
+    return pa.table(columns)
+
+
+def _has_empty_object(kind: pa.DataType) -> bool:
+    """``datasets`` and Parquet have no type for an object without keys."""
+    if pa.types.is_struct(kind):
+        return kind.num_fields == 0 or any(_has_empty_object(field.type) for field in kind)
+    return pa.types.is_list(kind) and _has_empty_object(kind.value_type)
+
+
+def _as_json(values: Sequence[Any]) -> pa.Array:
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return pa.array(texts, pa.string()).cast(pa.json_())
+
+
+def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the schema that holds the rows of all: a number with a fraction, for instance."""
+    types: dict[str, pa.DataType] = {}
+    for name in dict.fromkeys(name for schema in schemas for name in schema.names):
+        fields = [schema.field(name) for schema in schemas if name in schema.names]
+        try:
+            one_column = [pa.schema([field]) for field in fields]
+            types[name] = pa.unify_schemas(one_column, promote_options="permissive")[0].type
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            types[name] = pa.json_()
+    return pa.schema(list(types.items()))
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        column = table.column(field.name)
+        if field.type == pa.json_() != column.type:
+            columns.append(_as_json(column.to_pylist()))
+        else:
+            columns.append(column.cast(field.type))
+    return pa.table(columns, schema=schema)
+
+
+def record_lines(path: Path, encoding: str) -> Iterator[int]:
+    """Yield the line of each row of JSON lines."""
+    return (number for number, _ in _lines(path, encoding))
+
+
+def _lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, numbered from 1."""
+    with open_bytes(path) as binary:
+        for number, line in enumerate(io.TextIOWrapper(binary, encoding, newline="\n"), start=1):
+            if not line.isspace():
+                yield number, line
+
+
+def _rows(path: Path, encoding: str) -> Iterator[tuple[Row, int]]:
+    """Yield each row, and about how many characters it has."""
+    if formats.suffix(path) == ".json":
+        beginning = [line for _, (_, line) in zip(range(2), _lines(path, encoding), strict=False)]
+        if len(beginning) < 2 or not all(map(_is_object, beginning)):
+            with open_bytes(path) as binary:
+                text = io.TextIOWrapper(binary, encoding).read()
+            rows = _document_rows(text, path)
+            yield from ((row, len(text) // len(rows)) for row in rows)
+            return
+    for number, line in _lines(path, encoding):
+        yield parse_line(line, f"{path}, line {number}"), len(line)
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def parse_line(line: str, place: str) -> Row:
+    """Return the row of a line of JSON lines; ``place`` is for the message.
+
+    Raises:
+        UserError: If it is not one object, or if its values cannot be kept.
+    """
+    row = _parse(line, place, has_lines=False)
+    if isinstance(row, dict):
+        return row
+    hint = "; an array of objects is read from a .json" if isinstance(row, list) else ""
+    raise UserError(f"{place}: expected an object, found {line.strip()[:_SHOWN]!r}{hint}")
+
+
+def _document_rows(text: str, path: Path) -> list[Row]:
+    """Return the rows of a document: an array of objects, an object with one such array, or columns
+    by name, as ``DataFrame.to_json`` writes them.
+
+    Raises:
+        UserError: If it is none of these.
+    """
+    content = _parse(text, str(path), has_lines=True)
+    arrays = [content] if isinstance(content, list) else []
+    if isinstance(content, dict):
+        arrays = [value for value in content.values() if isinstance(value, list)]
+    tables = [rows for rows in arrays if rows and all(isinstance(row, dict) for row in rows)]
+    if len(tables) == 1:
+        return list(tables[0])
+    columns = [*content.values()] if isinstance(content, dict) else []
+    if columns and all(isinstance(column, dict) for column in columns):
+        keys = columns[0].keys()
+        if keys and all(column.keys() == keys for column in columns):
+            return [{name: column[key] for name, column in content.items()} for key in keys]
+    if content in ([], {}):
+        raise UserError(f"{path} holds no rows")
+    raise UserError(
+        f"{path}: expected an array of objects, found {text.strip()[:_SHOWN]!r}: write one object "
+        "per line, as .jsonl"
+    )
+
+
+def _parse(text: str, place: str, *, has_lines: bool) -> Any:
+    """Return the content of JSON.
+
+    Raises:
+        UserError: If it is malformed, or holds what cannot be kept.
+    """
+    try:
+        content = json.loads(text, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        if not text.strip():
+            raise UserError(f"{place} holds no rows") from error
+        line = f", line {error.lineno}" if has_lines else ""
+        raise UserError(f"{place}{line}: {_explain(error)}") from error
+    except RecursionError as error:
+        raise UserError(f"{place}: too many lists and objects inside each other") from error
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from error
+    if "\\u" in text:
+        refuse_half_characters(json.dumps(content, ensure_ascii=False), place)
+    return content
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> Row:
+    """Return an object as a dictionary; ``json`` would take the last of two values of one key."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        name = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"the key '{name}' comes twice in one object: keep one")
+    for name, value in row.items():
+        if isinstance(value, int) and value.bit_length() > _BITS:
+            raise ValueError(
+                f"the column '{name}' holds an integer of more than 64 bits; write it as text, in "
+                "quotation marks, in every row, or leave the column out"
+            )
+    return row
+
+
+def _explain(error: json.JSONDecodeError) -> str:
+    """Return what is wrong with JSON, and what to do."""
+    place, rest = f"(character {error.colno})", error.doc[error.pos :]
+    if error.msg.startswith("Invalid control character") and rest.strip("\r\n"):
+        if rest[0] == "\0":
+            return f"a null byte {place}, which is no text: is the file damaged? Remove it"
+        return f"{rest[0]!r} in a text {place}: write it as {json.dumps(rest[0])[1:-1]}"
+    if error.msg.startswith(("Invalid control character", "Unterminated string")):
+        return f"a text has no closing quotation mark {place}: is it cut off?"
+    if not rest.strip():
+        return f"ends before a value {place}: is it cut off?"
+    if error.msg.startswith("Extra data"):
+        return f"more than one value {place}: write one object per line, as .jsonl"
+    return f"{error.msg} {place}"
+
+
+def refuse_half_characters(text: str, place: str) -> None:
+    """Refuse a text that no encoding can write.
+
+    Raises:
+        UserError: If it has an unpaired surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start]).strip("'")
+        raise UserError(
+            f"{place}: {half} is half of a character (a surrogate): was the text cut in the middle?"
+        ) from error
