@@ -32,7 +32,7 @@ def of_rank(column: str, place: int) -> str:
 
 
 _OWN = {
-    *("id", "text", "texts", "tokens", "length", DIGEST, THUMBNAIL),
+    *("text", "texts", "tokens", "length", DIGEST, THUMBNAIL),
     *(LABEL, "labels", LABEL_PROBABILITY),
     *(of_rank(PREDICTION, place) for place in range(1, MOST_PROBABLE + 1)),
     *(of_rank(PROBABILITY, place) for place in range(1, MOST_PROBABLE + 1)),

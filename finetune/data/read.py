@@ -234,7 +234,7 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
 def _prepare(path: Path, options: ReadOptions) -> _FileBuilder:
     """Return a builder whose copy in the cache is complete and current."""
     refuse_options(path, options)
-    with _explain(path), _without_progress_bars():
+    with _explain(path), without_progress_bars():
         facts = (_digest(path), formats.suffix(path), formats.compression(path), options, VERSION)
         builder = _FileBuilder(path, options, hashlib.sha256(repr(facts).encode()).hexdigest()[:24])
         if not builder.info.description:
@@ -264,7 +264,7 @@ def _digest(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Keep the library from drawing a bar of its own; progress is reported as an activity."""
     was_disabled = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import (
+    ClassLabel,
     Dataset,
     DatasetDict,
     Features,
@@ -28,7 +29,13 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from finetune.data import ROW, arrow, embedded, memory
 from finetune.data.files_of_splits import SplitFiles, find_files, select_splits
-from finetune.data.read import ReadOptions, line_numbers, read_file, read_whole_text
+from finetune.data.read import (
+    ReadOptions,
+    line_numbers,
+    read_file,
+    read_whole_text,
+    without_progress_bars,
+)
 from finetune.errors import SHOWN_PLACES, Finding, Report, UserError
 from finetune.runtime import hub
 
@@ -142,17 +149,17 @@ class Source:
             for name, noun, number in self._find_places(split, rows)
         ]
 
-    def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, str, int]]:
+    def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, str, int | str]]:
         """Return the place of each row: the file if there are several, a unit, and a number."""
         if self.kind == "memory":
             return [("", "position", row) for row in rows]
         files = self.files() if self.kind == "local" else SplitFiles("saved", {})
         paths = files.files.get(split, ())
         if files.kind == "texts":
-            return [(str(paths[row]), "line", 1) for row in rows]
+            return [("", "file", str(paths[row])) for row in rows]
         if files.kind == "saved" or not paths:
             return [("", "row", row + 1) for row in rows]
-        places: dict[int, tuple[str, str, int]] = {}
+        places: dict[int, tuple[str, str, int | str]] = {}
         start = 0
         for path in paths:
             is_only = len(paths) == 1
@@ -216,9 +223,11 @@ class Source:
             raise UserError(
                 f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
             ) from error
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, OSError) as error:
             directory = hub.caches()["datasets"] / name.replace("/", "___")
-            raise UserError(f"{error_text}: remove the damaged cache {directory}") from error
+            raise UserError(
+                f"{error_text}: {error}; if its cache is damaged, remove {directory}"
+            ) from error
         except (ValueError, DatasetGenerationError) as error:
             hint = "; --dataset_config NAME chooses" if "config" in str(error).lower() else ""
             raise UserError(f"{error_text}: {error}{hint}") from error
@@ -267,11 +276,12 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
     for first, *others in findings.values():
         more = f" (and {len(others):,} more files)" if others else ""
         report.add(replace(first, message=first.message + more))
-    if len(tables) == 1:
-        return tables[0]
     features = _common_features(paths, tables)
-    ordered = [table.select_columns(list(features)) for table in tables]
-    return concatenate_datasets([table.cast(features) for table in ordered])
+    parts = [table.select_columns(list(features)) for table in tables]
+    with without_progress_bars():
+        return concatenate_datasets(
+            [part if part.features == features else part.cast(features) for part in parts]
+        )
 
 
 def _refuse_other_columns(path: Path, rows: Dataset, other_path: Path, other_rows: Dataset) -> None:
@@ -284,27 +294,42 @@ def _refuse_other_columns(path: Path, rows: Dataset, other_path: Path, other_row
 
 def _common_features(paths: Sequence[Path], tables: Sequence[Dataset]) -> Features:
     """Return types that hold the values of all files: fractions where some have whole numbers."""
-    schema = tables[0].features.arrow_schema.remove_metadata()
+    features = Features(tables[0].features)
     for path, table in zip(paths, tables, strict=True):
-        other = table.features.arrow_schema.remove_metadata()
-        try:
-            schema = pa.unify_schemas([schema, other], promote_options="permissive")
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise UserError(
-                f"{path}: {error} in {paths[0].name}; write it alike in all files of a split"
-            ) from error
-    return Features.from_arrow_schema(arrow.stored(schema))
+        for column, feature in features.items():
+            other = table.features[column]
+            if other == feature:
+                continue
+            schemas = [Features({column: kind}).arrow_schema for kind in (feature, other)]
+            try:
+                if isinstance(feature, ClassLabel) or isinstance(other, ClassLabel):
+                    raise pa.ArrowTypeError("the classes differ")
+                merged = pa.unify_schemas(schemas, promote_options="permissive")
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise UserError(
+                    f"the column '{column}' is {_describe_type(feature)} in {paths[0]} and "
+                    f"{_describe_type(other)} in {path}: write it alike in all files of a split"
+                ) from error
+            features[column] = Features.from_arrow_schema(arrow.stored(merged))[column]
+    return features
+
+
+def _describe_type(feature: Any) -> str:
+    if isinstance(feature, ClassLabel):
+        return f"a class of {', '.join(feature.names)}"
+    return str(getattr(feature, "dtype", feature))
 
 
 def _read_texts(paths: Sequence[Path], options: ReadOptions) -> Dataset:
     """Return the texts of files, the names of their folders as labels, and their paths."""
     states = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
     names = ("text", "label", "file")
-    return Dataset.from_generator(
-        _generate_texts,
-        features=Features({name: Value("string") for name in names}),
-        gen_kwargs={"states": [states], "options": options},
-    )
+    with without_progress_bars():
+        return Dataset.from_generator(
+            _generate_texts,
+            features=Features({name: Value("string") for name in names}),
+            gen_kwargs={"states": [states], "options": options},
+        )
 
 
 def _generate_texts(states: Sequence[Any], options: ReadOptions) -> Iterator[dict[str, str | None]]:
