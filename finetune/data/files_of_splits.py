@@ -116,11 +116,9 @@ def select_splits(
     ]:
         raise UserError(*missing)
     if names["train"] not in splits:
-        candidates = [name for name in splits if guess_split(name) in (None, "train")]
-        train = candidates[0] if len(candidates) == 1 else "NAME"
         raise NoTrainSplit(
             f"data set '{dataset}' has no train split (it has: {existing}); --dataset_splits "
-            f"train={train} takes another",
+            "train=NAME takes another",
             splits,
         )
     unread = [name for name in splits if name not in names.values()]
@@ -158,12 +156,13 @@ def is_pattern(dataset: str) -> bool:
 
 
 def _refuse_formats(paths: Sequence[Path]) -> None:
-    if mistakes := [
-        f"cannot read {path}: expected a file ending in {', '.join(formats.FILES)}"
-        f"{conversion_hint(path)}"
+    expected = f"expected a file ending in {', '.join(formats.FILES)}"
+    mistakes = [
+        f"cannot read {path}: {expected}{conversion_hint(path)}"
         for path in paths
         if formats.suffix(path) not in formats.FILES
-    ]:
+    ]
+    if mistakes:
         raise UserError(*mistakes)
 
 
@@ -182,11 +181,12 @@ def _find_matching(pattern: str, split_names: Mapping[str, str]) -> SplitFiles:
     names = _names_to_read(split_names)
     if files := _assign(paths, names, _file_names) or _assign(paths, names, _folder_names):
         return _complete(pattern, files, paths, split_names)
-    guesses = {guess_split(formats.stem(path)) for path in paths}
-    if guesses & {"validation", "test"} and guesses & {None, "train"}:
+    guesses = {guess_split(name) or "train": name for path in paths for name in _file_names(path)}
+    if "train" in guesses and len(guesses) > 1:
         raise UserError(
             f"--dataset '{pattern}': {_listed(paths)} would all be trained on, and some are named "
-            f"like held-out data; {_advise(paths)}, or rename those that are not"
+            f"like held-out data; {format_split_names(guesses)} names them, or rename those that "
+            "are not"
         )
     return SplitFiles("tables", {"train": paths})
 
@@ -211,7 +211,7 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
         return _find_in_directory(folders[0], split_names)
     if not tables and (texts := _find_texts(directory, split_names)):
         return texts
-    raise _without_train(str(directory), {}, names["train"], [*tables, *inside])
+    raise _without_train(str(directory), names["train"], {}, [*tables, *inside])
 
 
 def _assign(
@@ -238,34 +238,24 @@ def _complete(
     paths: Sequence[Path],
     split_names: Mapping[str, str],
 ) -> SplitFiles:
-    """Return the files of splits of which nothing is missing or double.
-
-    Args:
-        where: The directory or the pattern.
-        files: Of each split.
-        paths: Of the data files and folders, used or not.
-        split_names: As :func:`parse_split_names` returns them.
-
-    Raises:
-        UserError: Otherwise.
-    """
+    """Return the files of splits of which nothing is missing or double; ``paths`` has others."""
     names = _names_to_read(split_names)
     used = {path for parts in files.values() for path in parts}
     unread = [path for path in paths if path not in used]
     mistakes = [
-        f"{where}: --dataset_splits {split}={names[split]}: no such file"
+        f"--dataset_splits {split}={names[split]}: no such file"
         f"{suggestion(names[split], map(formats.stem, paths))}"
         for split in names
         if split in split_names and split not in files
     ]
     for split, parts in files.items():
-        mistakes += [f"{where}: {text}" for text in _check_parts(split, names[split], parts)]
+        mistakes += _check_parts(split, names[split], parts)
     if mistakes:
-        raise UserError(*mistakes)
+        raise UserError(*(f"{where}: {mistake}" for mistake in mistakes))
     candidates = {path.name: _file_names(path)[-1] for path in unread}
     _refuse_probable(where, candidates, files, split_names)
     if "train" not in files:
-        raise _without_train(where, files, names["train"], [*used])
+        raise _without_train(where, names["train"], files, [*used])
     ordered = {split: files[split] for split in SPLITS if split in files}
     return SplitFiles("tables", ordered, [path.name for path in unread])
 
@@ -275,15 +265,13 @@ def _check_parts(split: str, name: str, paths: Sequence[Path]) -> list[str]:
     if len(paths) > 1 and name in map(formats.stem, paths):
         return [f"expected one file for '{split}', found {_listed(paths[:2])}"]
     parts = [match for path in paths if (match := _PART.search(formats.stem(path)))]
-    totals = {int(part["total"]) for part in parts if part["total"]}
-    if len(totals) > 1:
-        return [f"the parts of '{split}' are of two exports, of {min(totals)} and {max(totals)}"]
-    if totals and len({part["number"] for part in parts}) < max(totals):
-        return [
-            f"'{split}' has {len(parts)} of {max(totals)} parts: download the others, or to train "
-            f"on these, rename them without -of-{max(totals):05}"
-        ]
-    return []
+    total = max((int(part["total"]) for part in parts if part["total"]), default=0)
+    if len(parts) >= total:
+        return []
+    return [
+        f"'{split}' has {len(parts)} of {total} parts: download the others, or to train on these, "
+        f"rename them without -of-{total:05}"
+    ]
 
 
 def _refuse_probable(
@@ -292,16 +280,9 @@ def _refuse_probable(
     present: Collection[str],
     split_names: Mapping[str, str],
 ) -> None:
-    """Refuse files or splits that are probably those that are missing.
+    """Refuse files or splits that are probably those that are missing from ``present``.
 
-    Args:
-        where: The source, for messages.
-        candidates: What is not read, and the name by which ``--dataset_splits`` reads it.
-        present: The splits that the source has.
-        split_names: As :func:`parse_split_names` returns them.
-
-    Raises:
-        UserError: With the options that read each of them or leave it out.
+    ``candidates`` has what is not read, with the name by which ``--dataset_splits`` reads it.
     """
     lacking = _names_to_read(split_names).keys() - {*present}
     mistakes = []
@@ -319,28 +300,17 @@ def _refuse_probable(
 
 
 def _without_train(
-    where: str, files: Mapping[str, Any], name: str, paths: Sequence[Path]
+    where: str, name: str, files: Iterable[str], paths: Sequence[Path]
 ) -> NoTrainSplit:
-    advice = f": {_advise(paths)}" if paths and not files else ""
+    advice = ""
+    if paths:
+        pattern = shlex.quote(f"{paths[0].parent}/*{paths[0].suffix}")
+        advice = f"; --dataset_splits train=NAME names it, --dataset {pattern} reads all as one"
     return NoTrainSplit(
         f"{where}: expected a file {name}.csv, .jsonl, .parquet or of another known format (and "
         f"validation, test if there are any), found {_listed(paths) or 'none'}{advice}",
         files,
     )
-
-
-def _advise(paths: Sequence[Path]) -> str:
-    """Return how to read files that are not named like splits."""
-    by_split: dict[str, set[str]] = {}
-    for path in paths:
-        split = guess_split(formats.stem(path)) or "train"
-        by_split.setdefault(split, set()).add(_file_names(path)[-1])
-    if "train" not in by_split or len(by_split) == 1:
-        pattern = str(paths[0].parent / f"*{paths[0].suffix}" if len(paths) > 1 else paths[0])
-        return f"to read all rows as one split, --dataset {shlex.quote(pattern)}"
-    if any(len(stems) > 1 for stems in by_split.values()):
-        return "put the files into a folder for each split (train, validation, test)"
-    return format_split_names({split: next(iter(stems)) for split, stems in by_split.items()})
 
 
 def _find_texts(directory: Path, split_names: Mapping[str, str]) -> SplitFiles | None:
@@ -360,9 +330,12 @@ def _find_texts(directory: Path, split_names: Mapping[str, str]) -> SplitFiles |
         for split, root in roots.items()
     }
     used = {path for texts in files.values() for path in texts}
-    beside = sorted(path for root in roots.values() for path in root.rglob("[!._]*"))
-    unread = [path for path in beside if path.is_file() and path not in used]
-    return SplitFiles("texts", files, [str(path.relative_to(directory)) for path in unread])
+    unread = [
+        str(path.relative_to(directory))
+        for path in sorted(directory.rglob("[!._]*"))
+        if path.is_file() and path not in used
+    ]
+    return SplitFiles("texts", files, unread)
 
 
 def _class_folders(folder: Path) -> list[Path]:
