@@ -21,7 +21,8 @@ import openpyxl
 import pandas as pd
 
 import finetune
-from finetune.data import embedded, sources
+from finetune.data import embedded
+from finetune.data.sources import Source
 
 ROWS, SEED = 400, 0
 #: Words of the sentences that are written with accents.
@@ -119,7 +120,7 @@ FILES: dict[str, Callable[[Path, pd.DataFrame], pd.DataFrame]] = {
 def differs(path: Path, written: pd.DataFrame) -> bool:
     """Return whether what is read of a file is not what was written."""
     columns = ["body", "queue"]
-    found = sources.read(str(path))["train"].to_pandas()[columns]
+    found = Source(str(path)).load()["train"].to_pandas()[columns]
     expected = written[columns].reset_index(drop=True)
     return not found.astype(object).equals(expected.astype(object))
 

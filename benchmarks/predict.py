@@ -34,9 +34,9 @@ def main() -> None:
 
 def reviews(rows: int) -> list[str]:
     """Long reviews of films."""
-    from finetune.data import sources
+    from finetune.data.sources import Source
 
-    found = sources.read("embedded:imdb")["train"].shuffle(seed=1).select(range(rows))
+    found = Source("embedded:imdb").load()["train"].shuffle(seed=1).select(range(rows))
     return list(found["text"])
 
 

@@ -97,11 +97,11 @@ def measure(rounds: int) -> dict[str, float]:
     """Median seconds of each kind."""
     import datasets
 
-    from finetune.data import sources
+    from finetune.data.sources import Source
 
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        rows = sources.read("embedded:imdb")["train"].shuffle(seed=1).select(range(ROWS))
+        rows = Source("embedded:imdb").load()["train"].shuffle(seed=1).select(range(ROWS))
         data = home / "reviews.parquet"
         datasets.Dataset.from_dict({k: rows[k][:] for k in ("text", "label")}).to_parquet(data)
         recipe = home / "reviews.py"

@@ -124,10 +124,11 @@ def prepared_by_stock(rows: int, max_length: int) -> Callable[[], int]:
     from datasets import Dataset, disable_caching
     from transformers import AutoTokenizer
 
-    from finetune.data import embedded, sources
+    from finetune.data import embedded
+    from finetune.data.sources import Source
 
     disable_caching()
-    texts = Dataset.from_dict(drawn(sources.read(LONG[0])["train"], rows)[:])
+    texts = Dataset.from_dict(drawn(Source(LONG[0]).load()["train"], rows)[:])
     tokenizer = AutoTokenizer.from_pretrained(str(embedded.model_directory()))
 
     def turn() -> int:
@@ -149,11 +150,11 @@ def prepared_by_ours(rows: int, max_length: int) -> Callable[[], int]:
 
     from datasets import DatasetDict, disable_caching
 
-    from finetune.data import sources
+    from finetune.data.sources import Source
 
     disable_caching()
     recipe = recipe_of(LONG[0], max_length)
-    read = DatasetDict(train=drawn(sources.read(LONG[0])["train"], rows))
+    read = DatasetDict(train=drawn(Source(LONG[0]).load()["train"], rows))
 
     def turn() -> int:
         fresh = dataclasses.replace(recipe)

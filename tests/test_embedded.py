@@ -15,7 +15,8 @@ import pytest
 from datasets import DatasetDict
 
 from finetune.config.settings import from_keywords
-from finetune.data import embedded, sources
+from finetune.data import embedded
+from finetune.data.sources import Source
 from finetune.errors import UserError
 from tests.conftest import ROOT
 
@@ -30,19 +31,19 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def imdb() -> DatasetDict:
-    return sources.read("embedded:imdb")
+    return Source("embedded:imdb").load()
 
 
 @pytest.fixture(scope="module")
 def rotten_tomatoes() -> DatasetDict:
-    return sources.read("embedded:rotten-tomatoes")
+    return Source("embedded:rotten-tomatoes").load()
 
 
 def use(name: str) -> None:
     if name == "imdb":
-        sources.read("embedded:imdb")
+        Source("embedded:imdb").load()
     elif name == "digits":
-        sources.read("embedded:digits")
+        Source("embedded:digits").load()
     else:
         embedded.model_directory()
 
@@ -68,7 +69,7 @@ def test_label_one_is_positive(rotten_tomatoes: DatasetDict) -> None:
 
 
 def test_digits() -> None:
-    data = sources.read("embedded:digits")["train"]
+    data = Source("embedded:digits").load()["train"]
 
     assert data.column_names == ["image", "label", "id"]
     assert data.features["label"].names == list("0123456789")
@@ -81,7 +82,7 @@ def test_digits() -> None:
 def test_duplicates_of_imdb_are_dropped_and_counted(
     imdb: DatasetDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "read", lambda *_, **options: imdb)
+    monkeypatch.setattr(Source, "load", lambda *_: imdb)
     recipe = from_keywords("yelp", {"embedded": True}).recipe
 
     splits = recipe.splits
@@ -124,7 +125,7 @@ def test_data_and_model_are_read_without_importing_their_packages() -> None:
 import sys
 from finetune.data import embedded, sources
 for name in ("imdb", "rotten-tomatoes", "digits"):
-    assert len(sources.read(f"embedded:{name}")["train"]) > 1000
+    assert len(sources.Source(f"embedded:{name}").load()["train"]) > 1000
 embedded.model_directory()
 print(*sys.modules)
 """

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import odd_files
-from finetune.data import sources
+from finetune.data.sources import Source
+from finetune.errors import Report
 
 #: What is said of each.
 TOLD = {
@@ -31,6 +32,6 @@ def test_what_is_read_is_what_was_written(name: str, tmp_path: Path) -> None:
     written = odd_files.FILES[name](tmp_path, odd_files.rows())
     assert not odd_files.differs(tmp_path / name, written)
     assert odd_files.differs(tmp_path / name, written.assign(body="x"))
-    notes: list[str] = []
-    sources.read(str(tmp_path / name), note=notes.append)
-    assert notes == [f"{name}: {each}" for each in TOLD[name]]
+    report = Report()
+    Source(str(tmp_path / name)).load(report)
+    assert report.sentences("info") == [f"{name}: {each}" for each in TOLD[name]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from finetune import UserError
-from finetune.data import sources
+from finetune.data.sources import Source
 from finetune.models.pretrained import load_tokenizer
 from tests.conftest import Command
 from tests.hub import Hub
@@ -50,8 +50,8 @@ def test_the_commits_of_data_and_model_are_recorded_and_can_be_pinned(
 def test_a_revision_of_something_that_is_not_on_the_hub_is_refused(
     reviews: Path, tiny_model: str
 ) -> None:
-    with pytest.raises(UserError, match=r"--dataset_revision main: .* is not from the Hub"):
-        sources.read(str(reviews), "main")
+    with pytest.raises(UserError, match=r"--dataset_revision main: does not apply to .* \(local\)"):
+        Source(str(reviews), "main").load()
     with pytest.raises(UserError, match=r"--model_revision main: .* is not from the Hub"):
         load_tokenizer(tiny_model, "main")
 

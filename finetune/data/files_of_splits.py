@@ -182,7 +182,7 @@ def _find_matching(pattern: str, split_names: Mapping[str, str]) -> SplitFiles:
     if files := _assign(paths, names, _file_names) or _assign(paths, names, _folder_names):
         return _complete(pattern, files, paths, split_names)
     guesses = {guess_split(name) or "train": name for path in paths for name in _file_names(path)}
-    if "train" in guesses and len(guesses) > 1:
+    if len(guesses) > 1:
         raise UserError(
             f"--dataset '{pattern}': {_listed(paths)} would all be trained on, and some are named "
             f"like held-out data; {format_split_names(guesses)} names them, or rename those that "

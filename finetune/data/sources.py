@@ -103,7 +103,7 @@ class Source:
         """
         return find_files(self.dataset, self.split_names)
 
-    def load(self, report: Report) -> DatasetDict:
+    def load(self, report: Report | None = None) -> DatasetDict:
         """Return the splits, with all columns and :data:`ROW`, the row's number in its split.
 
         Args:
@@ -112,6 +112,7 @@ class Source:
         Raises:
             UserError: If the source does not exist or cannot be read.
         """
+        report = report or Report()
         self._refuse_options()
         if self.kind == "memory":
             stored = memory.read(self.dataset)

@@ -102,7 +102,7 @@ def _many(classes: int) -> bool:
 
 
 def remembered(key: str, fit: Callable[[], Fitted | None], size: int = 0) -> Fitted | None:
-    """Return what was fitted before under that key, or fit it; a damaged file is fitted again.
+    """Return what was fitted before under that key, or fit it; what cannot be read is fitted again.
 
     Args:
         key: Of everything that it depends on.
@@ -115,7 +115,8 @@ def remembered(key: str, fit: Callable[[], Fitted | None], size: int = 0) -> Fit
     as_text = size <= MOST_AS_TEXT
     name = hashlib.sha256(key.encode()).hexdigest()[:16] + (".json" if as_text else ".npz")
     cached = hub.caches()["datasets"] / "finetune-baselines" / name
-    with contextlib.suppress(OSError, ValueError, KeyError):  # missing or damaged
+    # missing or damaged
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return _read(cached)
     fitted = fit()
     if fitted and not as_text:
