@@ -265,7 +265,10 @@ def _check_parts(split: str, name: str, paths: Sequence[Path]) -> list[str]:
     if len(paths) > 1 and name in map(formats.stem, paths):
         return [f"expected one file for '{split}', found {_listed(paths[:2])}"]
     parts = [match for path in paths if (match := _PART.search(formats.stem(path)))]
-    total = max((int(part["total"]) for part in parts if part["total"]), default=0)
+    totals = sorted({int(part["total"]) for part in parts if part["total"]})
+    if len(totals) > 1:
+        return [f"the parts of '{split}' are of two exports, of {totals[0]} and {totals[1]} parts"]
+    total = max(totals, default=0)
     if len(parts) >= total:
         return []
     return [
