@@ -52,7 +52,7 @@ def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -
             mistakes.append(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 f"{separator_hint(there) or suggestion(column, there)} "
-                f"(available: {', '.join(there)}){headers.hint(dataset[lacking[0]])}"
+                f"(available: {', '.join(there)}){headers.hint_of_names(there)}"
             )
         elif column == ROW:
             mistakes.append(

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import xxhash
 from datasets.exceptions import DatasetGenerationError
 
-from finetune.data import arrow, read_excel, read_json, read_text
+from finetune.data import arrow, read_bytes, read_excel, read_json, read_text
 from finetune.data.read_text import Dialect
 from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
 from finetune.errors import UserError, suggestion
@@ -118,8 +118,8 @@ def read_whole_text(path: Path, options: ReadOptions) -> str:
     Raises:
         UserError: If it is no text.
     """
-    with _explain(path), read_text.open_bytes(path) as file:
-        return file.read().decode(read_text.encoding_of(path, options))
+    with _explain(path), read_bytes.open_bytes(path) as file:
+        return file.read().decode(read_bytes.encoding_of(path, options.encoding))
 
 
 def existing(name: str) -> Path:
@@ -294,7 +294,7 @@ def _explain(path: Path) -> Iterator[None]:
         if isinstance(cause, UserError):
             raise cause from None
         if isinstance(cause, UnicodeDecodeError):
-            raise read_text.undecodable(path, cause) from error
+            raise read_bytes.undecodable(path, cause) from error
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
             raise UserError(
                 f"cannot read {path}: {cause.strerror} ({cause.filename or 'its rows'}); rows are "
