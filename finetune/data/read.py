@@ -13,6 +13,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 #: Part of the key of a copy: raise it when the same file is read in another way.
 VERSION = 1
-#: The folder of the copies in the cache of ``datasets``.
-FOLDER = "finetune-files"
+#: The folders of the copies, and of the records of files, in the cache of ``datasets``.
+FOLDER, RECORDS = "finetune-files", "finetune-records"
 #: Suffixes of the files that can be read, without that of a compression.
 READABLE = (*formats.FILES, ".txt")
 _ROWS_AT_ONCE = 1024
@@ -235,10 +236,14 @@ def _prepare(path: Path, options: ReadOptions) -> _FileBuilder:
     """Return a builder whose copy in the cache is complete and current."""
     refuse_options(path, options)
     with _explain(path), _without_progress_bars():
-        facts = (_digest(path), formats.suffix(path), formats.compression(path), options, VERSION)
+        digest = _digest(path)
+        facts = (digest, formats.suffix(path), formats.compression(path), options, VERSION)
         builder = _FileBuilder(path, options, hashlib.sha256(repr(facts).encode()).hexdigest()[:24])
         if not builder.info.description:
             builder.download_and_prepare(verification_mode="no_checks")
+            if _digest(path) != digest:
+                shutil.rmtree(builder.cache_dir)
+                raise UserError(f"{path} has changed while it was read: start again")
         if not builder.info.description:  # another process made the copy meanwhile
             builder = _FileBuilder(path, options, builder.config_id)
         return builder
@@ -249,7 +254,7 @@ def _digest(path: Path) -> str:
     about = path.stat()
     current = [about.st_size, about.st_mtime_ns, about.st_ino]
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
-    record = hub.caches()["datasets"] / FOLDER / "digests" / f"{name}.json"
+    record = hub.caches()["datasets"] / RECORDS / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         recorded = json.loads(record.read_text(encoding="utf-8"))
         if recorded["stat"] == current:
