@@ -256,7 +256,7 @@ def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
         return "minimal", facts
     if quoted.error is not None and not quoted.is_literal:
         raise quoted.error
-    spread = f"{rows} in {quoted.lines:,} lines: quoted fields have line breaks"
+    spread = f"{rows} in {quoted.lines:,} lines, as quoted fields contain line breaks"
     if not quoted.is_literal:
         return "minimal", [*facts, spread]
     is_column, breaks = quoted.literal_width == 1, quoted.lines - quoted.rows
