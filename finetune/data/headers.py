@@ -1,4 +1,4 @@
-"""Notice a table whose first line is a row instead of the names of its columns."""
+"""Notice a table whose first line is a row, or several columns in one, by the names of columns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from datasets import Dataset
 from finetune.data import ROW, arrow
 from finetune.data.numeric_names import number
 
+#: Separators that are detected, and what they are called.
+SEPARATOR_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: A name of so many words that is a text of the column itself, too, is a text; one of so many
 #: characters is, unless it ends like the question of a form.
 _FEWEST_WORDS, _LONGEST_NAME = 3, 60
@@ -47,6 +49,17 @@ def hint_of_names(names: Sequence[str]) -> str:
     """Return a hint, where a column is missing, if the first line is probably none of names."""
     if any(len(name.split()) >= _TEXT_WORDS and not name.endswith(_FORM) for name in names):
         return "; if the first line is a row, add a line with the names of the columns on top"
+    return ""
+
+
+def separator_hint(columns: Sequence[str]) -> str:
+    """Return what to type if a single column looks like several with another separator."""
+    if len(columns) == 1:
+        for character in (*SEPARATOR_NAMES, *"^~:"):
+            if character in columns[0]:
+                name = SEPARATOR_NAMES.get(character, f"'{character}'")
+                typed = "tab" if character == "\t" else f"'{character}'"
+                return f"; if fields are separated by {name}: --csv_separator {typed}"
     return ""
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -94,7 +95,8 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
     suffix = formats.suffix(path)
     layout = json.loads(_prepare(path, options).info.description)
     if suffix in formats.SEPARATORS:
-        starts = read_text.record_lines(path, Dialect(**layout["dialect"]))
+        records = read_text.records(path, Dialect(**layout["dialect"]))
+        starts = (record.first_line for record in itertools.islice(records, 1, None))
     elif suffix in (".jsonl", ".ndjson"):
         starts = read_json.record_lines(path, layout["dialect"]["encoding"])
     elif suffix == formats.SPREADSHEET:

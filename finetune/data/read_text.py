@@ -11,18 +11,17 @@ import contextlib
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
+from finetune.data.headers import SEPARATOR_NAMES, separator_hint
 from finetune.data.read_bytes import encoding_of, example_word, open_bytes
 from finetune.errors import UserError, counted
 from finetune.runtime import formats
 
-#: Separators that are detected, and what they are called.
-SEPARATOR_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: Rows and characters that are converted at once.
 ROWS_AT_ONCE, CHARACTERS_AT_ONCE = 10_000, 2**24
 _TYPED_SEPARATORS = {"tab": "\t", "\\t": "\t"}
@@ -89,30 +88,28 @@ def detect(path: Path, options: ReadOptions) -> tuple[Dialect, list[str]]:
         UserError: If it is no text, is malformed in every reading, or has two plausible readings.
     """
     encoding = encoding_of(path, options.encoding)
-    choices: list[str] = []
-    facts: list[str] = []
     with open_bytes(path) as file:
         beginning = file.read(_BEGINNING)
     text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
+    choices: list[str] = []
     if options.encoding is None and encoding != "utf-8-sig":
         choices.append(f"{encoding}{example_word(text)} (--encoding)")
     usual = formats.SEPARATORS.get(formats.suffix(path))
-    dialect = Dialect(encoding, usual or ",")
-    if usual is not None:
-        if options.separator is not None:
-            dialect = replace(dialect, separator=parse_separator(options.separator))
-        else:
-            is_whole = len(beginning) < _BEGINNING
-            dialect = replace(dialect, separator=_detect_separator(text, usual, is_whole))
-        if options.separator is None and dialect.separator != usual:
-            name = SEPARATOR_NAMES.get(dialect.separator, repr(dialect.separator))
+    if usual is None:
+        return Dialect(encoding), [f"read as {choice}" for choice in choices]
+    if options.separator is not None:
+        separator = parse_separator(options.separator)
+    else:
+        separator = _detect_separator(text, usual, len(beginning) < _BEGINNING)
+        if separator != usual:
+            name = SEPARATOR_NAMES.get(separator, repr(separator))
             choices.append(f"fields separated by {name} (--csv_separator)")
-        if options.quoting == "auto":
-            quoting, facts = _detect_quoting(path, dialect)
-            dialect = replace(dialect, quoting=quoting)
-        else:
-            dialect = replace(dialect, quoting=options.quoting)
-    return dialect, [*([f"read as {', '.join(choices)}"] if choices else []), *facts]
+    facts = [f"read as {', '.join(choices)}"] if choices else []
+    quoting = options.quoting
+    if quoting == "auto":
+        quoting, more = _detect_quoting(path, Dialect(encoding, separator))
+        facts += more
+    return Dialect(encoding, separator, quoting), facts
 
 
 def parse_separator(word: str) -> str:
@@ -160,17 +157,6 @@ def _widths(text: str, separator: str, is_whole: bool) -> set[int]:
             if len(widths) > _ROWS_JUDGED:
                 break
     return set(widths if is_whole else widths[:-1])
-
-
-def separator_hint(columns: Sequence[str]) -> str:
-    """Return what to type if a single column looks like several with another separator."""
-    if len(columns) == 1:
-        for character in (*SEPARATOR_NAMES, *"^~:"):
-            if character in columns[0]:
-                name = SEPARATOR_NAMES.get(character, f"'{character}'")
-                typed = "tab" if character == "\t" else f"'{character}'"
-                return f"; if fields are separated by {name}: --csv_separator {typed}"
-    return ""
 
 
 class _Lines:
@@ -251,14 +237,18 @@ def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
     if isinstance(strict.error, _TextAfterQuoteError):
         quoted = _Scan(path, dialect, is_strict=False)
         facts = [f"{strict.error}; such marks are left out (--csv_quoting none keeps them)"]
-    rows, literal_rows = counted(quoted.rows, "row"), counted(quoted.literal_rows, "row")
     if quoted.error is None and quoted.rows == quoted.lines:
         return "minimal", facts
     if quoted.error is not None and not quoted.is_literal:
         raise quoted.error
+    rows, literal_rows = counted(quoted.rows, "row"), counted(quoted.literal_rows, "row")
     spread = f"{rows} in {quoted.lines:,} lines, as quoted fields contain line breaks"
     if not quoted.is_literal:
-        return "minimal", [*facts, spread]
+        if strict.error is not None:  # perhaps it opened a field that holds the next rows
+            raise UserError(
+                f"{path}, {strict.error}: correct it, or --csv_quoting minimal reads {spread}"
+            )
+        return "minimal", [spread]
     is_column, breaks = quoted.literal_width == 1, quoted.lines - quoted.rows
     if strict.error is None and (is_column or breaks <= _FEW_BREAKS):
         return "minimal", [f"{spread} (--csv_quoting none for {literal_rows})"]
@@ -325,10 +315,8 @@ def _records(
 
 
 def _names_separator(fields: Sequence[str]) -> bool:
-    """Return whether a row is ``sep=;``, which Excel reads: that sign is not part of a name."""
-    return fields in (["sep=", ""], ["SEP=", ""]) or (
-        len(fields) == 1 and len(fields[0]) == 5 and fields[0].lower().startswith("sep=")
-    )
+    """Return whether a row is ``sep=;``, which Excel reads and writes."""
+    return fields[0].lower().startswith("sep=") and len("".join(fields)) <= len("sep=;")
 
 
 def _malformed(path: Path, line: int, error: csv.Error, literally: bool) -> UserError:
@@ -409,10 +397,3 @@ def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def record_lines(path: Path, dialect: Dialect) -> Iterator[int]:
-    """Yield the first line of each row of a ``.csv`` or ``.tsv``."""
-    rows = records(path, dialect)
-    next(rows, None)
-    return (record.first_line for record in rows)
