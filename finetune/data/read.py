@@ -94,6 +94,7 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
     """
     suffix = formats.suffix(path)
     layout = json.loads(_prepare(path, options).info.description)
+    starts: Iterator[int]
     if suffix in formats.SEPARATORS:
         records = read_text.records(path, Dialect(**layout["dialect"]))
         starts = (record.first_line for record in itertools.islice(records, 1, None))
