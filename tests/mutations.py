@@ -363,7 +363,7 @@ MUTATIONS = (
     ),
     Mutation(
         "files in Windows-1252 are read as Latin-1",
-        "finetune/data/read_text.py",
+        "finetune/data/read_bytes.py",
         'decode("cp1252")) else "cp1252"',
         'decode("cp1252")) else "latin-1"',
         ("C2",),

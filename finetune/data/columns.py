@@ -13,8 +13,8 @@ from datasets import ClassLabel, Dataset, List, Value
 
 from finetune.data import ROW
 from finetune.data.cells import list_in
+from finetune.data.headers import separator_hint
 from finetune.data.numeric_names import number
-from finetune.data.read_text import separator_hint
 from finetune.errors import UserError
 
 #: Rows that are looked at, spread over the data.

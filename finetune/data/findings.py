@@ -18,7 +18,6 @@ from finetune.data.digests import NOT_BLANK
 from finetune.data.labels import Places, listed, place, refusal_of_lists, row_numbers
 from finetune.data.numeric_names import number
 from finetune.data.prediction_columns import LABEL, PROBABILITY, is_own
-from finetune.data.read_text import separator_hint
 from finetune.data.several import as_text, values_in
 from finetune.errors import UserError, suggestion
 
@@ -51,8 +50,8 @@ def require_columns(dataset: DatasetDict, wanted: Mapping[str, Sequence[str]]) -
             there = [name for name in dataset[lacking[0]].column_names if name != ROW]
             mistakes.append(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
-                f"{separator_hint(there) or suggestion(column, there)} "
-                f"(available: {', '.join(there)}){headers.hint(dataset[lacking[0]])}"
+                f"{headers.separator_hint(there) or suggestion(column, there)} "
+                f"(available: {', '.join(there)}){headers.hint_of_names(there)}"
             )
         elif column == ROW:
             mistakes.append(

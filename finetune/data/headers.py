@@ -1,4 +1,4 @@
-"""Notice a table whose first line has no names of columns."""
+"""Notice a table whose first line is a row, or several columns in one, by the names of columns."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.data import arrow
+from finetune.data import ROW, arrow
 from finetune.data.numeric_names import number
 
+#: Separators that are detected, and what they are called.
+SEPARATOR_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: A name of so many words that is a text of the column itself, too, is a text; one of so many
 #: characters is, unless it ends like the question of a form.
 _FEWEST_WORDS, _LONGEST_NAME = 3, 60
 _FORM = ("?", ":", ")", "*")
-_LOOKED_AT = 1000
 #: Where a column is missing, a name of so many words may be a text.
 _TEXT_WORDS = 5
 
@@ -28,7 +29,7 @@ def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
         text: The column of the text.
         label: That of the label.
     """
-    names = [name for name in rows.column_names if name != "id"]
+    names = [name for name in rows.column_names if name != ROW]
     if names == [str(number) for number in range(len(names))]:  # as pandas numbers them
         return None
     if _occurs(rows, label):
@@ -45,30 +46,27 @@ def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
 
 
 def hint_of_names(names: Sequence[str]) -> str:
-    """Return a hint, where a column is missing, if the first line is probably none of names, by
-    these alone.
-    """
+    """Return a hint, where a column is missing, if the first line is probably none of names."""
     if any(len(name.split()) >= _TEXT_WORDS and not name.endswith(_FORM) for name in names):
         return "; if the first line is a row, add a line with the names of the columns on top"
     return ""
 
 
-def hint(rows: Dataset) -> str:
-    """Return a hint, where a column is missing, if the first line is probably none of names."""
-    for name in rows.column_names:
-        values = rows.data.column(name).slice(0, _LOOKED_AT)
-        if arrow.is_text(values.type) and pc.any(pc.equal(values, name)).as_py():
-            return (
-                f"; '{_short(name)}' is a value of the column of that name, too: is the first line "
-                "a row? Add a line with the names of the columns on top"
-            )
-    return hint_of_names([name for name in rows.column_names if name != "id"])
+def separator_hint(columns: Sequence[str]) -> str:
+    """Return what to type if a single column looks like several with another separator."""
+    if len(columns) == 1:
+        for character in (*SEPARATOR_NAMES, *"^~:"):
+            if character in columns[0]:
+                name = SEPARATOR_NAMES.get(character, f"'{character}'")
+                typed = "tab" if character == "\t" else f"'{character}'"
+                return f"; if fields are separated by {name}: --csv_separator {typed}"
+    return ""
 
 
 def _occurs(rows: Dataset, column: str) -> bool:
     """Return whether the name of a column of text is a value in it."""
-    stored = rows.data.column(column)
-    return arrow.is_text(stored.type) and bool(pc.any(pc.equal(stored, column)).as_py())
+    values = rows.data.column(column)
+    return arrow.is_text(values.type) and bool(pc.any(pc.equal(values, column)).as_py())
 
 
 def _short(name: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Image, Value
 
 from finetune.data import ROW, columns, images
-from finetune.data.read_text import separator_hint
+from finetune.data.headers import separator_hint
 from finetune.errors import UserError, counted, suggestion
 
 _LOOKED_AT = 200  # rows

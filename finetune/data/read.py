@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +26,7 @@ import pyarrow.parquet as pq
 import xxhash
 from datasets.exceptions import DatasetGenerationError
 
-from finetune.data import arrow, read_excel, read_json, read_text
+from finetune.data import arrow, read_bytes, read_excel, read_json, read_text
 from finetune.data.read_text import Dialect
 from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
 from finetune.errors import UserError, suggestion
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
 
 #: Part of the key of a copy: raise it when the same file is read in another way.
 VERSION = 1
-#: The folder of the copies in the cache of ``datasets``.
-FOLDER = "finetune-files"
+#: The folders of the copies, and of the records of files, in the cache of ``datasets``.
+FOLDER, RECORDS = "finetune-files", "finetune-records"
 #: Suffixes of the files that can be read, without that of a compression.
 READABLE = (*formats.FILES, ".txt")
 _ROWS_AT_ONCE = 1024
@@ -92,8 +94,10 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
     """
     suffix = formats.suffix(path)
     layout = json.loads(_prepare(path, options).info.description)
+    starts: Iterator[int]
     if suffix in formats.SEPARATORS:
-        starts = read_text.record_lines(path, Dialect(**layout["dialect"]))
+        records = read_text.records(path, Dialect(**layout["dialect"]))
+        starts = (record.first_line for record in itertools.islice(records, 1, None))
     elif suffix in (".jsonl", ".ndjson"):
         starts = read_json.record_lines(path, layout["dialect"]["encoding"])
     elif suffix == formats.SPREADSHEET:
@@ -118,8 +122,8 @@ def read_whole_text(path: Path, options: ReadOptions) -> str:
     Raises:
         UserError: If it is no text.
     """
-    with _explain(path), read_text.open_bytes(path) as file:
-        return file.read().decode(read_text.encoding_of(path, options))
+    with _explain(path), read_bytes.open_bytes(path) as file:
+        return file.read().decode(read_bytes.encoding_of(path, options.encoding))
 
 
 def existing(name: str) -> Path:
@@ -235,10 +239,14 @@ def _prepare(path: Path, options: ReadOptions) -> _FileBuilder:
     """Return a builder whose copy in the cache is complete and current."""
     refuse_options(path, options)
     with _explain(path), without_progress_bars():
-        facts = (_digest(path), formats.suffix(path), formats.compression(path), options, VERSION)
+        digest = _digest(path)
+        facts = (digest, formats.suffix(path), formats.compression(path), options, VERSION)
         builder = _FileBuilder(path, options, hashlib.sha256(repr(facts).encode()).hexdigest()[:24])
         if not builder.info.description:
             builder.download_and_prepare(verification_mode="no_checks")
+            if _digest(path) != digest:
+                shutil.rmtree(builder.cache_dir)
+                raise UserError(f"{path} has changed while it was read: start again")
         if not builder.info.description:  # another process made the copy meanwhile
             builder = _FileBuilder(path, options, builder.config_id)
         return builder
@@ -249,7 +257,7 @@ def _digest(path: Path) -> str:
     about = path.stat()
     current = [about.st_size, about.st_mtime_ns, about.st_ino]
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
-    record = hub.caches()["datasets"] / FOLDER / "digests" / f"{name}.json"
+    record = hub.caches()["datasets"] / RECORDS / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         recorded = json.loads(record.read_text(encoding="utf-8"))
         if recorded["stat"] == current:
@@ -294,7 +302,7 @@ def _explain(path: Path) -> Iterator[None]:
         if isinstance(cause, UserError):
             raise cause from None
         if isinstance(cause, UnicodeDecodeError):
-            raise read_text.undecodable(path, cause) from error
+            raise read_bytes.undecodable(path, cause) from error
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
             raise UserError(
                 f"cannot read {path}: {cause.strerror} ({cause.filename or 'its rows'}); rows are "

@@ -16,9 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from finetune.data.read_text import CHARACTERS_AT_ONCE, ROWS_AT_ONCE, open_bytes
+from finetune.data.read_bytes import open_bytes
+from finetune.data.read_text import CHARACTERS_AT_ONCE, ROWS_AT_ONCE
 from finetune.errors import UserError
-from finetune.runtime import formats
+from finetune.runtime import formats, hub
 
 _SHOWN = 40  # characters
 _BITS = 63  # of a number, beside its sign
@@ -35,7 +36,7 @@ def tables(path: Path, encoding: str) -> Iterator[pa.Table]:
         UserError: If a row is malformed, with its line.
     """
     schemas: list[pa.Schema] = []
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile(dir=hub.caches()["datasets"]) as file:
         rows: list[Row] = []
         size = 0
         for row, length in _rows(path, encoding):

@@ -14,7 +14,7 @@ from finetune.data import headers
 from finetune.data.findings import names_in
 from finetune.data.images import decoded
 from finetune.data.read_json import refuse_half_characters
-from finetune.data.read_text import ReadOptions, separator_hint
+from finetune.data.read_text import ReadOptions
 from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Chunk, Input
@@ -225,11 +225,10 @@ class Request:
         errors = Mistakes()
         for value in (value for chunk in self.input.chunks() for value in self._values(chunk)):
             with errors:
-                if not reads_files:
-                    _refuse_no_picture(self._image(value))
-                elif isinstance(value, (str, Path, Mapping)):
-                    image = value if isinstance(value, Mapping) else {"path": self._image(value)}
-                    decoded(image, "an image")
+                if isinstance(value, Mapping):
+                    decoded(value, "an image")
+                elif isinstance(value, (str, Path)):
+                    decoded({"path": self._image(value)}, "an image")
         more = len(errors.found) - _MOST_NAMED
         rest = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
         return [*errors.found[:_MOST_NAMED], *rest]
@@ -281,7 +280,7 @@ class Request:
             pass  # it says itself which cannot be decoded
         elif self.input.kind == "folder":
             for path in values:
-                _refuse_no_picture(path)
+                decoded({"path": path}, "an image")
         elif not all(isinstance(value, dict) and "bytes" in value for value in values):
             features = None
         return Dataset.from_dict({name: values}, features)
@@ -366,7 +365,7 @@ def _refuse_missing(run: Run, input: Input, flag: str, columns: Sequence[str]) -
     has_header = input.kind in (*formats.SEPARATORS, formats.SPREADSHEET)
     hint = headers.hint_of_names(input.columns) if has_header else ""
     if input.kind in formats.SEPARATORS:
-        hint = hint or separator_hint(input.columns)
+        hint = hint or headers.separator_hint(input.columns)
     if wrong := [
         f"{reader}: no column '{column}' in {input.name}"
         f"{hint or suggestion(column, input.columns)} "
@@ -390,13 +389,3 @@ def _stamp(path: Path) -> str:
     stamps = [f"{file.name} {_stamp(file)}" for file in sorted(path.rglob("*")) if file.is_file()]
     digest = hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]
     return f"{len(stamps)} files {digest}"
-
-
-def _refuse_no_picture(path: str) -> None:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            image.load()
-    except (OSError, SyntaxError) as error:
-        raise UserError(f"{path} cannot be read as an image: {error}") from error
