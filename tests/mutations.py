@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "the user's own columns of text are left out of predictions.parquet",
         "finetune/runs/predictions.py",
-        "if name not in columns and isinstance(rows.features[name], Value):",
-        'if name not in columns and rows.features[name] == Value("int64"):',
+        "if name not in (*columns, ROW) and isinstance(rows.features[name], Value):",
+        'if name not in (*columns, ROW) and rows.features[name] == Value("int64"):',
         ("E8",),
     ),
     Mutation(

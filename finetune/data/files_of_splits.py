@@ -252,6 +252,10 @@ def _complete(
         mistakes += _check_parts(split, names[split], parts)
     if mistakes:
         raise UserError(*(f"{where}: {mistake}" for mistake in mistakes))
+    lacking = names.keys() - files.keys()
+    _refuse_formats(
+        [path for path in unread if path.is_file() and guess_split(path.name) in lacking]
+    )
     candidates = {path.name: _file_names(path)[-1] for path in unread}
     _refuse_probable(where, candidates, files, split_names)
     if "train" not in files:
@@ -288,18 +292,15 @@ def _refuse_probable(
     ``candidates`` has what is not read, with the name by which ``--dataset_splits`` reads it.
     """
     lacking = _names_to_read(split_names).keys() - {*present}
-    mistakes = []
-    for shown, name in candidates.items():
-        if (split := guess_split(name)) in lacking:
-            reads, leaves_out = (
-                format_split_names({**split_names, split: value}) for value in (name, NONE)
-            )
-            mistakes.append(
-                f"{where}: '{shown}' would not be read; {reads} reads it"
-                + f", {leaves_out} leaves it out" * (split != "train")
-            )
-    if mistakes:
-        raise UserError(*mistakes)
+    probable = {shown: split for shown, name in candidates.items() if (split := guess_split(name))}
+    shown = [name for name, split in probable.items() if split in lacking]
+    if shown:
+        names = {probable[name]: candidates[name] for name in reversed(shown)}
+        raise UserError(
+            f"{where}: {', '.join(shown)} would not be read; "
+            f"{format_split_names({**split_names, **names})} reads them, and "
+            f"SPLIT={NONE} leaves a split out"
+        )
 
 
 def _without_train(

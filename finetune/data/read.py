@@ -110,12 +110,6 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
     return "row" if suffix == formats.SPREADSHEET else "line", [numbers[row] for row in rows]
 
 
-def separator_of(path: Path, options: ReadOptions) -> str:
-    """Return what separates the fields of a file; a comma where that is no text."""
-    layout = json.loads(_prepare(path, options).info.description)
-    return str(layout.get("dialect", {}).get("separator", ","))
-
-
 def read_whole_text(path: Path, options: ReadOptions) -> str:
     """Return the text of a file that is a single row.
 
