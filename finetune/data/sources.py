@@ -325,12 +325,15 @@ def _read_texts(paths: Sequence[Path], options: ReadOptions) -> Dataset:
     """Return the texts of files, the names of their folders as labels, and their paths."""
     states = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
     names = ("text", "label", "file")
-    with without_progress_bars():
-        return Dataset.from_generator(
-            _generate_texts,
-            features=Features({name: Value("string") for name in names}),
-            gen_kwargs={"states": [states], "options": options},
-        )
+    try:
+        with without_progress_bars():
+            return Dataset.from_generator(
+                _generate_texts,
+                features=Features({name: Value("string") for name in names}),
+                gen_kwargs={"states": [states], "options": options},
+            )
+    except DatasetGenerationError as error:
+        raise (error.__cause__ or error) from None
 
 
 def _generate_texts(states: Sequence[Any], options: ReadOptions) -> Iterator[dict[str, str | None]]:
