@@ -10,7 +10,7 @@ from finetune.errors import Report
 
 #: What is said of each.
 TOLD = {
-    "index_column.csv": ["left out the first column 'Unnamed: 0', which only numbers the rows"],
+    "index_column.csv": ["left out the first column, without a name, which only numbers the rows"],
     "line_ends.csv": ["400 rows in 628 lines, as quoted fields contain line breaks"],
     "semicolons.csv": ["read as fields separated by semicolons (--csv_separator)"],
     "windows_1252.csv": ["read as cp1252, as in 'honoré' (--encoding)"],

@@ -355,6 +355,8 @@ def _drop_index(name: str, rows: Dataset, report: Report) -> Dataset:
         return rows
     if numbers.null_count or pc.count_distinct(numbers).as_py() < len(rows):
         return rows
-    column = f"the column '{index}'" if index else "the first column, without a name"
+    column = (
+        f"the column '{index}'" if index.startswith("__") else "the first column, without a name"
+    )
     report.info(f"{name}: left out {column}, which only numbers the rows")
     return rows.remove_columns([index])
