@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets.data_files import SPLIT_KEYWORDS
-
-from finetune.data.read import conversion_hint, existing
 from finetune.errors import Report, UserError, suggestion
 from finetune.runtime import formats
 
 SPLITS = ("train", "validation", "test")
-#: The split that a word in the name of a file or folder stands for.
-KEYWORDS = {word: str(split) for split, words in SPLIT_KEYWORDS.items() for word in words}
+#: The split that a word in the name of a file or folder stands for: those of
+#: ``datasets.data_files.SPLIT_KEYWORDS``, without the import.
+KEYWORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
 #: The name, in ``--dataset_splits``, of a validation or test split that is not to be read.
 NONE = "none"
 #: The number of a part at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
@@ -107,17 +109,17 @@ def select_splits(
         UserError: If a named split is missing, or if a probable one would not be read.
     """
     names = _names_to_read(split_names)
-    existing = ", ".join(splits)
+    listed = ", ".join(splits)
     if missing := [
         f"--dataset_splits {split}={name}: {dataset} has no such split"
-        f"{suggestion(name, splits)} (it has: {existing})"
+        f"{suggestion(name, splits)} (it has: {listed})"
         for split, name in names.items()
         if split in split_names and name not in splits
     ]:
         raise UserError(*missing)
     if names["train"] not in splits:
         raise NoTrainSplit(
-            f"data set '{dataset}' has no train split (it has: {existing}); --dataset_splits "
+            f"data set '{dataset}' has no train split (it has: {listed}); --dataset_splits "
             "train=NAME takes another",
             splits,
         )
@@ -139,6 +141,8 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     Raises:
         UserError: If there are none, or if it is not clear which they are.
     """
+    from finetune.data.read import existing
+
     if is_pattern(dataset):
         return _find_matching(dataset, split_names)
     path = existing(dataset)
@@ -156,6 +160,8 @@ def is_pattern(dataset: str) -> bool:
 
 
 def _refuse_formats(paths: Sequence[Path]) -> None:
+    from finetune.data.read import conversion_hint
+
     expected = f"expected a file ending in {', '.join(formats.FILES)}"
     mistakes = [
         f"cannot read {path}: {expected}{conversion_hint(path)}"

@@ -5,6 +5,7 @@ A :class:`Source` returns all columns of its splits, and numbers the rows of eac
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,8 +96,9 @@ class Source:
         }
         return descriptions[self.kind]
 
+    @functools.cached_property
     def files(self) -> SplitFiles:
-        """Return the files of a local data set.
+        """The files of a local data set, as they were when they were first looked for.
 
         Raises:
             UserError: If there are none, or if it is not clear which they are.
@@ -154,7 +156,7 @@ class Source:
         """Return the place of each row: the file if there are several, a unit, and a number."""
         if self.kind == "memory":
             return [("", "position", row) for row in rows]
-        files = self.files() if self.kind == "local" else SplitFiles("saved", {})
+        files = self.files if self.kind == "local" else SplitFiles("saved", {})
         paths = files.files.get(split, ())
         if files.kind == "texts":
             return [("", "file", str(paths[row])) for row in rows]
@@ -194,7 +196,7 @@ class Source:
             raise UserError(*mistakes)
 
     def _load_files(self, report: Report) -> dict[str, Dataset]:
-        found = self.files()
+        found = self.files
         if found.unread:
             names = ", ".join(found.unread[:_SHOWN_FILES])
             more = ", ..." * (len(found.unread) > _SHOWN_FILES)

@@ -294,7 +294,7 @@ def _refuse_own_data(run: Run, output: str | Path) -> None:
     if not path.is_file() or source.kind != "local":
         return
     try:
-        files = source.files().files
+        files = source.files.files
     except UserError:  # they no longer exist
         return
     if any(_is_same(path, file) for paths in files.values() for file in paths):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from finetune.data.files_of_splits import parse_split_names
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
 
@@ -47,9 +47,10 @@ class Sourced(Recipe):
             self.dataset = memory.store(dataset)
         super().__post_init__()
 
-    @property
+    @functools.cached_property
     def row_source(self) -> Source:
         """Where the rows come from, and how they are read."""
+        from finetune.data.files_of_splits import parse_split_names
         from finetune.data.read import ReadOptions
         from finetune.data.sources import Source
 
