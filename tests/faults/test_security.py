@@ -637,38 +637,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("harm", [cut_off, flipped, never_finished])
-@pytest.mark.parametrize("prepared", [False, True])
-def test_a_damaged_cache_is_noticed_and_made_again(
-    harm: Callable[[Path], None], prepared: bool, cache: Path, reviews: Path, tiny_model: str
-) -> None:
-    def recipe() -> Any:
-        from recipes.sentiment import Sentiment
-
-        columns = {"text_column": "text", "label_column": "label", "max_length": 16}
-        return Sentiment(dataset=str(reviews), model=tiny_model, **columns)
-
-    def rows(made: Any) -> list[Any]:
-        return [made.prepared[split].to_dict() for split in ("train", "validation", "test")]
-
-    expected = rows(recipe())
-    (source,) = cache.rglob("rows.arrow")
-    tokens = sorted(set(cache.rglob("*.arrow")) - {source})
-    assert len(tokens) == 3
-    written = {path: path.stat().st_mtime_ns for path in (source, *tokens)}
-    harmed = tokens[1] if prepared else source
-    harm(harmed)
-    again = recipe()
-    assert rows(again) == expected
-    changed = [path for path, when in written.items() if path.stat().st_mtime_ns != when]
-    assert changed == [harmed]  # what was finished is kept
-    notes = [note for note in again.notes if "damaged" in note]
-    named = f"the cached file {harmed} is damaged (its size or hash has changed): regenerated"
-    assert notes == ([] if harm is never_finished else [named])
-    assert not [note for note in recipe().notes if "damaged" in note]
-    assert rows(recipe()) == expected
-
-
-@pytest.mark.parametrize("harm", [cut_off, flipped, never_finished])
 def test_a_damaged_baseline_is_fitted_again_and_no_cache_is_a_pickle(
     harm: Callable[[Path], None], cache: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
