@@ -72,12 +72,10 @@ def read_file(path: Path, options: ReadOptions, report: Report | None = None) ->
         UserError: If the file is malformed, with the line where there are lines; if it holds no
             rows; if an option is not for such a file.
     """
-    builder = _prepare(path, options)
-    for fact in json.loads(builder.info.description)["facts"]:
-        if report is not None:
+    rows, layout = _copy(path, options)
+    if report is not None:
+        for fact in layout["facts"]:
             report.info(f"{path.name}: {fact}", name="reading")
-    rows = builder.as_dataset(split="train")
-    assert isinstance(rows, datasets.Dataset)
     return rows
 
 
@@ -93,7 +91,7 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
         ``line`` or ``row``, and the number of each, from 1.
     """
     suffix = formats.suffix(path)
-    layout = json.loads(_prepare(path, options).info.description)
+    _, layout = _copy(path, options)
     starts: Iterator[int]
     if suffix in formats.SEPARATORS:
         records = read_text.records(path, Dialect(**layout["dialect"]))
@@ -229,39 +227,59 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
             yield arrow.decoded(table.slice(start, _ROWS_AT_ONCE)).cast(schema)
 
 
-def _prepare(path: Path, options: ReadOptions) -> _FileBuilder:
-    """Return a builder whose copy in the cache is complete and current."""
+def _copy(path: Path, options: ReadOptions) -> tuple[datasets.Dataset, dict[str, Any]]:
+    """Return the rows of a file from the cache, and how they were read; make the copy if need be.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
     refuse_options(path, options)
     with _explain(path), without_progress_bars():
         digest = _digest(path)
         facts = (digest, formats.suffix(path), formats.compression(path), options, VERSION)
-        builder = _FileBuilder(path, options, hashlib.sha256(repr(facts).encode()).hexdigest()[:24])
-        if not builder.info.description:
-            builder.download_and_prepare(verification_mode="no_checks")
+        key = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+        copy = _load_copy(path, options, key)
+        if copy is None:
+            _FileBuilder(path, options, key).download_and_prepare(verification_mode="no_checks")
             if _digest(path) != digest:
-                shutil.rmtree(builder.cache_dir)
+                shutil.rmtree(hub.caches()["datasets"] / FOLDER / key)
                 raise UserError(f"{path} has changed while it was read: start again")
-        if not builder.info.description:  # another process made the copy meanwhile
-            builder = _FileBuilder(path, options, builder.config_id)
-        return builder
+            copy = _load_copy(path, options, key)
+            assert copy is not None
+        return copy
+
+
+def _load_copy(
+    path: Path, options: ReadOptions, key: str
+) -> tuple[datasets.Dataset, dict[str, Any]] | None:
+    """Return a copy, mapped into memory; None if there is none. A damaged one is removed."""
+    folder = hub.caches()["datasets"] / FOLDER / key
+    if not folder.exists():
+        return None
+    with contextlib.suppress(pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        builder = _FileBuilder(path, options, key)
+        layout, rows = json.loads(builder.info.description), builder.as_dataset(split="train")
+        if len(rows) == builder.info.splits["train"].num_examples:
+            return rows, layout
+    shutil.rmtree(folder)
+    return None
 
 
 def _digest(path: Path) -> str:
-    """Return the hash of a file, which is read only if its size, time or inode have changed."""
+    """Return the hash of a file, which is read only if its size, times or inode have changed."""
     about = path.stat()
-    current = [about.st_size, about.st_mtime_ns, about.st_ino]
-    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
-    record = hub.caches()["datasets"] / RECORDS / f"{name}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        recorded = json.loads(record.read_text(encoding="utf-8"))
-        if recorded["stat"] == current:
-            return str(recorded["digest"])
+    # a file that is replaced or rewritten may have the modification time of the one before
+    facts = (path.resolve(), about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    record = hub.caches()["datasets"] / RECORDS / name
+    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+        return record.read_text(encoding="ascii")
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
     record.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(record, json.dumps({"stat": current, "digest": digest.hexdigest()}))
+    write_whole(record, digest.hexdigest())
     return digest.hexdigest()
 
 
