@@ -21,7 +21,8 @@ from finetune.errors import UserError, suggestion
 
 #: How the format writes characters that XML does not allow.
 _ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
-_CELL = re.compile(rb"<c\b[^>]*?\br=\"([A-Z]+[0-9]+)\"[^>]*>(.*?)</c>", re.S)
+#: The attributes and the content of a cell that has any.
+_CELL = re.compile(rb"<c\b([^>]*)(?<!/)>(.*?)</c>", re.S)
 _XML = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _ID = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 
@@ -38,17 +39,18 @@ def choose_sheet(path: Path, name: str | None) -> tuple[str, list[str]]:
     """
     with _open(path) as book:
         names = list(book.sheet_names)
+        heights = {name: _height(book, name) for name in names}
         filled = [
             sheet.name
             for sheet in book.sheets_metadata
-            if sheet.visible == SheetVisibleEnum.Visible and _height(book, sheet.name) > 1
+            if sheet.visible == SheetVisibleEnum.Visible and heights[sheet.name] > 1
         ]
     if name is not None and name not in names:
         raise UserError(
             f"--sheet {name}: {path} has no such sheet{suggestion(name, names)} (it has: "
             f"{', '.join(names)})"
         )
-    if name is None and not filled:
+    if (name is None and not filled) or (name is not None and not heights[name]):
         raise UserError(f"{path} holds no rows")
     sheet = name or filled[0]
     _refuse_formulas_without_value(path, sheet)
@@ -140,21 +142,24 @@ def _as_text(value: Any) -> str | None:
 
 def _refuse_formulas_without_value(path: Path, name: str) -> None:
     """Refuse cells whose formula no program has computed: they would be read as empty."""
-    with zipfile.ZipFile(path) as archive:
-        workbook = ElementTree.fromstring(archive.read("xl/workbook.xml"))
-        sheets = {sheet.get("name"): sheet.get(_ID) for sheet in workbook.iter(f"{_XML}sheet")}
-        links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))
-        targets = {link.get("Id"): link.get("Target", "") for link in links}
-        target = targets.get(sheets.get(name), "").removeprefix("/")
-        member = target if target.startswith("xl/") else f"xl/{target}"
-        if member not in archive.namelist():
-            return
-        content = archive.read(member)
-    if b"<f" not in content:
-        return
-    for cell, inner in _CELL.findall(content):
-        if b"<f" in inner and not re.search(rb"<v>[^<]|<is>", inner):
+    try:
+        with zipfile.ZipFile(path) as archive:
+            workbook = ElementTree.fromstring(archive.read("xl/workbook.xml"))
+            sheets = {sheet.get("name"): sheet.get(_ID) for sheet in workbook.iter(f"{_XML}sheet")}
+            links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))
+            targets = {link.get("Id"): link.get("Target", "") for link in links}
+            target = targets[sheets[name]].removeprefix("/")
+            content = archive.read(target if target.startswith("xl/") else f"xl/{target}")
+    except (KeyError, zipfile.BadZipFile, ElementTree.ParseError):
+        return  # what reads the values is more tolerant
+    cells = _CELL.findall(content) if b"<f" in content else ()
+    for attributes, inner in cells:
+        # a text that is empty is a value, which only its type tells
+        has_value = b't="str"' in attributes or re.search(rb"<v>[^<]|<is>", inner)
+        if re.search(rb"<f[\s/>]", inner) and not has_value:
+            cell = re.search(rb'\br="(\w+)"', attributes)
             raise UserError(
-                f"{path}, sheet '{name}': the formula in {cell.decode()} has no value, as no "
-                "spreadsheet has computed it: open the file in one and save it, or save it as .csv"
+                f"{path}, sheet '{name}': the formula{f' in {cell[1].decode()}' if cell else ''} "
+                "has no value, as no spreadsheet has computed it: open the file in one and save "
+                "it, or save it as .csv"
             )

@@ -252,10 +252,11 @@ class Request:
         predictions = self.task.predicted(
             logits, self.temperature, every=self.options.all_probabilities
         )
-        for column, found in zip(columns.values(), predictions, strict=True):
-            cells = _shortest_digits(found) if isinstance(found, np.ndarray) else found
-            for number, value in zip(present, cells, strict=True):
-                column[number] = value
+        for name, cells in zip(columns, predictions, strict=True):
+            if isinstance(cells, np.ndarray):
+                cells = _shortest_digits(cells)
+            for number, cell in zip(present, cells, strict=True):
+                columns[name][number] = cell
         return columns
 
     def _refuse_no_text(self, row: int, texts: Sequence[Any]) -> None:
