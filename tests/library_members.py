@@ -91,6 +91,7 @@ def resolve(path: str) -> Any:
 
 
 _TRAINER = "transformers.trainer:Trainer"
+_BUILDER = "datasets:DatasetBuilder"
 _EVENTS = "transformers.trainer_callback:TrainerCallback"
 _MODEL = "transformers.modeling_utils:PreTrainedModel"
 _UTILS, _IMPORTS = "transformers.trainer_utils", "transformers.utils.import_utils"
@@ -517,6 +518,13 @@ MEMBERS = (
            "files of tokenized rows are mapped at once", "filename"),
     Member("member", "datasets.table:InMemoryTable", "from_arrays", "finetune/data/arrow.py",
            "likewise"),
+    Member("hook", _BUILDER, "_info", "finetune/data/read.py", "types are those of the tables",
+           source=f"{_BUILDER}.__init__"),
+    Member("hook", _BUILDER, "_split_generators", "finetune/data/read.py", "a file is one split",
+           "dl_manager", source=f"{_BUILDER}._download_and_prepare"),
+    Member("hook", "datasets:ArrowBasedBuilder", "_generate_tables", "finetune/data/read.py",
+           "the rows of a file", "kwargs",
+           source="datasets:ArrowBasedBuilder._prepare_split_single"),
     Member("member", "datasets:Dataset", "map", "finetune/data/parts.py",
            "combined columns are cached under a fingerprint of ours",
            "batched remove_columns fn_kwargs new_fingerprint desc"),

@@ -175,10 +175,10 @@ class Predicted(Event):
     """More rows of an input are predicted.
 
     Attributes:
-        position: How far into the input, in the unit of ``total``.
-        total: Size of the input: bytes of a text file, rows of any other; None if unknown.
-        rows: Rows done.
-        counted: Whether the unit is rows.
+        position: Rows of the input up to the one that is done.
+        total: Rows of the input; None for standard input.
+        rows: The same as ``position``.
+        counted: Whether ``total`` is known.
     """
 
     position: float
