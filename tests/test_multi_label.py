@@ -12,13 +12,12 @@ import pandas as pd
 import pytest
 import sklearn.metrics
 import torch
-from datasets import ClassLabel, Dataset, Features, List, Value
 from scipy.special import expit
 from transformers import pipeline
 
 import finetune
 from finetune import Run, TextClassification, UserError
-from finetune.data import multi_labels, stratification
+from finetune.data import stratification
 from finetune.pipeline.compare import compare
 from finetune.pipeline.evaluate import evaluate
 from finetune.reporting import wording
@@ -226,16 +225,6 @@ def test_labels_that_training_does_not_have_are_refused(tmp_path: Path) -> None:
         UserError, match="test data has labels in 'label' that the training data does not"
     ):
         _ = Texts(dataset=str(tmp_path / "data")).splits
-
-
-def test_classes_are_numbered_as_a_model_does() -> None:
-    features = Features({"id": Value("int64"), "label": List(ClassLabel(names=["b", "a"]))})
-    labels: dict[str, Any] = {"id": [0, 1, 2], "label": [[0], [0, 1], []]}
-    rows = Dataset.from_dict(labels, features=features)
-    found = multi_labels.renumbered(rows, ["a", "x", "b"], "line {}".format)
-    assert found["label"][:] == [[2], [0, 2], []]
-    with pytest.raises(UserError, match=r"does not know: 'a', first in line 1 \(it knows: 'b'\)"):
-        multi_labels.renumbered(rows, ["b"], "line {}".format)
 
 
 # ---- splits --------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.data import arrow
-from finetune.data.numeric_names import number
+from finetune.data import ROW, arrow
+from finetune.data.numbers import parse_number
 
 #: A name of so many words that is a text of the column itself, too, is a text; one of so many
 #: characters is, unless it ends like the question of a form.
@@ -34,7 +34,7 @@ def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
         text: The column of the text.
         label: That of the label.
     """
-    names = [name for name in rows.column_names if name != "id"]
+    names = [name for name in rows.column_names if name != ROW]
     if names == [str(number) for number in range(len(names))]:  # as pandas numbers them
         return None
     if _occurs(rows, label):
@@ -44,7 +44,7 @@ def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
         return f"'{_short(text)}' is both the name of a column and a text in it"
     if len(text) > _LONGEST_NAME and not text.rstrip().endswith(_FORM):
         return f"a column is called '{_short(text)}'"
-    value = number(label)
+    value = parse_number(label)
     if words >= _FEWEST_WORDS and value is not None and math.isfinite(value):
         return f"the columns are called '{_short(text)}' and '{label}'"
     return None
@@ -68,7 +68,7 @@ def unnamed(rows: Dataset, read: Sequence[str]) -> int:
         rows: Of a table.
         read: Columns that are meant.
     """
-    names = [name for name in rows.column_names if name not in ("id", *read)]
+    names = [name for name in rows.column_names if name not in (ROW, *read)]
     several = [name for name in names if name.startswith("Unnamed: ") and name != "Unnamed: 0"]
     return max((len(rows) - arrow.column(rows, name).null_count for name in several), default=0)
 
@@ -115,7 +115,7 @@ def hint(rows: Dataset) -> str:
                 f"; '{_short(name)}' is a value of the column of that name, too: is the first line "
                 "a row? Add a line with the names of the columns on top"
             )
-    return hint_of_names([name for name in rows.column_names if name != "id"])
+    return hint_of_names([name for name in rows.column_names if name != ROW])
 
 
 def _occurs(rows: Dataset, column: str) -> bool:

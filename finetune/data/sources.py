@@ -26,7 +26,8 @@ from datasets import (
     load_from_disk,
 )
 
-from finetune.data import ROW, arrow, bounds, conversion, embedded, labels, listing, memory, seals
+from finetune.data import ROW, arrow, bounds, conversion, embedded, listing, memory, seals
+from finetune.data.label_columns import list_names
 from finetune.data.layout import ReadOptions
 from finetune.data.listing import NONE, Listing
 from finetune.data.split_names import SPLITS, NoTrainSplit, for_training, meant, refuse_unread
@@ -204,7 +205,7 @@ def _refuse_others(path: Path, rows: Dataset, other: Path, others: Dataset) -> N
     columns, there = set(rows.column_names), set(others.column_names)
     if columns != there:
         lacks, more = (
-            f"{'a column' if len(names) == 1 else 'columns'} {labels.listed(sorted(names))}"
+            f"{'a column' if len(names) == 1 else 'columns'} {list_names(sorted(names))}"
             if names
             else ""
             for names in (columns - there, there - columns)

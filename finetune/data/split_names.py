@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 
-from finetune.data.several import joined
+from finetune.data.comma_list import join_values
 from finetune.errors import UserError
 
 SPLITS = ("train", "validation", "test")
@@ -70,7 +70,7 @@ def named(text: str | None) -> dict[str, str]:
 
 def option(names: Mapping[str, str]) -> str:
     """Return the option by which a source calls splits so, as it is typed."""
-    text = joined(f"{split}={names[split]}" for split in SPLITS if split in names)
+    text = join_values(f"{split}={names[split]}" for split in SPLITS if split in names)
     return f"--dataset_splits {shlex.quote(text)}"
 
 

@@ -277,15 +277,7 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.contract("C5")
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.xfail(strict=True, reason="the column is not named"))
-        if case == "column of one class"
-        else case
-        for case in FAULTY
-    ],
-)
+@pytest.mark.parametrize("case", FAULTY)
 def test_a_fault_of_the_data_is_one_message_with_column_line_and_flag(
     case: str, tmp_path: Path
 ) -> None:
