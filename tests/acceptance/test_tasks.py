@@ -230,7 +230,7 @@ def test_the_labels_are_those_of_the_file_and_the_ids_those_of_the_tokenizer(
     recipe = Text(dataset=str(file), model=str(bert), max_length=LENGTH, **options)
     assert recipe.splits.num_rows == {"train": 65, "validation": 7, "test": 18}
     assert recipe.task == task
-    ids = sorted(number for rows in recipe.splits.values() for number in rows["id"])
+    ids = sorted(number for rows in recipe.splits.values() for number in rows["_row"])
     assert ids == list(range(len(ROWS)))
     labels = [label_of(kind, row) for row in ROWS]
     names = options.get("label_order") or options.get("label_columns")
@@ -239,7 +239,7 @@ def test_the_labels_are_those_of_the_file_and_the_ids_those_of_the_tokenizer(
     cut = 0
     for split, rows in recipe.splits.items():
         expected = []
-        for number, label in zip(rows["id"], rows["label"], strict=True):
+        for number, label in zip(rows["_row"], rows["label"], strict=True):
             expected += encode(AutoTokenizer.from_pretrained(bert), ROWS[number])
             if task == "regression":
                 assert label == pytest.approx(labels[number])
@@ -307,7 +307,7 @@ def test_two_columns_are_a_pair_where_the_tokenizer_has_pairs(
     recipe = Text(dataset=str(table), text_columns="second,title", **options)
     tokenizer = AutoTokenizer.from_pretrained(base)
     test, inputs = recipe.splits["test"], recipe.prepared["test"]["input_ids"]
-    for number, ids in zip(test["id"], inputs, strict=True):
+    for number, ids in zip(test["_row"], inputs, strict=True):
         first, second = ROWS[number]["second"], ROWS[number]["title"]
         if family == "roberta":
             assert ids == tokenizer(first, second)["input_ids"]
@@ -347,7 +347,7 @@ def test_images_in_the_format_of_the_hub_are_those_of_the_image_processor(
 @pytest.mark.contract("B1")
 def test_an_image_run_predicts_what_the_saved_model_returns(image_run: finetune.Run) -> None:
     predictions, rows = image_run.predictions, image_run.recipe().splits["test"]
-    assert predictions["id"].tolist() == rows["id"][:]
+    assert predictions["id"].tolist() == rows["_row"][:]
     model = AutoModelForImageClassification.from_pretrained(image_run.path).eval()
     processor = ViTImageProcessorPil.from_pretrained(image_run.path)
     with torch.inference_mode():
