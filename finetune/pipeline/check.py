@@ -184,11 +184,11 @@ def _located(findings: Sequence[Finding], recipe: Recipe) -> list[Finding]:
 
     What the report has as an error was raised too: it is left out where it is only a sentence.
     """
-    raised = UserError(*recipe.report.sentences("error")).mistakes
+    raised, reported = UserError(*recipe.report.sentences("error")).mistakes, recipe.report.findings
     located = [
         dataclasses.replace(finding, message=recipe.report.text(finding, fix=False))
         for finding in findings
-        if finding.message not in raised or finding in recipe.report.findings
+        if finding.message not in raised or any(finding is other for other in reported)
     ]
     return sorted(located, key=lambda finding: SEVERITIES.index(finding.severity))
 
