@@ -106,18 +106,6 @@ def hint_of_names(names: Sequence[str]) -> str:
     return ""
 
 
-def hint(rows: Dataset) -> str:
-    """Return a hint, where a column is missing, if the first line is probably none of names."""
-    for name in rows.column_names:
-        values = rows.data.column(name).slice(0, _LOOKED_AT)
-        if arrow.is_text(values.type) and pc.any(pc.equal(values, name)).as_py():
-            return (
-                f"; '{_short(name)}' is a value of the column of that name, too: is the first line "
-                "a row? Add a line with the names of the columns on top"
-            )
-    return hint_of_names([name for name in rows.column_names if name != ROW])
-
-
 def _occurs(rows: Dataset, column: str) -> bool:
     """Return whether the name of a column of text is a value in it."""
     stored = rows.data.column(column)

@@ -263,6 +263,21 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         {},
         ["'queue'", "'bad;good'", "line 6", "--label_separator ';'", "--task single_label"],
     ),
+    "no labels": ({"a": only("[]")}, {"task": "multi_label"}, ["'queue'"]),
+    "word in a column of 0 and 1": (
+        {
+            "a": csv_text(changes={4: "ticket 4,1,2"}, head="body,queue,kind")
+            .replace("bad", "1,0")
+            .replace("good", "0,1")
+        },
+        {"label_column": "", "label_columns": "queue,kind", "task": "multi_label"},
+        ["'kind'", "'2'", "line 6", "0 and 1"],
+    ),
+    "words as numbers": (
+        {"a": csv_text()},
+        {"task": "regression"},
+        ["40 of 40", "'queue'", "'bad'", "--task single_label"],
+    ),
     "no text": (
         {"a": "body,queue\n" + "".join(f"{number},{'ab'[number % 2]}\n" for number in range(40))},
         {},

@@ -434,6 +434,24 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "no-order": (["low", "mid", "high"], ["--task", "ordinal"], ["'mid'", "--label_order"]),
     "words-as-sets": (NAMES, ["--task", "multi_label"], ["'label'", "--label_separator"]),
     "one-number-in-lists": ([["bad"], ["good"], 5], [], ["line 3", "5", '["5"]']),
+    "words-among-numbers": ([1, 2, 3, "n/a"], [], ["'n/a'", "line 4", "--task single_label"]),
+    "printed-list": (["bad", "good", "['bad' 'good']"], [], ["line 3", "JSON list"]),
+    "separator-of-all": (
+        ["bad#good", "good#slow", "bad#slow"],
+        [],
+        ["'bad#good'", "line 1", "--label_separator '#'", "--task single_label"],
+    ),
+    "zero-one-lists": (
+        [[1, 0, 0], [0, 1, 1]],
+        [],
+        ["[1, 0, 0]", "line 1", "--task regression", "--task multi_label", "--label_columns"],
+    ),
+    "zero-one-lists-as-sets": (
+        [[1, 0, 0], [0, 1, 1]],
+        ["--task", "multi_label"],
+        ["[1, 0, 0]", "line 1", "--label_columns"],
+    ),
+    "decimal-comma": (["0,5", "1,5", "2,5"], [], ["'0,5'", "line 1", "decimal point"]),
     "unknown-task": (NAMES, ["--task", "single"], ["--task", "'single'", "single_label"]),
     "unknown-class": (
         NAMES,
