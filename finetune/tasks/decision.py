@@ -40,6 +40,7 @@ SURELY_CLASSES = 20
 #: A separator is looked for in labels of at most so many characters.
 _LONGEST_JOINED = 100
 _MOST_WORDS = 3  # of a label beside a separator
+_USUAL_SEPARATORS = (";", "|")
 
 
 def read_columns(
@@ -250,7 +251,7 @@ def _ask_about_cells(column: LabelColumn, places: Mapping[str, int], report: Rep
         report: For the question.
     """
     for word, place in places.items():
-        if looks_printed(word):
+        if looks_printed(word) and parse_list(word) is None:
             fix = f"for several labels, {labels.AS_JSON}; {_AS_CLASS}"
             _ask(column, place, fix, report, ", several values as a program prints them")
     if separated := find_separator(list(places)):
@@ -272,8 +273,8 @@ def warn_of_sets(column: LabelColumn, options: LabelOptions, report: Report) -> 
 def find_separator(words: Sequence[str]) -> tuple[str, str] | None:
     """Return what seems to separate several labels in a cell, and the first cell that has it.
 
-    Either every part of a cell is itself a label, or most cells have the separator and fewer parts
-    than cells explain them.
+    Every part of a cell is itself a label, or most cells have the separator and fewer parts than
+    cells explain them; of a semicolon or a bar that it is there is enough.
 
     Args:
         words: The different labels.
@@ -289,16 +290,15 @@ def find_separator(words: Sequence[str]) -> tuple[str, str] | None:
         for sign in {sign.strip() for sign in re.findall(r"[\W_]+", word.strip())}
         if sign
     )
-    for sign, count in signs.most_common():
-        if 2 * count <= len(words) or count < 2:
-            break
+    for sign, _ in signs.most_common():
         cells = {
             word: [part.strip() for part in word.split(sign)] for word in words if sign in word
         }
         cells = {word: parts for word, parts in cells.items() if all(parts)}
         parts = {*itertools.chain(*cells.values())}
         are_short = all(len(part.split()) <= _MOST_WORDS for part in parts)
-        if 2 * len(cells) > len(words) and len(parts) <= len(cells) and are_short:
+        are_few = 2 * len(cells) > len(words) and len(parts) <= len(cells)
+        if cells and are_short and (are_few or sign in _USUAL_SEPARATORS):
             return sign, next(iter(cells))
     return None
 
