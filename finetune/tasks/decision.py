@@ -335,12 +335,8 @@ def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> 
             fix="use --task single_label",
         )
     elif options.is_ordered:
-        if others := [name for name in names if name not in options.names]:
-            report.error(f"{flag}: the labels are also {list_names(others)}")
-        if idle := [name for name in options.names if name not in names]:
-            report.error(
-                f"{flag}: no row has the class {list_names(idle)} (classes: {list_names(names)})"
-            )
+        if set(names) != set(options.names):
+            report.error(f"{flag}: the classes are {list_names(names)}")
     elif not numbers.have_order(names, options.names):
         report.error(
             f"--task ordinal: the order of the classes {list_names(names)} in "
