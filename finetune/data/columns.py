@@ -195,8 +195,8 @@ def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[
     """Return the columns of the texts and of the label; those that are not named are found here.
 
     A text has three words or more on average and is mostly unlike the others. A label is one of at
-    most 100 values that occur again and again, or a list of such. Of several such columns, the one
-    with a usual name is taken.
+    most 100 values that occur again and again, or a list of such, else a number with a fraction. Of
+    several such columns, the one with a usual name is taken.
 
     Args:
         rows: Of training.
@@ -220,6 +220,7 @@ def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[
             for name, values in others.items()
             if isinstance(features[name], ClassLabel) or _are_classes(values)
         ]
+        candidates = candidates or [name for name, values in others.items() if _are_scores(values)]
         label = "".join(_choose(candidates, "label", others, mistakes))
     if mistakes:
         for name, values in columns.items():
@@ -279,6 +280,12 @@ def _are_classes(values: Sequence[Any]) -> bool:
         return False
     has_fraction = any(isinstance(value, float) and value % 1 for value in inner)
     return not has_fraction and 2 <= len(set(inner)) <= min(_MOST_CLASSES, len(inner) // 4)
+
+
+def _are_scores(values: Sequence[Any]) -> bool:
+    """Return whether values are numbers, some of them with a fraction."""
+    numbers = [number for number in map(parse_number, values) if number is not None]
+    return 0 < len(numbers) == len(values) and any(number % 1 for number in numbers)
 
 
 def _is_date(value: Any) -> bool:
