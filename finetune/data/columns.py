@@ -215,12 +215,15 @@ def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[
         texts = _choose(candidates, "text", columns, mistakes)
     if not label:
         others = {name: values for name, values in columns.items() if name not in texts}
+        scores = [name for name, values in others.items() if _are_scores(values)]
         candidates = [
             name
             for name, values in others.items()
-            if isinstance(features[name], ClassLabel) or _are_classes(values)
+            if isinstance(features[name], ClassLabel)
+            or _are_classes(values)
+            or (name in scores and name.lower() in _USUAL_NAMES["label"])
         ]
-        candidates = candidates or [name for name, values in others.items() if _are_scores(values)]
+        candidates = candidates or scores
         label = "".join(_choose(candidates, "label", others, mistakes))
     if mistakes:
         for name, values in columns.items():
