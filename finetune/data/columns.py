@@ -113,9 +113,9 @@ def drop_clashes(
         split_by: Columns that training rows are split by; other splits may lack them.
     """
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
-    others = [name for name in dataset["train"].column_names if name not in {ROW, *columns}]
-    taken = [name for name in others if is_own(name)]
-    single = [name for name in others if name not in {*shared, *taken, *split_by}]
+    unread = [name for name in dataset["train"].column_names if name not in {ROW, *columns}]
+    taken = [name for name in unread if is_own(name)]
+    single = [name for name in unread if name not in {*shared, *taken, *split_by}]
     if taken:
         why = "the toolkit writes columns of these names; rename to keep"
         report.info(f"dropped from the data: {list_names(taken)} ({why})")
@@ -214,17 +214,17 @@ def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[
         ]
         texts = _choose(candidates, "text", columns, mistakes)
     if not label:
-        others = {name: values for name, values in columns.items() if name not in texts}
-        scores = [name for name, values in others.items() if _are_scores(values)]
+        remaining = {name: values for name, values in columns.items() if name not in texts}
+        scores = [name for name, values in remaining.items() if _are_scores(values)]
         candidates = [
             name
-            for name, values in others.items()
+            for name, values in remaining.items()
             if isinstance(features[name], ClassLabel)
             or _are_classes(values)
             or (name in scores and name.lower() in _USUAL_NAMES["label"])
         ]
         candidates = candidates or scores
-        label = "".join(_choose(candidates, "label", others, mistakes))
+        label = "".join(_choose(candidates, "label", remaining, mistakes))
     if mistakes:
         for name, values in columns.items():
             example = repr(values[0]) if values else "no value"

@@ -38,7 +38,7 @@ _NO_CLASS = {
     *("nan", "NaN", "NAN", "NaT", "None", "null", "Null", "NULL", r"\N", "?"),
     *("n/a", "N/A", "#N/A", "NA", "<NA>"),
 }
-_EMOJI_STYLE = "\ufe0f"  # follows a character that is shown as an emoji
+_EMOJI_STYLE = "\ufe0f"  # follows a character that is listing as an emoji
 _SHOWN = 5
 #: From a split and row numbers to where they are, for messages.
 Places = Callable[[str, Sequence[int]], str]
@@ -85,15 +85,15 @@ def _refuse_no_class(
     values: dict[str, Any] = {}
     are_numbers = numbers.are_numbers([*map(class_name, column.values)])
     for place, value in enumerate(column.values):
-        other = values.setdefault(class_name(value), value)
+        first = values.setdefault(class_name(value), value)
         fix = "expected one label per row"
         if isinstance(value, dict):
             problem = f"objects, such as {value!r}"
         elif parse_list(value) is not None:
             problem = f"lists, such as {value!r}"
             fix += "; several labels per row are --task multi_label"
-        elif type(other) is not type(value):
-            problem, fix = f"both {other!r} and {value!r}", "write one class in one way"
+        elif type(first) is not type(value):
+            problem, fix = f"both {first!r} and {value!r}", "write one class in one way"
         elif are_numbers and options.task != "ordinal" and numbers.has_fractions([str(value)]):
             problem = f"numbers with a fraction, such as {value}"
             fix = "expected classes; is --label_column the right column?"
@@ -332,16 +332,16 @@ def find_doubtful_names(dataset: DatasetDict, *, can_rename: bool) -> list[Findi
     for name in counts:
         groups.setdefault(_comparable(name), []).append(name)
     if similar := [group for group in groups.values() if len(group) > 1]:
-        shown = "; ".join(" and ".join(map(_quote, group)) for group in similar[:_SHOWN])
-        message = f"similar labels kept as separate classes: {shown}"
+        listing = "; ".join(" and ".join(map(_quote, group)) for group in similar[:_SHOWN])
+        message = f"similar labels kept as separate classes: {listing}"
         fix = "to merge them, make them identical in the data"
         fix += _merging_option(similar, counts) if can_rename else ""
         findings.append(("similar_labels", message + ", ..." * (len(similar) > _SHOWN), fix))
     missing = [name for name in counts if name.strip() in _NO_CLASS]
     if missing and len(missing) < len(counts):
-        shown = ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in missing)
+        listing = ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in missing)
         fix = "if these labels are missing, leave the field empty"
-        findings.append(("missing_labels", f"classes like a missing label: {shown}", fix))
+        findings.append(("missing_labels", f"classes like a missing label: {listing}", fix))
     return [
         Finding(name=name, severity="warning", message=message, fix=fix)
         for name, message, fix in findings

@@ -84,7 +84,7 @@ def encode_numbers(
     for split, group in columns.items():
         parsed = [_parse_column(column, width) for column in group]
         for column, numbers in zip(group, parsed, strict=True):
-            _report_others(column, split, numbers, options, report)
+            _report_invalid(column, split, numbers, options, report)
         targets[split] = np.concatenate(parsed, axis=1)
     if not options.drop_invalid:
         report.raise_errors()
@@ -116,19 +116,21 @@ def _parse_column(column: LabelColumn, width: int) -> np.ndarray:
     return np.asarray(parsed[column.codes])
 
 
-def _report_others(
+def _report_invalid(
     column: LabelColumn, split: str, numbers: np.ndarray, options: LabelOptions, report: Report
 ) -> None:
     """Report values that are no numbers, or not finite in float32."""
-    others = np.flatnonzero((column.codes >= 0) & np.isnan(numbers).any(axis=1))
-    if not len(others):
+    invalid = np.flatnonzero((column.codes >= 0) & np.isnan(numbers).any(axis=1))
+    if not len(invalid):
         return
-    values = list(dict.fromkeys(str(column.values[code]) for code in column.codes[others].tolist()))
+    values = list(
+        dict.fromkeys(str(column.values[code]) for code in column.codes[invalid].tolist())
+    )
     message = (
-        f"{len(others):,} of {len(column.codes):,} {split} rows with a value that is not a finite "
+        f"{len(invalid):,} of {len(column.codes):,} {split} rows with a value that is not a finite "
         f"number in '{column.name}' ({list_names(values)})"
     )
-    rows = column.numbers[others].tolist()
+    rows = column.numbers[invalid].tolist()
     if options.drop_invalid:
         report.warning(f"dropped {message}", split=split, rows=rows)
         return

@@ -51,17 +51,17 @@ def require_rows(dataset: DatasetDict, column: str, report: Report) -> None:
             report.error(f"the {split} data has no rows{_because(report)}")
     if len(train := dataset["train"]):
         names, present = targets.class_names(train), targets.occurring(train)
-        shown = list_names([names[number] for number in sorted(present)]) if names else ""
+        listing = list_names([names[number] for number in sorted(present)]) if names else ""
         if targets.is_set(train):
             if not present:
                 report.error(
                     f"no training row has a label: all lists of labels in '{column}' are empty"
                 )
             elif targets.all_alike(train):
-                report.error(f"all training rows have the same labels in '{column}' ({shown})")
+                report.error(f"all training rows have the same labels in '{column}' ({listing})")
         elif names and len(present) < 2:
             report.error(
-                f"the training data has one class only in '{column}' ({shown}): expected two or "
+                f"the training data has one class only in '{column}' ({listing}): expected two or "
                 "more"
             )
     report.raise_errors()
@@ -92,9 +92,9 @@ def require_splits(
     train = dataset["train"]
     names, trained = targets.class_names(train), targets.occurring(train)
     if len(names) > 1 and len(trained) < 2 and not targets.is_set(train):
-        shown = list_names([names[number] for number in trained])
+        listing = list_names([names[number] for number in trained])
         report.error(
-            f"the rows left for training have one class only in '{column}' ({shown})"
+            f"the rows left for training have one class only in '{column}' ({listing})"
             f"{_because(report)}"
         )
     for split in ("validation", "test"):

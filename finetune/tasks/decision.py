@@ -138,18 +138,18 @@ def _ask(column: LabelColumn, place: int, fix: str, report: Report, context: str
 
 def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[Name, str]:
     """Return the task of several columns: sets of labels if all are 0 and 1, else numbers."""
-    shown = f"the columns {', '.join(column.name for column in columns)}"
+    title = f"the columns {', '.join(column.name for column in columns)}"
     parsers = (numbers.parse_number, labels.parse_truth)
-    others = [
+    strays = [
         [(column, place) for place, value in enumerate(column.values) if parse(value) is None]
         for parse in parsers
         for column in columns
     ]
-    no_numbers, no_truths = others[: len(columns)], others[len(columns) :]
+    no_numbers, no_truths = strays[: len(columns)], strays[len(columns) :]
     if not any(no_truths):
-        return "multi_label", f"{shown} hold 0 and 1"
+        return "multi_label", f"{title} hold 0 and 1"
     if not any(no_numbers) and all(no_truths):
-        return "regression", f"{shown} hold numbers"
+        return "regression", f"{title} hold numbers"
     column, place = next(itertools.chain(*no_numbers, *no_truths))
     context = "" if any(no_numbers) else ", while another of the columns holds 0 and 1 only"
     fix = (
@@ -273,16 +273,16 @@ def warn_of_sets(column: LabelColumn, options: LabelOptions, report: Report) -> 
 def find_separator(words: Sequence[str]) -> tuple[str, str] | None:
     """Return what seems to separate several labels in a cell, and the first cell that has it.
 
-    Every part of a cell is itself a label, or most cells have the separator and fewer parts than
-    cells explain them; of a semicolon or a bar that it is there is enough.
+    Either every part of a cell is itself a label, or most cells have the separator and consist of
+    no more parts than there are such cells. A semicolon or a bar counts in any cell.
 
     Args:
         words: The different labels.
     """
-    known = {word.strip() for word in words}
+    names = {word.strip() for word in words}
     for word in words:
-        for separator in _joints(word, known):
-            if all(part.strip() in known for part in word.split(separator)):
+        for separator in _joints(word, names):
+            if all(part.strip() in names for part in word.split(separator)):
                 return separator.strip() or separator, word
     signs = Counter(
         sign
@@ -303,18 +303,18 @@ def find_separator(words: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-def _joints(word: str, known: set[str]) -> Iterator[str]:
+def _joints(word: str, names: set[str]) -> Iterator[str]:
     """Yield what is between a label at the beginning of a word and the next label in it."""
     if len(word) > _LONGEST_JOINED:
         return
     for end in range(1, len(word) - 1):
-        if word[:end] not in known:
+        if word[:end] not in names:
             continue
         for start in range(end + 1, len(word)):
             rest = word[start:]
             joint = word[end:start]
             is_sign = re.search(r"[\W_]", joint) is not None  # in "aba" no letter is a separator
-            if is_sign and any(rest[:stop] in known for stop in range(1, len(rest) + 1)):
+            if is_sign and any(rest[:stop] in names for stop in range(1, len(rest) + 1)):
                 yield joint
 
 
