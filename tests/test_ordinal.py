@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, Features
+from datasets import ClassLabel, Dataset, Features, Value
 from transformers import EvalPrediction
 
 from finetune import TextClassification, UserError
@@ -53,8 +53,8 @@ def test_numbers_are_in_their_order(tmp_path: Path) -> None:
 def test_half_stars_are_classes_in_an_order(tmp_path: Path) -> None:
     made = recipe(tmp_path, [2.5, 1.0, 10.0, 1.5], task="ordinal")
     assert made.labels == ["1.0", "1.5", "2.5", "10.0"]
-    features = Features({"label": ClassLabel(names=["10.0", "1.5"])})
-    rows = Dataset.from_dict({"label": [0, 1]}, features=features)
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["10.0", "1.5"])})
+    rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}, features=features)
     assert made.kind.matched(rows, "train", Report())["label"][:] == [3, 1]
     asked = recipe(tmp_path, [2.5, 1.0, 10.0, 1.5])
     assert asked.kind.name == "regression"
