@@ -16,7 +16,7 @@ from finetune.data import ROW, arrow
 from finetune.data.comma_list import format_option, split_values
 from finetune.data.label_columns import LabelColumn, list_names, parse_list, source_rows
 from finetune.data.numbers import parse_number
-from finetune.data.prediction_columns import is_own
+from finetune.data.prediction_columns import LABEL, PROBABILITY, is_own
 from finetune.errors import Report, UserError, suggestion
 
 #: Rows that are looked at to find a column, spread over the data.
@@ -119,6 +119,8 @@ def drop_clashes(
     if taken:
         why = "the toolkit writes columns of these names; rename to keep"
         report.info(f"dropped from the data: {list_names(taken)} ({why})")
+    if LABEL in columns and PROBABILITY in taken:
+        report.info("'label' beside 'probability' is what predict writes: are labels predictions?")
     if single:
         report.info(f"dropped from the data: {list_names(single)} (not in every split)")
     names = [name for name in dataset["train"].column_names if name not in {*taken, *single}]

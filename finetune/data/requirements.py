@@ -103,7 +103,9 @@ def require_splits(
             why = "the data is too small, or most labels occur once"
             report.error(f"no rows are left for {split}: {why}{_because(report)}")
         elif len(rows) == 1:
-            report.warning(f"the {split} data has one row: a score on it says nothing of others")
+            report.warning(
+                f"the {split} data has one row: a score on it says nothing of other rows"
+            )
         if names and (unknown := sorted(targets.occurring(rows) - trained)):
             by = " ".join(f"{flag} {name}" for flag, name in (split_by or {}).items())
             fix = f"the rows are split by {by}; " if by else ""
