@@ -36,20 +36,13 @@ class Text(TextClassification):
         from finetune.data import columns
 
         dataset = self.read()
-        if self.text_columns:
-            if not (self.label_column or self.label_columns):
-                texts = self.columns_read()
-                self.label_column = columns.chosen_label(dataset["train"], texts)
-                self.note(f"columns: '{self.label_column}' is the label")
-            return self.labelled(dataset)
-        several = self.label_sources().get("--label_columns", [""])[0]
-        label = several or self.label_column
-        found = columns.chosen(dataset["train"], self.text_column, label)
-        if several:
-            if not self.text_column:
-                self.note(f"columns: '{found[0]}' is the text")
-            self.text_column = found[0]
-        elif found != (self.text_column, self.label_column):
-            self.note(f"columns: '{found[0]}' is the text, '{found[1]}' the label")
-            self.text_column, self.label_column = found
+        texts = self.columns_read() if self.text_columns or self.text_column else []
+        ((_, labels),) = self.label_sources().items()
+        found, label = columns.find_columns(dataset["train"], texts, labels[0])
+        if not texts:
+            (self.text_column,) = found
+            self.note(f"columns: '{self.text_column}' is the text")
+        if not labels[0]:
+            self.label_column = label
+            self.note(f"columns: '{label}' is the label")
         return self.labelled(dataset)

@@ -42,7 +42,7 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety", "statisti
 #: tests hold what users rely on, and each goes with the code that it tests.
 QUICK = {
     *("class_weights", "cpu", "division", "encoding", "exchange", "head", "kappa", "kernels"),
-    *("labels", "libraries", "library_behaviour", "library_hooks", "library_scan"),
+    *("libraries", "library_behaviour", "library_hooks", "library_scan"),
     *("loss", "losses", "multi_label_statistics", "near", "number_losses", "number_metrics"),
     *("rooms", "sampler", "settings", "splits", "statistics", "stratification"),
     *("threshold", "tokenize", "trend", "versions", "words"),

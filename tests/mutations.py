@@ -104,9 +104,9 @@ MUTATIONS = (
     ),
     Mutation(
         "hundreds of different whole numbers are taken for classes without a question",
-        "finetune/tasks/reading.py",
-        "_SURELY_CLASSES = 20",
-        "_SURELY_CLASSES = 2000",
+        "finetune/tasks/decision.py",
+        "SURELY_CLASSES = 20",
+        "SURELY_CLASSES = 2000",
         ("B2",),
     ),
     Mutation(
@@ -244,9 +244,9 @@ MUTATIONS = (
     ),
     Mutation(
         "missing texts and labels are refused without their lines",
-        "finetune/data/findings.py",
-        'rows {without}{such}: {where}"',
-        'rows {without}{such}"',
+        "finetune/data/columns.py",
+        "report.error(message, split=split, rows=places, fix=fix)",
+        "report.error(message, split=split, fix=fix)",
         ("C5",),
     ),
     Mutation(

@@ -65,7 +65,7 @@ CASES = {
     "one column for both": (
         write("data.csv", GOOD),
         ["yelp", "--dataset", "data.csv", "--text_column", "label", *MODEL],
-        ["--text_column and --label_column are both 'label'"],
+        ["--label_column: 'label' is named by --text_column already"],
     ),
     "no epochs": (
         None,
@@ -150,7 +150,7 @@ CASES = {
             + "".join(f"{row},y\n" for row in ROWS[30:]),
         ),
         ["text", "--dataset", "a.csv", *MODEL],
-        ["the rows left for training have one class only ('x')", "contradict"],
+        ["the rows left for training have one class only in 'label' ('x')", "contradict"],
     ),
     "a value too few": (
         write("a.json", '[{"text": "a", "label": , }]'),
@@ -200,12 +200,12 @@ CASES = {
     "one class": (
         write("data.csv", GOOD.replace(",bad", ",good")),
         ["yelp", "--dataset", "data.csv", *MODEL],
-        ["one class only ('good')", "expected two or more"],
+        ["one class only in 'label' ('good')", "expected two or more"],
     ),
     "missing values": (
         write("data.csv", GOOD + ",good\n,bad\n"),
         ["yelp", "--dataset", "data.csv", *MODEL],
-        ["2 of 62 train rows without a text: lines 62, 63", "--drop_invalid"],
+        ["2 of 62 train rows without a text in 'text': lines 62, 63", "--drop_invalid"],
     ),
     "no text": (
         write("data.csv", "text,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40))),
@@ -223,12 +223,12 @@ CASES = {
     "several labels without a separator": (
         write("data.csv", GOOD.replace(",bad", ",bad;dull")),
         ["text", "--dataset", "data.csv", *MODEL],
-        ["--task: 'label' holds 'bad;dull' (train data, line 2)", "add --label_separator ';'"],
+        ["--task: 'label' holds 'bad;dull': line 2", "add --label_separator ';'"],
     ),
     "a label of its own in each row": (
         write("data.csv", "text,label\n" + "".join(f"{row},{row[6:8]}x\n" for row in ROWS)),
         ["text", "--dataset", "data.csv", *MODEL],
-        ["one of 60 different labels in 60 rows: is --label_column the right column?"],
+        ["one of 60 different labels in 60 rows: line 2; is --label_column the right column?"],
     ),
     "a stray number in columns of 0 and 1": (
         write(
@@ -238,12 +238,12 @@ CASES = {
             + "the last,0,-1\n",
         ),
         ["text", "--dataset", "data.csv", "--label_columns", "a,b", *MODEL],
-        ["--label_columns: 'b' holds '-1' (train data, line 62)", "add --task multi_label"],
+        ["--task: 'b' holds '-1'", "line 62", "add --task multi_label"],
     ),
     "words as numbers": (
         write("data.csv", GOOD),
         ["text", "--dataset", "data.csv", "--task", "regression", *MODEL],
-        ["60 of 60 train rows with a value that is no number in 'label'"],
+        ["60 of 60 train rows with a value that is not a finite number in 'label'"],
     ),
     "semicolons": (
         write("data.csv", "text;label\nawful, really;bad\nso;so;good\n"),

@@ -193,7 +193,7 @@ def test_a_fault_is_found(name: str, model: str, tmp_path: Path) -> None:
 def test_labels_that_differ_by_case_are_merged_as_it_says(model: str, tmp_path: Path) -> None:
     rows = changed(lambda n, text, label: (text, label.upper() if n % 20 == 0 else label))
     path = written(tmp_path / "rows.csv", rows)
-    (told,) = (each.message for each in checked(path, model).findings if each.name == "remark")
+    (told,) = (each.fix for each in checked(path, model).findings if each.name == "similar_labels")
     assert told.endswith("or --label_map BAD=bad,GOOD=good")
     merged = checked(path, model, label_map="BAD=bad,GOOD=good")
     assert merged.status == 0
@@ -246,7 +246,7 @@ def test_all_that_is_refused_is_told_at_once(model: str, tmp_path: Path) -> None
     path = written(tmp_path / "rows.csv", rows)
     found = checked(path, model, metric_for_best_model="f3", global_batch_size=-1)
     told = [each.message for each in found.findings]
-    assert any("1 of 1,000 train rows without a label: line 9" in each for each in told)
+    assert any("1 of 1,000 train rows without a label in 'label': line 9" in each for each in told)
     assert any("global_batch_size" in each for each in told)
     assert found.splits == {}
 

@@ -123,7 +123,7 @@ def test_labels_that_predict_wrote_are_told(run: Run, tmp_path: Path) -> None:
     assert predicted.index.tolist() == [7, 3, 5]
     predicted.to_csv(path := tmp_path / "predicted.csv", index=False)
     (note,) = (each for each in evaluate(run, str(path)).notes if "what predict writes" in each)
-    assert "are the labels predictions?" in note
+    assert "are labels predictions?" in note
 
 
 def test_one_row_has_no_interval(
@@ -171,7 +171,7 @@ def test_rows_left_out_of_an_evaluation_are_counted(run: Run, tmp_path: Path) ->
     table.to_csv(data := tmp_path / "gap.csv", index=False)
     found = evaluate(run, str(data), drop_invalid=True)
     assert found.rows == len(table) - 1
-    assert found.notes == ["dropped 1 of 41 rows without a label: line 42"]
+    assert found.notes == ["dropped 1 of 41 rows without a label in 'label': line 42"]
 
 
 @pytest.mark.parametrize(
@@ -275,16 +275,16 @@ def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> No
     [
         (
             {"text": ["a", "b"], "label": ["good", "odd"]},
-            "model does not know: 'odd', first in line 3 (it knows: 'bad', 'good')",
+            "model does not know: 'odd' (it knows: 'bad', 'good'): line 3",
         ),
         ({"words": ["a"], "label": ["good"]}, "--text_column: no column 'text' in "),
         (
             {"text": ["a", None], "label": ["good", "bad"]},
-            "1 of 2 rows without a text: line 3; --drop_invalid leaves them out",
+            "1 of 2 rows without a text in 'text': line 3; --drop_invalid leaves them out",
         ),
         (
             {"text": ["a", "b"], "label": ["1", "0.5"]},
-            "'label' holds numbers with a fraction (0.5), first in ",
+            "'label' holds numbers with a fraction, such as 0.5: line 3; ",
         ),
     ],
 )

@@ -94,11 +94,11 @@ def test_messages_name_the_column_and_the_line_but_no_split(run: Run, tmp_path: 
     frame.loc[3, "food"] = "x"
     frame.loc[5, "topics"] = "servise;food"
     frame.to_csv(data, index=False)
-    assert refused(run, data) == "--label_columns: 'food' holds 'x' (line 5): expected 0 and 1"
+    assert refused(run, data) == "--label_columns: 'food' holds 'x': line 5; expected 0 and 1"
     reading = {"label_column": "topics", "label_separator": ";"}
     assert refused(run, data, **reading) == (
-        "--label_column topics: the data has labels that the model does not know: 'servise', "
-        "first in line 7 (it knows: 'service', 'food', 'price'); --label_map OLD=NEW renames labels"
+        "--label_column topics: the data has labels that the model does not know: 'servise' (it "
+        "knows: 'service', 'food', 'price'): line 7; --label_map OLD=NEW renames labels"
     )
 
 

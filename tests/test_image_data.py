@@ -152,28 +152,16 @@ def test_columns_that_cannot_be_read(
         recipe(place, **options).load()
 
 
-@pytest.mark.parametrize(
-    ("word", "form", "map_"),
-    [
-        ("a;b", "which looks like several labels with ';' between them", "'a;b=NAME'"),
-        ("{1}", "a set", "'{1}=NAME'"),
-    ],
-)
-def test_several_labels_in_a_cell_are_refused(
-    word: str, form: str, map_: str, photos: Path
-) -> None:
+def test_several_labels_in_a_cell_are_one_class_with_a_warning(photos: Path) -> None:
     lines = table(photos, photos.parent / "whole.csv").read_text().splitlines()
     header, row, *rest = lines
     photo, _, light = row.split(",")
-    row = f"{photo},{word},{light}"
+    row = f"{photo},a;b,{light}"
     (place := photos.parent / "several.csv").write_text("\n".join([header, row, *rest]) + "\n")
-    with pytest.raises(UserError) as refused:
-        recipe(place, label_column="kind").load()
-    assert str(refused.value).endswith(
-        f" holds '{word}' (train data, line 2), {form}: images have one label; if it is the name "
-        f"of a class, add --label_map {map_}"
-    )
-    named = recipe(place, label_column="kind", label_map=f"{word}=odd").load()["train"]
+    read = recipe(place, label_column="kind")
+    assert "a;b" in read.load()["train"].features["label"].names
+    assert any("'a;b', which looks like several labels with ';'" in note for note in read.notes)
+    named = recipe(place, label_column="kind", label_map="a;b=odd").load()["train"]
     assert "odd" in named.features["label"].names
 
 

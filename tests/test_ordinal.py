@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, Value
 from transformers import EvalPrediction
 
 from finetune import TextClassification, UserError
+from finetune.errors import Report
 from finetune.tasks import kinds
 
 WORDS = ["low", "middle", "high"]
@@ -52,8 +53,9 @@ def test_numbers_are_in_their_order(tmp_path: Path) -> None:
 def test_half_stars_are_classes_in_an_order(tmp_path: Path) -> None:
     made = recipe(tmp_path, [2.5, 1.0, 10.0, 1.5], task="ordinal")
     assert made.labels == ["1.0", "1.5", "2.5", "10.0"]
-    rows = Dataset.from_dict({"id": [0, 1], "label": ["10.0", "1.5"]})
-    assert made.kind.matched(rows)["label"][:] == [3, 1]
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["10.0", "1.5"])})
+    rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}, features=features)
+    assert made.kind.matched(rows, "train", Report())["label"][:] == [3, 1]
     asked = recipe(tmp_path, [2.5, 1.0, 10.0, 1.5])
     assert asked.kind.name == "regression"
     assert asked.task_reason.endswith("; --task ordinal if they are grades")
@@ -73,31 +75,24 @@ def test_a_recipe_says_that_its_classes_have_an_order(tmp_path: Path) -> None:
         (
             [each / 10 for each in range(30)],
             dict(task="ordinal"),
-            "--task ordinal: 'label' holds 30 different numbers, some with a fraction; of more "
-            "than 20 such, use --task regression",
+            "--task ordinal: 'label' holds 30 different numbers, some with a fraction; use --task "
+            "regression for more than 20 such numbers",
         ),
         (
             WORDS,
             dict(task="ordinal"),
-            "--task ordinal: the order of the classes 'high', 'low', 'middle' is not known; add "
-            "--label_order LOWEST,...,HIGHEST, from the lowest to the highest",
-        ),
-        (
-            ["grade 10", "grade 9", "grade 2"],
-            dict(task="ordinal"),
-            "--task ordinal: the order of the classes 'grade 10', 'grade 2', 'grade 9' is not "
-            "known; add --label_order 'grade 2,grade 9,grade 10', from the lowest to the highest",
+            "--task ordinal: the order of the classes 'high', 'low', 'middle' in 'label' is not "
+            "known; add --label_order LOWEST,...,HIGHEST with all of them",
         ),
         (
             WORDS,
             dict(label_order="low,middle,hihg"),
-            "--label_order low,middle,hihg: the labels are also 'high'",
+            "--label_order low,middle,hihg: the classes are 'high', 'low', 'middle'",
         ),
         (
             ["a", "b"],
             dict(task="ordinal"),
-            "--task ordinal: the labels are 2 classes, and an order says something of 3 or more; "
-            "use --task single_label",
+            "--task ordinal: the labels are 2 classes; expected 3 or more; use --task single_label",
         ),
         (
             WORDS,

@@ -143,7 +143,10 @@ def test_the_command_line_reads_pairs(
     ("options", "message"),
     [
         ({"text_columns": "premise,gues"}, r"--text_columns: no column 'gues' .*guess"),
-        ({"text_columns": "premise,premise"}, "--text_columns: 'premise' is there twice"),
+        (
+            {"text_columns": "premise,premise"},
+            "--text_columns: 'premise' is named by --text_columns already",
+        ),
         ({"text_columns": "premise,verdict"}, "verdict"),
         ({"long_texts": "windows"}, r"--long_texts windows: reads one column"),
         ({"truncation": "head_tail"}, r"--truncation head_tail: expected head or tail"),

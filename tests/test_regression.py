@@ -193,10 +193,10 @@ def test_what_cannot_be_is_refused(others: dict[str, object], message: str) -> N
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("inf", "a number that is not finite in float32 in 'score' ('inf'): lines 4, 11"),
-        ("n/a", "a value that is no number in 'score' ('n/a'): lines 4, 11"),
+        ("inf", "a value that is not a finite number in 'score' ('inf'): lines 4, 11"),
+        ("n/a", "a value that is not a finite number in 'score' ('n/a'): lines 4, 11"),
         ("", "without a label in 'score': lines 4, 11"),
-        ("nan", "a number that is not finite in float32 in 'score' ('nan'): lines 4, 11"),
+        ("nan", "a value that is not a finite number in 'score' ('nan'): lines 4, 11"),
     ],
 )
 def test_bad_targets_are_named_by_their_lines(bad: str, message: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from datasets import Dataset, DatasetDict
 from scipy.stats import chi2_contingency
 
 from finetune.data import targets
-from finetune.data.labels import listed
+from finetune.data.label_columns import list_names
 from finetune.errors import Finding, counted
 
 #: The share of the rows from which on a class drowns all others.
@@ -55,8 +55,7 @@ def findings(dataset: DatasetDict) -> list[Finding]:
             )
         )
     noun = "label" if are_sets else "class"
-    # of a class with a single row it is told anyway
-    few = np.flatnonzero((many > 1) & (many < _FEWEST)).tolist()
+    few = np.flatnonzero((many > 0) & (many < _FEWEST)).tolist()
     if few:
         fewest = sorted(few, key=lambda number: many[number])[:_SHOWN]
         shown = ", ".join(f"'{names[number]}' ({many[number]})" for number in fewest)
@@ -79,7 +78,7 @@ def findings(dataset: DatasetDict) -> list[Finding]:
                 name="not_in_test",
                 severity="warning",
                 message=f"{counted(len(absent), noun)} of the training rows without a test row: "
-                f"{listed([names[number] for number in absent])}; nothing is known of how well "
+                f"{list_names([names[number] for number in absent])}; nothing is known of how well "
                 f"{'it is' if len(absent) == 1 else 'they are'} recognised",
                 fix=f"add test rows of {'it' if len(absent) == 1 else 'them'}, or merge "
                 f"{'the class' if len(absent) == 1 else 'the classes'}: --label_map OLD=NEW",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.flags import CHOICES, Flags, add_unknown, reads_dataset, refuse_clashes
-from finetune.data.several import as_text
+from finetune.data.comma_list import format_option
 from finetune.errors import Mistakes, UserError, masked
 from finetune.recipe import Recipe, TextClassification, catalog
 from finetune.recipe.options import of_several
@@ -270,7 +270,7 @@ def _read_config(cls: type[Recipe], config: str | None, mistakes: Mistakes) -> d
         for name, value in _load_yaml(Path(config).expanduser()).items():
             if name in forms and not isinstance(value, str):
                 with mistakes:
-                    text = as_text(value, forms[name], f"{config}: '{name}'")
+                    text = format_option(value, forms[name], f"{config}: '{name}'")
                     words.append(f"--{name}={text}")
             elif isinstance(value, list):
                 words += [f"--{name}", *map(str, value)]
@@ -327,7 +327,7 @@ def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) ->
     for name, value in options.items():
         if name in forms:
             with mistakes:
-                kept[name] = as_text(value, forms[name], f"--{name}")
+                kept[name] = format_option(value, forms[name], f"--{name}")
         elif name in ("embedded", "dry_run") and not isinstance(value, bool):
             mistakes.add(f"{name}: expected True or False, found {value!r}")
         elif name in known:

@@ -124,6 +124,12 @@ def pieces(
             yield numbers[start : start + len(some)], values
 
 
+def batches(rows: Dataset, name: str, size: int = 10_000) -> Iterator[pa.ChunkedArray]:
+    """Yield a column in order, at most ``size`` rows at a time, as it is stored."""
+    for table in rows.select_columns([name]).with_format("arrow").iter(size):
+        yield table.column(0)
+
+
 def numbers_of(rows: Dataset, name: str, wanted: Iterable[str]) -> dict[str, int]:
     """Return the numbers of the rows that have some values, by the ``str`` of each; of a value that
     several rows have, that of the last.
@@ -157,33 +163,6 @@ def encoded(values: pa.ChunkedArray) -> tuple[list[Any], np.ndarray]:
     found = values.combine_chunks().dictionary_encode()
     codes = np.asarray(found.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
     return found.dictionary.to_pylist(), codes
-
-
-def distinct(rows: Dataset, name: str) -> tuple[dict[int, Any], np.ndarray]:
-    """Return the different values of a column by the first row of each, and the place among them
-    of the value of each row, shape ``(rows,)``.
-
-    Values that are written alike, like 1 and "1" in a column of JSON, are different.
-
-    Args:
-        rows: None of which lacks a value.
-        name: Of the column.
-    """
-    stored = column(rows, name)
-    if is_text(stored.type) or is_number(stored.type) or pa.types.is_boolean(stored.type):
-        values, codes = encoded(stored)
-        first = np.full(len(values), len(codes), dtype=np.int64)
-        np.minimum.at(first, codes, np.arange(len(codes)))
-        return dict(zip(first.tolist(), values, strict=True)), codes
-    places: dict[tuple[type, str], int] = {}
-    found: dict[int, Any] = {}
-    codes = np.zeros(len(rows), dtype=np.int64)
-    for row, value in enumerate(rows[name][:]):
-        key = type(value), str(value)
-        if key not in places:
-            places[key], found[row] = len(places), value
-        codes[row] = places[key]
-    return found, codes
 
 
 def with_column(rows: Dataset, name: str, values: pa.Array, feature: Any) -> Dataset:

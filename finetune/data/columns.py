@@ -1,4 +1,4 @@
-"""Which columns of a data set hold the text and the label, where that is obvious."""
+"""Which columns of a data set hold texts and labels: named, or found; and their missing values."""
 
 from __future__ import annotations
 
@@ -9,181 +9,291 @@ from datetime import date, time
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, List, Value
+import pyarrow.compute as pc
+from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
-from finetune.data import ROW
-from finetune.data.cells import list_in
-from finetune.data.headers import separator_hint
-from finetune.data.numeric_names import number
-from finetune.errors import UserError
+from finetune.data import ROW, arrow
+from finetune.data.comma_list import format_option, split_values
+from finetune.data.label_columns import LabelColumn, list_names, parse_list, source_rows
+from finetune.data.numbers import parse_number
+from finetune.data.prediction_columns import LABEL, PROBABILITY, is_own
+from finetune.errors import Report, UserError, suggestion
 
-#: Rows that are looked at, spread over the data.
-_LOOKED_AT = 1000
-#: What the two columns are often called; decides between several that could be it.
-_USUAL = {
+#: Rows that are looked at to find a column, spread over the data.
+_SAMPLED_ROWS = 1000
+_USUAL_NAMES = {
     "text": ("text", "sentence", "review", "body", "content", "message", "comment"),
     "label": ("label", "labels", "class", "category", "target"),
 }
-_FEWEST_WORDS, _MOST_CLASSES = 3, 100
-_LONGEST_EXAMPLE = 60
+_FEWEST_WORDS, _MOST_CLASSES, _LONGEST_EXAMPLE = 3, 100, 60
 _DATE = re.compile(r"\d+([-/.]\d+){2}([ T]\d+:.*)?|\d+:\d\d(:\d.*)?")
 
 
-def chosen(
-    rows: Dataset, text_column: str, label_column: str, *, one_class: bool = False
-) -> tuple[str, str]:
-    """Return the columns of the text and of the label; an empty name is chosen here.
+def parse_names(flag: str, text: Any) -> list[str]:
+    """Return the columns that an option names, by a text or a list; none if it is None.
 
-    A text has three words or more on average and is mostly unlike the others; a label is one of at
-    most 100 values that occur again and again, or a list of such. If there is no such column, it is
-    the only one that holds other lists, numbers, or short words of which some occur again.
+    Raises:
+        UserError: If it names only one.
+    """
+    names = split_values(format_option(text, "NAME,NAME", flag) or "")
+    if text is not None and len(names) < 2:
+        raise UserError(f"{flag} {text}: expected two columns or more, separated by commas")
+    return names
+
+
+def require_columns(
+    dataset: DatasetDict,
+    columns: Mapping[str, Sequence[str]],
+    report: Report,
+    split_by: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse columns that are missing, named twice or of the wrong type.
+
+    Args:
+        dataset: As it was read.
+        columns: The columns by the flags that name them: ``--text_column``, ``--label_columns``.
+        report: Gets an error for each of them.
+        split_by: The columns that training rows are split by, by the flags that name them; other
+            splits may lack them.
+
+    Raises:
+        UserError: If there is such a column.
+    """
+    named = [(flag, name, dataset) for flag, names in columns.items() for name in names]
+    train = DatasetDict(train=dataset["train"])
+    named += [(flag, name, train) for flag, name in (split_by or {}).items()]
+    flags: dict[str, str] = {}
+    for flag, column, splits in named:
+        lacking = [split for split, rows in splits.items() if column not in rows.column_names]
+        if column in flags:
+            report.error(f"{flag}: '{column}' is named by {flags[column]} already")
+        elif lacking:
+            names = [name for name in dataset[lacking[0]].column_names if name != ROW]
+            report.error(
+                f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
+                f"{suggestion(column, names)} (available: {', '.join(names)})"
+            )
+        elif flag in (split_by or {}) and is_own(column):
+            report.error(f"{flag} {column}: the toolkit writes a column of that name; rename it")
+        elif flag.startswith("--text_column"):
+            _require_texts(dataset, flag, column, report)
+        flags.setdefault(column, flag)
+    report.raise_errors()
+
+
+def _require_texts(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
+    """Report a column that holds other values than texts, or whose training texts are numbers."""
+    for split, rows in dataset.items():
+        batches = (batch.drop_null() for batch in arrow.batches(rows, column))
+        first = next((batch for batch in batches if len(batch)), None)
+        if first is None:
+            continue
+        is_text = arrow.is_text(first.type)
+        texts = (text for batch in itertools.chain([first], batches) for text in batch)
+        if is_text and any(split != "train" or parse_number(t.as_py()) is None for t in texts):
+            continue
+        kind = "numbers only" if is_text else f"values of the type {first.type}"
+        example = repr(first[0].as_py())
+        report.error(
+            f"{flag}: the column '{column}' of the {split} data holds {kind}, such as {example}",
+            fix="expected text; is it the right column?",
+        )
+        return
+
+
+def drop_clashes(
+    dataset: DatasetDict, columns: Sequence[str], report: Report, split_by: Sequence[str] = ()
+) -> DatasetDict:
+    """Return ``dataset`` without columns that only some splits have or that the toolkit writes.
+
+    Args:
+        dataset: Splits with ``columns``.
+        columns: Those of the texts and the labels.
+        report: Gets a fact about the columns that are dropped.
+        split_by: Columns that training rows are split by; other splits may lack them.
+    """
+    shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
+    unread = [name for name in dataset["train"].column_names if name not in {ROW, *columns}]
+    taken = [name for name in unread if is_own(name)]
+    single = [name for name in unread if name not in {*shared, *taken, *split_by}]
+    if taken:
+        why = "the toolkit writes columns of these names; rename to keep"
+        report.info(f"dropped from the data: {list_names(taken)} ({why})")
+    if LABEL in columns and PROBABILITY in taken:
+        report.info("'label' beside 'probability' is what predict writes: are labels predictions?")
+    if single:
+        report.info(f"dropped from the data: {list_names(single)} (not in every split)")
+    names = [name for name in dataset["train"].column_names if name not in {*taken, *single}]
+    return DatasetDict(
+        {
+            split: rows.select_columns([name for name in names if name in rows.column_names])
+            for split, rows in dataset.items()
+        }
+    )
+
+
+def find_valid_rows(
+    dataset: DatasetDict,
+    texts: Sequence[str],
+    labels: Mapping[str, Sequence[LabelColumn]],
+    report: Report,
+    *,
+    drop: bool,
+    hint: str = "",
+) -> dict[str, np.ndarray]:
+    """Return which rows of each split have all texts and labels, shape ``(rows,)``, of booleans.
+
+    Args:
+        dataset: Splits with the columns.
+        texts: The columns of texts.
+        labels: The columns of labels of each split.
+        report: Gets an error for each column of a split with missing values, or a warning if such
+            rows are left out.
+        drop: Whether they are left out instead of refused.
+        hint: About missing labels.
+
+    Raises:
+        UserError: If values are missing and ``drop`` is false.
+    """
+    valid = {}
+    for split, rows in dataset.items():
+        columns = [(f"text in '{name}'", _has_text(rows, name)) for name in texts]
+        for column in labels[split]:
+            columns.append((f"label in '{column.name}'{hint}", column.codes >= 0))
+        valid[split] = np.logical_and.reduce([has for _, has in columns])
+        for kind, has in columns:
+            if not len(missing := np.flatnonzero(~has)):
+                continue
+            message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
+            places = source_rows(rows, missing).tolist()
+            if drop:
+                report.warning(f"dropped {message}", split=split, rows=places)
+                continue
+            fix = "--drop_invalid leaves them out"
+            if len(missing) == len(rows):
+                fix = f"--dataset_splits {split}=none does not read these rows"
+            report.error(message, split=split, rows=places, fix=fix)
+    if not drop:
+        report.raise_errors()
+    return valid
+
+
+def _has_text(rows: Dataset, column: str) -> np.ndarray:
+    """Return which rows have a text that is not blank, shape ``(rows,)``."""
+    has = [np.zeros(0, dtype=bool)]
+    for batch in arrow.batches(rows, column):
+        if arrow.is_text(batch.type):
+            batch = pc.utf8_trim_whitespace(batch)
+            has.append(pc.fill_null(pc.not_equal(batch, ""), False).to_numpy())
+        else:  # of no values at all
+            has.append(batch.is_valid().to_numpy())
+    return np.concatenate(has)
+
+
+# ---- columns that are not named ------------------------------------------------------------------
+
+
+def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[str], str]:
+    """Return the columns of the texts and of the label; those that are not named are found here.
+
+    A text has three words or more on average and is mostly unlike the others. A label is one of at
+    most 100 values that occur again and again, or a list of such, else a number with a fraction. Of
+    several such columns, the one with a usual name is taken.
 
     Args:
         rows: Of training.
-        text_column: Its name, or empty.
-        label_column: Likewise.
-        one_class: Whether a row can have neither several labels nor a number.
+        texts: The columns of texts; if empty, one is found.
+        label: The column of the label; if empty, it is found.
 
     Raises:
-        UserError: if not exactly one column can be it; it lists all with an example value each.
+        UserError: If not exactly one column can be it; it lists all, with an example of each.
     """
-    if text_column and label_column:
-        return text_column, label_column
-    return _chosen(rows, [text_column] if text_column else [], label_column, one_class=one_class)
-
-
-def chosen_label(rows: Dataset, text_columns: Sequence[str]) -> str:
-    """Return the column of the label, as :func:`chosen` does, where those of the texts are known.
-
-    Raises:
-        UserError: if not exactly one column can be it; it lists all with an example value each.
-    """
-    return _chosen(rows, text_columns, "")[1]
-
-
-def _chosen(
-    rows: Dataset, texts: Sequence[str], label_column: str, *, one_class: bool = False
-) -> tuple[str, str]:
-    """Return the columns of the text, empty if there are several, and of the label.
-
-    Args:
-        rows: Of training.
-        texts: The columns of texts; that of the only one is chosen here if there are none.
-        label_column: Its name; chosen here if empty.
-        one_class: See :func:`chosen`.
-    """
-    some = rows.select(np.unique(np.linspace(0, len(rows) - 1, _LOOKED_AT, dtype=int)))
-    features = rows.features  # copied at each access
-    columns = {
-        name: _values(some, name, features[name])
-        for name in rows.column_names
-        if name not in (ROW, label_column)
-    }
-    mistakes, text_column = [], texts[0] if len(texts) == 1 else ""
+    columns, features = _sample(rows), rows.features
+    mistakes: list[str] = []
     if not texts:
-        candidates = [name for name, values in columns.items() if _are_texts(values)]
-        text_column, mistake = _one(candidates, "text", columns)
-        mistakes += mistake
-    if not label_column:
-        others = {name: each for name, each in columns.items() if name not in (text_column, *texts)}
-        if one_class:
-            others = {name: [] if _lists(each) else each for name, each in others.items()}
-        usual = {name for name in others if name.lower() in _USUAL["label"]}
-        plausible = [name for name in others if not one_class and _may_be_labels(others[name])]
-        labels = [
-            name
-            for name, values in others.items()
-            if isinstance(features[name], ClassLabel)
-            or _are_labels(values)
-            or (name in usual and name in plausible)
+        candidates = [
+            name for name, values in columns.items() if name != label and _are_texts(values)
         ]
-        if not (labels or usual or mistakes):
-            labels = plausible
-        label_column, mistake = _one(labels, "label", others)
-        if mistake and not others:  # also where the only column is taken for the text
-            mistake = [f"{mistake[0]}{separator_hint(list(columns))}"]
-        mistakes += mistake
+        texts = _choose(candidates, "text", columns, mistakes)
+    if not label:
+        remaining = {name: values for name, values in columns.items() if name not in texts}
+        scores = [name for name, values in remaining.items() if _are_scores(values)]
+        candidates = [
+            name
+            for name, values in remaining.items()
+            if isinstance(features[name], ClassLabel)
+            or _are_classes(values)
+            or (name in scores and name.lower() in _USUAL_NAMES["label"])
+        ]
+        candidates = candidates or scores
+        label = "".join(_choose(candidates, "label", remaining, mistakes))
     if mistakes:
-        *first, last = mistakes
-        listed = "".join(f"\n  {name}: {_example(some, name)}" for name in columns)
-        raise UserError(*first, f"{last}; the columns, with an example each:{listed}")
-    return text_column, label_column
+        for name, values in columns.items():
+            example = repr(values[0]) if values else "no value"
+            is_long = len(example) > _LONGEST_EXAMPLE
+            mistakes[-1] += f"\n  {name}: {example[:_LONGEST_EXAMPLE]}{'…' * is_long}"
+        raise UserError(*mistakes)
+    return list(texts), label
 
 
-def _one(candidates: list[str], kind: str, columns: Mapping[str, object]) -> tuple[str, list[str]]:
-    """Return the only candidate, or the only one that is called so; if none looks like it, that of
-    all columns: what is wrong with it is told by who reads it.
+def _sample(rows: Dataset) -> dict[str, list[Any]]:
+    """Return values of each column that are not missing; none of objects, images or bytes."""
+    places = np.unique(np.linspace(0, max(0, len(rows) - 1), _SAMPLED_ROWS, dtype=int))
+    some, columns = rows.select(places[: len(rows)]), {}
+    for name, feature in rows.features.items():
+        inner = feature.feature if isinstance(feature, List) else feature
+        if name != ROW:
+            cells = some[name][:] if isinstance(inner, Value | ClassLabel) else []
+            lists = [(cell, parse_list(cell)) for cell in cells if cell is not None and cell != ""]
+            columns[name] = [cell if parsed is None else parsed for cell, parsed in lists]
+    return columns
+
+
+def _choose(
+    candidates: Sequence[str], kind: str, columns: Mapping[str, Any], mistakes: list[str]
+) -> list[str]:
+    """Return the only candidate, or the only one with a usual name; of all columns if none is one.
+
+    What is wrong with the values of a column with a usual name is reported where they are read.
     """
-    usual = [name for name in candidates or columns if name.lower() in _USUAL[kind]]
-    if len(candidates) == 1 or len(usual) == 1:
-        return (usual or candidates)[0], []
-    several = f"several columns could be the {kind} ({', '.join(candidates)})"
-    if kind == "text":
-        several += f"; for all of them, --text_columns {','.join(candidates)}"
-    none = f"no column is clearly a {kind}{separator_hint(list(columns))}"
-    return "", [f"--{kind}_column: {several if candidates else none}"]
+    usual = [name for name in candidates or columns if name.lower() in _USUAL_NAMES[kind]]
+    if len(usual) == 1 or len(candidates) == 1:
+        return [*(usual or candidates)]
+    if candidates:
+        names = ",".join(candidates)
+        mistake = f"--{kind}_column: several columns could be the {kind} ({names})"
+        if kind == "text":
+            mistake += f"; for all of them, --text_columns {names}"
+    else:
+        mistake = f"--{kind}_column: no column is clearly a {kind}"
+    mistakes.append(f"{mistake}; the columns, with an example each:")
+    return []
 
 
-def _values(rows: Dataset, name: str, feature: Any) -> list[Any]:
-    """Return the values that are there, lists also of a text that holds one; none of a column of
-    objects or images.
-    """
-    inner = feature.feature if isinstance(feature, List) else feature
-    if not isinstance(inner, Value | ClassLabel):
-        return []
-    values = (value for value in rows[name][:] if value is not None and value != "")
-    return [value if (found := list_in(value)) is None else found for value in values]
-
-
-def _lists(values: list[Any]) -> list[list[Any]]:
-    """Return those values that are lists of labels or numbers."""
-    lists = [value for value in values if isinstance(value, list)]
-    inner = {type(each) for each in itertools.chain(*lists)}
-    return lists if inner <= {str, int, float, bool} else []
-
-
-def _are_texts(values: list[Any]) -> bool:
+def _are_texts(values: Sequence[Any]) -> bool:
     if not values or not all(isinstance(value, str) for value in values):
         return False
     words = np.mean([len(value.split()) for value in values])
     return bool(words >= _FEWEST_WORDS) and len(set(values)) > len(values) / 2
 
 
-def _are_labels(values: list[Any]) -> bool:
+def _are_classes(values: Sequence[Any]) -> bool:
     """Return whether a few values, or values in lists, occur again and again."""
-    if any(isinstance(value, list) for value in values):
-        if len(_lists(values)) < len(values):
-            return False
-        values = [*itertools.chain(*values)]
-    if 2 * sum(map(_is_date, values)) > len(values):
+    inner = [*itertools.chain(*(v if isinstance(v, list) else [v] for v in values))]
+    are_plain = all(isinstance(value, str | int | float) for value in inner)
+    if not are_plain or 2 * sum(map(_is_date, values)) > len(values):
         return False
-    distinct = len(set(values))
-    fractions = any(isinstance(value, float) and not value.is_integer() for value in values)
-    return not fractions and 2 <= distinct <= min(_MOST_CLASSES, len(values) // 4)
+    has_fraction = any(isinstance(value, float) and value % 1 for value in inner)
+    return not has_fraction and 2 <= len(set(inner)) <= min(_MOST_CLASSES, len(inner) // 4)
 
 
-def _may_be_labels(values: list[Any]) -> bool:
-    """Return whether values are lists, numbers or short words, and none of a date or of a row."""
-    if any(isinstance(value, list) for value in values):
-        inner = [*itertools.chain(*_lists(values))]
-        recur = any(isinstance(each, float) for each in inner) or len(set(inner)) <= len(inner) / 2
-        return bool(inner) and 2 * len(_lists(values)) > len(values) and recur
-    numbers = [each for each in map(number, values) if each is not None]
-    if 2 * len(numbers) > len(values):
-        is_fraction = any(not each.is_integer() for each in numbers)
-        return is_fraction or len(set(numbers)) < len(numbers)
-    words = [value for value in values if isinstance(value, str) and not _is_date(value)]
-    short = [value for value in words if len(value.split()) < _FEWEST_WORDS]
-    return 2 * len(short) > len(values) and len(set(values)) <= len(values) / 2
+def _are_scores(values: Sequence[Any]) -> bool:
+    """Return whether values are numbers, some of them with a fraction."""
+    numbers = [number for number in map(parse_number, values) if number is not None]
+    return 0 < len(numbers) == len(values) and any(number % 1 for number in numbers)
 
 
 def _is_date(value: Any) -> bool:
-    """Return whether a value is a date, a time, or the text of one."""
     if isinstance(value, str):
         return _DATE.fullmatch(value) is not None
     return isinstance(value, date | time)
-
-
-def _example(rows: Dataset, name: str) -> str:
-    shown = next((repr(value) for value in rows[name] if value not in (None, "")), "no value")
-    return shown if len(shown) <= _LONGEST_EXAMPLE else f"{shown[:_LONGEST_EXAMPLE]}…"

@@ -7,13 +7,15 @@ import re
 import pyarrow.compute as pc
 from datasets import DatasetDict
 
-from finetune.data import keys, placeholders
-from finetune.data.alike import visible
+from finetune.data import keys
+from finetune.data.labels import visible_name
 from finetune.errors import counted
 
 #: The share of the rows from which on a group called ``unknown`` is told.
 _MUCH = 0.05
 _SHOWN = 3
+#: What is written where the group is not known, in lower case.
+_NO_GROUP = {"n/a", "#n/a", "na", "<na>", "nan", "none", "null", "nil", "unknown", "-", "--", "?"}
 
 
 def remarks(dataset: DatasetDict, column: str | None) -> list[str]:
@@ -47,7 +49,7 @@ def remarks(dataset: DatasetDict, column: str | None) -> list[str]:
         f"{name!r}, and are kept in one split: if their group is not known, give each row its own, "
         "or leave the field empty and add --drop_invalid"
         for name in sorted(counts)
-        if placeholders.is_no_group(name) and counts[name] > _MUCH * rows
+        if name.strip().casefold() in _NO_GROUP and counts[name] > _MUCH * rows
     ]
     return found
 
@@ -56,4 +58,4 @@ def _bare(name: str) -> str:
     """Return what can be seen of a name; of a whole number without its fraction and the zeros
     before it.
     """
-    return re.sub(r"^(-?)0*([0-9]+)(\.0+)?$", r"\1\2", visible(name))
+    return re.sub(r"^(-?)0*([0-9]+)(\.0+)?$", r"\1\2", visible_name(name))

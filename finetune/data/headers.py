@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import ROW, arrow
-from finetune.data.numeric_names import number
+from finetune.data.numbers import parse_number
 
 #: Separators that are detected, and what they are called.
 SEPARATOR_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -39,7 +39,7 @@ def looks_like_row(rows: Dataset, text: str, label: str) -> str | None:
         return f"'{_short(text)}' is both the name of a column and a text in it"
     if len(text) > _LONGEST_NAME and not text.rstrip().endswith(_FORM):
         return f"a column is called '{_short(text)}'"
-    value = number(label)
+    value = parse_number(label)
     if words >= _FEWEST_WORDS and value is not None and math.isfinite(value):
         return f"the columns are called '{_short(text)}' and '{label}'"
     return None

@@ -61,7 +61,7 @@ def columns_of(dataset: DatasetDict, image_column: str, label_column: str) -> tu
         raise UserError(f"--image_column and --label_column are both '{image_column}'")
     if not label_column and "label" in names:
         return image_column, "label"
-    return columns.chosen(rows, image_column, label_column, one_class=True)
+    return image_column, columns.find_columns(rows, [image_column], label_column)[1]
 
 
 def _holds_images(rows: Dataset, name: str, is_path: Callable[[str], bool]) -> bool:

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 
 from finetune.data import ROW, images
 from finetune.data.files_of_splits import KEYWORDS, SPLITS
-from finetune.data.labels import listed
+from finetune.data.label_columns import list_names
 from finetune.errors import Report, UserError, counted
 from finetune.runtime import formats
 
@@ -67,14 +67,14 @@ def _splits(directory: Path) -> dict[str, Path]:
     ]
     if "train" not in found:
         mistakes.append(
-            f"{directory}: expected a folder 'train' beside {listed(_names(found))}, with a folder "
-            "for each class in it"
+            f"{directory}: expected a folder 'train' beside {list_names(_names(found))}, with a "
+            "folder for each class in it"
         )
     known = {path for several in found.values() for path in several}
     if others := [path.name for path in folders if path not in known]:
         mistakes.append(
-            f"{directory}: {listed(others)} {'is' if len(others) == 1 else 'are'} neither train, "
-            "validation nor test: classes belong into these folders"
+            f"{directory}: {list_names(others)} {'is' if len(others) == 1 else 'are'} neither "
+            "train, validation nor test: classes belong into these folders"
         )
     if mistakes:
         raise UserError(*mistakes)
@@ -91,8 +91,8 @@ def _read(folder: Path, directory: Path, report: Report) -> Dataset:
     if loose := [path.name for path in sorted(folder.iterdir()) if is_image(path)]:
         raise UserError(
             f"{folder}: {counted(len(loose), 'image')} outside of the folders of the classes "
-            f"({listed(loose)}): expected a folder for each class, or --dataset TABLE with a table "
-            f"of paths and labels{_tables(folder)}"
+            f"({list_names(loose)}): expected a folder for each class, or --dataset TABLE with a "
+            f"table of paths and labels{_tables(folder)}"
         )
     if not classes:
         raise UserError(
@@ -108,7 +108,7 @@ def _read(folder: Path, directory: Path, report: Report) -> Dataset:
         if not found:
             report.info(f"{path} has no images: no class '{path.name}'")
     if others:
-        names = listed([str(each.relative_to(directory)) for each in others])
+        names = list_names([str(each.relative_to(directory)) for each in others])
         report.info(f"not read, expected {', '.join(images.SUFFIXES)}: {names}")
     found_rows = {
         ROW: np.arange(len(paths)),

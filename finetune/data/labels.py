@@ -1,385 +1,378 @@
-"""Bring the labels of any source to one ``ClassLabel``, in a deterministic order."""
+"""Labels with names: one class a row, or any number, encoded in a deterministic order."""
 
 from __future__ import annotations
 
-import functools
-import math
+import itertools
+import json
 import shlex
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import replace
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import ClassLabel, Dataset, DatasetDict, Json, Value
+from datasets import ClassLabel, Dataset, DatasetDict, List
 
-from finetune.data import ROW, alike, arrow, placeholders, targets
-from finetune.data.cells import list_in
-from finetune.data.numeric_names import exact, has_fractions, natural
-from finetune.data.several import joined_pairs, pairs_in
-from finetune.data.targets import class_names
-from finetune.errors import UserError, counted
+from finetune.data import numbers, targets
+from finetune.data.comma_list import join_pairs
+from finetune.data.label_columns import (
+    Encoded,
+    LabelColumn,
+    LabelOptions,
+    list_names,
+    looks_printed,
+    parse_label_map,
+    parse_list,
+    read_label_column,
+)
+from finetune.errors import Finding, Report, UserError, counted
 
-_STRAY = 0.05  # labels of at most this share of the rows can be strays
-#: From a split and the row number of rows to where they are, for messages.
+AS_JSON = 'write a JSON list, ["a", "b"], or a;b and --label_separator \';\''
+AS_COLUMNS = "a column of 0 and 1 for each label and --label_columns"
+#: What a cell of a column of 0 and 1 may be.
+_TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+#: What is written where there is no label. In lower case none and na can be the name of a class.
+_NO_CLASS = {
+    *("nan", "NaN", "NAN", "NaT", "None", "null", "Null", "NULL", r"\N", "?"),
+    *("n/a", "N/A", "#N/A", "NA", "<NA>"),
+}
+_EMOJI_STYLE = "\ufe0f"  # follows a character that is listing as an emoji
+_SHOWN = 5
+#: From a split and row numbers to where they are, for messages.
 Places = Callable[[str, Sequence[int]], str]
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the first five names, quoted, and the number of others."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(f"'{name}'" for name in names[:5]) + more
-
-
-def row_numbers(split: str, rows: Sequence[int]) -> str:
-    """Return the numbers of rows, from 1: their places where no file is known."""
-    return f"row{'s' * (len(rows) > 1)} {', '.join(str(each + 1) for each in rows[:5])}"
-
-
-def place(rows: Dataset, split: str, places: Places, row: int) -> str:
-    """Return where a row is, by its number among ``rows``: ``test data, line 7``."""
-    number = int(rows[row][ROW]) if ROW in rows.column_names else row
-    return ", ".join(filter(None, (f"{split} data", places(split, [number]))))
-
-
-def encode(
-    dataset: DatasetDict,
-    names: Sequence[str],
-    note: Callable[[str], None] = lambda sentence: None,
-    called: str = "label",
-    places: Places = row_numbers,
-    *,
-    fractions: bool = False,
-) -> DatasetDict:
-    """Return ``dataset`` with its ``label``, none missing, as one ``ClassLabel`` for all splits.
-
-    If all labels are among the ``names`` of the recipe, the classes take their order; otherwise
-    they are sorted, numbers as numbers. Numbers are not given other names: ``1`` is called ``1``.
-
-    Args:
-        dataset: Splits with ``label``.
-        names: Those of the recipe; may be empty.
-        note: Called with a sentence if the values are not the names of the classes.
-        called: What the user calls the column.
-        places: Returns the positions of rows of a split, by their row number.
-        fractions: Whether numbers with a fraction can be classes.
-
-    Raises:
-        UserError: if the labels are lists, numbers with a fraction, or 1 and "1" in one split; it
-            names the column and the first such row.
-    """
-    read = _all_read(dataset, called, places, fractions)
-    for sentence in dict.fromkeys(filter(None, map(_naming, dataset.values()))):
-        note(sentence)
-    present = _present(read)
-    theirs = class_names(dataset["train"])
-    if present <= set(names):
-        ordered = [name for name in names if name in present or set(theirs) == set(names)]
-    else:
-        ordered = theirs + sorted(present - set(theirs), key=natural)
-    return DatasetDict(
-        {split: _with_label(rows, ordered, read[split]) for split, rows in dataset.items()}
-    )
-
-
-def mapping(text: str) -> dict[str, str]:
-    """Return the names that ``--label_map`` gives, by the labels they stand for.
-
-    Raises:
-        UserError: if it is not ``LABEL=NAME,LABEL=NAME``.
-    """
-    found: dict[str, str] = {}
-    for part, label, name in pairs_in(text):
-        if not (label and name):
-            raise UserError(f"--label_map {text}: expected LABEL=NAME,LABEL=NAME, found '{part}'")
-        if label in found:
-            raise UserError(f"--label_map {text}: '{label}' is given two names")
-        found[label] = name
-    return found
-
-
-def mapped(
-    dataset: DatasetDict,
-    names: Mapping[str, str],
-    called: str = "label",
-    places: Places = row_numbers,
-    *,
-    fractions: bool = False,
-) -> tuple[DatasetDict, list[str]]:
-    """Return ``dataset`` with other names for some labels, and those of ``names`` it lacks; the
-    rest as in :func:`encode`.
-
-    Args:
-        dataset: Splits with ``label``, none missing.
-        names: The new names, by the labels.
-        called: What the data calls the column.
-        places: Returns the positions of rows of a split, by their row number.
-        fractions: Whether numbers with a fraction can be classes.
-    """
-    if not names:
-        return dataset, []
-    read = _all_read(dataset, called, places, fractions)
-    renamed = {}
-    for split, rows in dataset.items():
-        words = pa.array([names.get(name, name) for name in read[split].names], pa.string())
-        column = words.take(pa.array(read[split].codes))
-        rest = rows.remove_columns("label")
-        renamed[split] = arrow.with_column(rest, "label", column, Value("string"))
-    return DatasetDict(renamed), sorted(names.keys() - _present(read))
-
-
-def refuse_unmapped(unmapped: Sequence[str], dataset: DatasetDict) -> None:
-    """Refuse names in ``--label_map`` that the data to train on lacks; other data may lack them.
-
-    Raises:
-        UserError: with the labels there are.
-    """
-    if unmapped:
-        raise UserError(
-            f"--label_map: no label {listed(unmapped)} in the data (labels: "
-            f"{listed(class_names(dataset['train']))})"
-        )
-
-
-def remarks(dataset: DatasetDict, *, renames: bool = False) -> list[str]:
-    """Return sentences about classes that look like mistakes, with advice; none are merged.
-
-    Args:
-        dataset: Splits with one common feature ``label``.
-        renames: Whether there is ``--label_map``.
-    """
-    if not (names := class_names(dataset["train"])):
-        return []
-    counts: Counter[int] = Counter()
-    for rows in dataset.values():
-        counts.update(targets.counts(rows))
-    present = {names[label]: count for label, count in counts.items() if 0 <= label < len(names)}
-    written: dict[Decimal | str, list[str]] = {}
-    for name in sorted(present):
-        written.setdefault(exact(alike.meant(name)), []).append(name)
-    found = _missing(present, drops=renames)
-    if codes := placeholders.codes(sorted(present)):
-        found.append(
-            f"a class is called {_with_rows(codes, present)}, unlike the others: if it stands for "
-            "a missing label, leave the field empty in the data"
-        )
-    if several := [each for each in written.values() if len(each) > 1]:
-        shown = "; ".join(" and ".join(map(_shown, each)) for each in several[:5])
-        found.append(
-            f"similar labels kept as separate classes: {shown}{', ...' * (len(several) > 5)}; "
-            "to merge them, make them identical in the data"
-            + (_merging(several, present) if renames else "")
-        )
-    numbers = {name for name in present if not natural(name)[0]}  # not words
-    for strays, usual in ((numbers, "words"), (set(present) - numbers, "numbers")):
-        rows = sum(present[name] for name in strays)
-        if 0 < rows <= _STRAY * sum(present.values()):
-            found.append(
-                f"labels are {usual} except in {counted(rows, 'row')}: {listed(sorted(strays))}; "
-                "if these are mistakes, correct them in the data"
-            )
-    if single := sorted(name for name, count in present.items() if count == 1):
-        found.append(
-            f"{len(single)} class{'es' * (len(single) > 1)} with a single row: {listed(single)}; "
-            "one row cannot serve both training and evaluation: add rows, or remove such classes"
-        )
-    return found
-
-
-def _missing(counts: Mapping[str, int], *, drops: bool) -> list[str]:
-    """Return a sentence if classes have names that stand for a missing label.
-
-    Args:
-        counts: The rows of each class, by its name.
-        drops: Whether there is ``--drop_invalid``.
-    """
-    names = [name for name in sorted(counts) if placeholders.is_no_class(name)]
-    if not names or len(names) == len(counts):
-        return []
-    shown = _with_rows(names, counts)
-    how = " (--drop_invalid leaves such rows out)" if drops else ""
-    return [
-        f"{'a class is' if len(names) == 1 else 'classes are'} called {shown}: if these labels are "
-        f"missing, leave the field empty{how}"
-    ]
-
-
-def _with_rows(names: Sequence[str], counts: Mapping[str, int]) -> str:
-    return ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in names)
-
-
-def _merging(ways: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
-    """Return the option that merges names into the most frequent of each; empty if it cannot be
-    typed.
-    """
-    most = {tuple(each): max(each, key=lambda name: counts[name]) for each in ways}
-    pairs = [(name, to) for each, to in most.items() for name in each if name != to]
-    written = joined_pairs(pairs)
-    try:
-        is_read = mapping(written) == dict(pairs) and written.isascii() and written.isprintable()
-    except UserError:
-        is_read = False
-    return f", or --label_map {shlex.quote(written)}" if is_read else ""
-
-
-def _shown(name: str) -> str:
-    """Return a quoted name, escaped if that is the only way to tell it from another one."""
-    usual = unicodedata.is_normalized("NFC", name) and alike.EMOJI not in name
-    return repr(name) if usual else ascii(name)
-
-
-def refusal_of_lists(value: Any, place: str = "") -> str:
-    """Return why lists and objects are refused as labels, to follow "holds"."""
-    if isinstance(value, dict):
-        return f"objects, such as {value!r}{place}: expected one label per row"
-    return (
-        f"lists, such as {value!r}{place}: several labels per row are --task multi_label; expected "
-        "one label per row"
-    )
-
-
-def refusal_of_number(value: int, names: Sequence[str], called: str, place: str) -> str:
-    """Return why a number is refused that is beyond the names of a ``ClassLabel``."""
-    return (
-        f"--label_column: '{called}' holds {value} ({place}), but its type has names for 0 to "
-        f"{len(names) - 1} only ({listed(names)}): correct the value, or add its name to the "
-        "ClassLabel of the column"
-    )
-
-
-def renumbered(rows: Dataset, names: Sequence[str], place: Callable[[int], str]) -> Dataset:
-    """Return ``rows`` with labels renumbered to the class indices of a model.
-
-    Args:
-        rows: Of other data.
-        names: Of the classes of the model.
-        place: Returns where a row is in its source, by its row number.
-
-    Raises:
-        UserError: if there are labels that the model does not know.
-    """
-    read = _read(rows, "label", place, has_fractions(names))
-    if not read.present <= set(names):
-        refuse_unknown(rows, [[read.names[code]] for code in read.codes.tolist()], names, place)
-    return _with_label(rows, names, read)
-
-
-def refuse_unknown(
-    rows: Dataset, cells: list[list[str]], names: Sequence[str], place: Callable[[int], str]
-) -> None:
-    """Refuse labels of rows, by name, that a model does not know; see :func:`renumbered`.
-
-    Args:
-        rows: With row number.
-        cells: The labels of each row.
-        names: Those that the model knows.
-        place: Returns the position of a row, by its row number.
-
-    Raises:
-        UserError: with those there are, and where the first is.
-    """
-    unknown = {each for cell in cells for each in cell} - set(names)
-    if unknown:
-        row = next(row for row, cell in enumerate(cells) if not unknown.isdisjoint(cell))
-        first = place(int(rows[row][ROW]))
-        raise UserError(
-            "the data has labels that the model does not know: "
-            f"{listed(sorted(unknown, key=natural))}{first and ', first in '}{first} (it knows: "
-            f"{listed(names)})"
-        )
-
-
-@dataclass(frozen=True)
-class _Labels:
-    """The labels of rows: the different names, and the place among them of each row's."""
-
-    names: Sequence[str]
-    codes: np.ndarray
-
-    @property
-    def present(self) -> set[str]:
-        """The names that occur."""
-        return {self.names[code] for code in np.unique(self.codes).tolist()}
-
-
-def _present(read: Mapping[str, _Labels]) -> set[str]:
-    """Return the names that occur in any split."""
-    return set().union(*(each.present for each in read.values()))
-
-
-def _with_label(rows: Dataset, names: Sequence[str], read: _Labels) -> Dataset:
-    """Return ``rows`` with the labels as read, encoded by their index in ``names``."""
-    label = ClassLabel(names=list(names))
-    if rows.features["label"] == label:
-        return rows
-    index = {name: number for number, name in enumerate(names)}
-    numbers = np.array([index.get(name, -1) for name in read.names], dtype=np.int64)[read.codes]
-    return arrow.with_column(rows.remove_columns("label"), "label", pa.array(numbers), label)
-
-
-def _all_read(
-    dataset: DatasetDict, called: str, places: Places, fractions: bool
-) -> dict[str, _Labels]:
-    return {
-        split: _read(rows, called, functools.partial(place, rows, split, places), fractions)
-        for split, rows in dataset.items()
-    }
-
-
-def _read(rows: Dataset, called: str, where: Callable[[int], str], fractions: bool) -> _Labels:
-    """Return the class of each row by its name; refuse values that are no classes."""
-    feature = rows.features["label"]
-    if isinstance(feature, ClassLabel):
-        numbers = np.asarray(arrow.column(rows, "label").to_numpy(), dtype=np.int64)
-        wrong = np.flatnonzero((numbers < 0) | (numbers >= len(feature.names)))
-        if len(wrong):
-            row = int(wrong[0])
-            raise UserError(refusal_of_number(int(numbers[row]), feature.names, called, where(row)))
-        return _Labels(feature.names, numbers)
-    values, codes = arrow.distinct(rows, "label")
-    names = {row: name_of(value) for row, value in values.items()}
-    known: dict[str, Any] = {}
-
-    def refuse(what: str) -> None:
-        raise UserError(f"--label_column: '{called}' holds {what}")
-
-    for row, name in names.items():
-        value, other = values[row], known.setdefault(name, values[row])
-        if type(other) is not type(value):
-            refuse(
-                f"both {other!r} and {value!r} ({where(row)}): expected one type; write one class "
-                "in one way"
-            )
-        if value in (math.inf, -math.inf):
-            refuse(f"{value} ({where(row)}): expected classes")
-        if isinstance(value, dict) or list_in(value) is not None:
-            refuse(refusal_of_lists(value, f" ({where(row)})"))
-    numbered = {row: natural(name)[1] for row, name in names.items() if not natural(name)[0]}
-    floats = any(isinstance(value, float) for value in known.values())
-    if not fractions and (floats or len(numbered) == len(names)):
-        for row, value in numbered.items():
-            if not value.is_integer():
-                refuse(
-                    f"numbers with a fraction ({values[row]}), first in {where(row)}: expected "
-                    "classes; is --label_column the right column?"
-                )
-    return _Labels(list(names.values()), codes)
-
-
-def name_of(value: Any) -> str:
-    """Return what a label is called: 1.0 is ``1``."""
+def class_name(value: Any) -> str:
+    """Return what the class of a label is called: that of 1.0 is ``1``."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _naming(rows: Dataset) -> str:
-    """Return a sentence if labels are neither words nor whole numbers; else an empty one."""
-    feature = rows.features["label"]
-    kind = "json" if isinstance(feature, Json) else str(feature.dtype).rstrip("0123456789")
-    return {
-        "bool": "labels are booleans: the classes are called 'False' and 'True'",
-        "float": "labels are floating-point numbers: the class of 1.0 is called '1'",
-        "json": "labels are of several types: true is called 'True', 1 is called '1'",
-    }.get(kind, "")
+def encode_classes(
+    columns: Mapping[str, LabelColumn], options: LabelOptions, report: Report
+) -> Encoded:
+    """Return labels of which a row has one.
+
+    Classes are called as they are written: ``00``, ``NA``, `` good``; a number by its value, the
+    float 1.0 ``1``. If all are among the names of the options, they take that order; otherwise that
+    of the source if it has one, then numbers as numbers, then words.
+
+    Args:
+        columns: The column of labels of each split.
+        options: How labels are written.
+        report: Gets an error for the first value of a split that is no class.
+
+    Raises:
+        UserError: If there is such a value.
+    """
+    for split, column in columns.items():
+        _refuse_no_class(column, split, options, report)
+    report.raise_errors()
+    train = columns["train"].values
+    if {*map(type, train)} - {str, int}:
+        names = list_names([*map(class_name, train)])
+        report.info(f"the classes of '{options.columns[0]}' are called {names}")
+    words = {
+        split: [[class_name(value)] for value in column.values] for split, column in columns.items()
+    }
+    return _encode_names(columns, words, options, is_set=False)
+
+
+def _refuse_no_class(
+    column: LabelColumn, split: str, options: LabelOptions, report: Report
+) -> None:
+    values: dict[str, Any] = {}
+    are_numbers = numbers.are_numbers([*map(class_name, column.values)])
+    for place, value in enumerate(column.values):
+        first = values.setdefault(class_name(value), value)
+        fix = "expected one label per row"
+        if isinstance(value, dict):
+            problem = f"objects, such as {value!r}"
+        elif parse_list(value) is not None:
+            problem = f"lists, such as {value!r}"
+            fix += "; several labels per row are --task multi_label"
+        elif type(first) is not type(value):
+            problem, fix = f"both {first!r} and {value!r}", "write one class in one way"
+        elif are_numbers and options.task != "ordinal" and numbers.has_fractions([str(value)]):
+            problem = f"numbers with a fraction, such as {value}"
+            fix = "expected classes; is --label_column the right column?"
+        else:
+            continue
+        problem = f"--label_column: '{column.name}' holds {problem}"
+        report.error(problem, split=split, rows=column.first_row(place), fix=fix)
+        return
+
+
+def encode_label_sets(
+    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
+) -> Encoded:
+    """Return labels of which a row has any number, as lists of the numbers of classes.
+
+    An empty list, or a row of zeros, is a row that has none of the labels. Classes have the order
+    of :func:`encode_classes`; those of several columns have that of the columns.
+
+    Args:
+        columns: The columns of labels of each split: one whose cells hold several labels, or
+            several of 0 and 1.
+        options: How labels are written.
+        report: Gets an error for the first cell of a column that cannot be read.
+
+    Raises:
+        UserError: If there is such a cell.
+    """
+    if len(options.columns) > 1:
+        cells = {split: _merge(group, split, report) for split, group in columns.items()}
+    else:
+        cells = {
+            split: _split(group[0], split, options, report) for split, group in columns.items()
+        }
+    report.raise_errors()
+    words = {split: list(column.values) for split, column in cells.items()}
+    return _encode_names(cells, words, options, is_set=True)
+
+
+def _encode_names(
+    columns: Mapping[str, LabelColumn],
+    words: Mapping[str, Sequence[Sequence[str]]],
+    options: LabelOptions,
+    *,
+    is_set: bool,
+) -> Encoded:
+    """Return labels by the names of their classes.
+
+    Args:
+        columns: The column of labels of each split.
+        words: Of each split the names in each of the column's values.
+        options: With new names and the order of classes.
+        is_set: Whether a row has any number of them.
+    """
+
+    def rename(name: str) -> str:
+        return options.renames.get(name, name)
+
+    source = columns["train"].classes
+    present = {name for cells in words.values() for cell in cells for name in cell}
+    renamed = {rename(name) for name in present}
+    ordered = [*dict.fromkeys(map(rename, source))]
+    if renamed <= set(options.names):
+        is_whole = is_set or set(ordered) == set(options.names)
+        ordered = [name for name in options.names if is_whole or name in renamed]
+    else:
+        ordered += sorted(renamed - set(ordered), key=numbers.natural_key)
+    if options.task == "ordinal" and not numbers.have_order(ordered, options.names):
+        ordered = sorted(ordered, key=numbers.natural_key)  # if words, the order is asked for
+    number = {name: place for place, name in enumerate(ordered)}
+    labels = {}
+    for split, column in columns.items():
+        cells = [sorted({number[rename(name)] for name in cell}) for cell in words[split]]
+        if is_set:
+            rows = [cells[code] if code >= 0 else None for code in column.codes.tolist()]
+            labels[split] = pa.array(rows, pa.list_(pa.int64()))
+        else:
+            places = np.array([*itertools.chain(*cells), -1])  # the last one: of missing labels
+            labels[split] = pa.array(places[column.codes], mask=column.codes < 0)
+    feature: Any = ClassLabel(names=ordered)
+    unmapped = sorted(options.renames.keys() - present - set(source))
+    return Encoded(List(feature) if is_set else feature, labels, unmapped)
+
+
+def parse_truth(value: Any) -> bool | None:
+    """Return what a cell of a column of 0 and 1 says; None of other values."""
+    number = numbers.parse_number(value)
+    return _TRUTH.get(str(value).strip().lower() if number is None else f"{number:g}")
+
+
+def _merge(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
+    """Return columns of 0 and 1 as one, whose values list the names of those that say yes."""
+    columns = []
+    for column in group:
+        truths = [parse_truth(value) for value in column.values]
+        if None in truths:
+            place = truths.index(None)
+            report.error(
+                f"--label_columns: '{column.name}' holds '{column.values[place]}'",
+                split=split,
+                rows=column.first_row(place),
+                fix="expected 0 and 1",
+            )
+        columns.append(np.array([*(bool(truth) for truth in truths), False])[column.codes])
+    rows, codes = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    names = [column.name for column in group]
+    values = [list(itertools.compress(names, row)) for row in rows.tolist()]
+    codes = np.where(np.all([column.codes >= 0 for column in group], axis=0), codes, -1)
+    return replace(group[0], values=values, codes=codes, classes=names)
+
+
+def _split(column: LabelColumn, split: str, options: LabelOptions, report: Report) -> LabelColumn:
+    """Return a column whose values are lists of the names of labels; report the first other."""
+
+    def refuse(place: int, problem: str, fix: str) -> None:
+        value = f"'{column.name}' holds {column.values[place]!r}"
+        rows = column.first_row(place)
+        report.error(f"--label_column: {value}{problem}", split=split, rows=rows, fix=fix)
+
+    cells = [split_cell(value, options.separator) for value in column.values]
+    labels = [label for cell in cells for label in cell or ()]
+    are_words = any(isinstance(label, str) for label in labels)
+    names = []
+    for place, cell in enumerate(cells):
+        if cell is None:
+            refuse(place, "", _expected_list(column.values[place], labels, options.separator))
+            break
+        if not all(_is_word(label) if are_words else _is_whole(label) for label in cell):
+            fix = f"expected a list of {'words' if are_words else 'whole numbers'} without nulls"
+            refuse(place, "", f"{fix}; numbers to predict are --task regression")
+            break
+        names.append([name for label in cell if (name := class_name(label).strip())])
+    bits = {"0", "1", "False", "True"}.issuperset(itertools.chain(*names))
+    repeats = [place for place, cell in enumerate(names) if len(set(cell)) < len(cell)]
+    if bits and repeats and len(set(map(len, names))) == 1:
+        fix = f"expected the names of the labels that a row has, or {AS_COLUMNS}"
+        refuse(repeats[0], ", a 0 or 1 for each label", fix)
+    sign = options.separator
+    if sign and split == "train" and not any(sign in str(value) for value in column.values):
+        report.warning(f"--label_separator '{sign}': no cell of '{column.name}' has it")
+    return replace(column, values=names)
+
+
+def _is_word(label: Any) -> bool:
+    return isinstance(label, str)
+
+
+def _is_whole(label: Any) -> bool:
+    return isinstance(label, int | float) and label % 1 == 0
+
+
+def split_cell(value: Any, separator: str | None) -> list[Any] | None:
+    """Return the labels in a cell; None if it holds no list and nothing separates its labels."""
+    labels = parse_list(value)
+    if labels is None and separator is not None and not looks_printed(value):
+        return str(value).split(separator)
+    return labels
+
+
+def _expected_list(value: Any, labels: Sequence[Any], separator: str | None) -> str:
+    """Return what to write instead of a cell that holds no list of labels."""
+    if looks_printed(value):
+        return AS_JSON
+    if labels:
+        word = str(value) if isinstance(labels[0], str) else value
+        return f"expected a list like the others; write {json.dumps([word], ensure_ascii=False)}"
+    instead = "" if separator else "; labels separated by commas are --label_separator ','"
+    return f"expected a list of labels{instead}; one label a row is --task single_label"
+
+
+def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:
+    """Return rows of other data with the classes numbered as a model numbers them.
+
+    Args:
+        rows: With a ``ClassLabel``, or a list of one, as ``label``.
+        names: Of the classes of the model.
+        split: Of these rows in their source.
+        report: For the message.
+
+    Raises:
+        UserError: If there are labels that the model does not know.
+    """
+    if not targets.are_classes(rows):
+        raise UserError("the data has numbers as labels, and the model predicts classes")
+    column = read_label_column(rows, "label", split, report)
+    cells = [value if isinstance(value, list) else [value] for value in column.values]
+    places = {name: place for place, cell in reversed([*enumerate(cells)]) for name in cell}
+    if unknown := sorted(places.keys() - set(names), key=numbers.natural_key):
+        report.fail(
+            f"the data has labels that the model does not know: {list_names(unknown)} (it knows: "
+            f"{list_names(names)})",
+            split=split,
+            rows=column.first_row(min(places[name] for name in unknown)),
+        )
+    options = LabelOptions(names=names)
+    is_set = targets.is_set(rows)
+    column = replace(column, classes=names)
+    encoded = _encode_names({"train": column}, {"train": cells}, options, is_set=is_set)
+    feature: Any = ClassLabel(names=list(names))
+    return rows.remove_columns("label").add_column(
+        "label", encoded.labels["train"], feature=List(feature) if is_set else feature
+    )
+
+
+def check_label_map(unmapped: Sequence[str], dataset: DatasetDict, report: Report) -> None:
+    """Report names in ``--label_map`` that no row of a training has; other data may lack them."""
+    if unmapped:
+        names = list_names(targets.class_names(dataset["train"]))
+        report.error(f"--label_map: no label {list_names(unmapped)} in the data (labels: {names})")
+
+
+# ---- names that look like mistakes ---------------------------------------------------------------
+
+
+def visible_name(name: str) -> str:
+    """Return a name without case, blanks, invisible characters and ways to write it in Unicode."""
+    composed = unicodedata.normalize("NFKC", name).replace(_EMOJI_STYLE, "")
+    visible = "".join(letter for letter in composed if letter.isprintable() or letter.isspace())
+    return " ".join(visible.split()).casefold()
+
+
+def find_doubtful_names(dataset: DatasetDict, *, can_rename: bool) -> list[Finding]:
+    """Return warnings about classes that look like mistakes; none are merged.
+
+    Args:
+        dataset: Splits with one common feature ``label``.
+        can_rename: Whether there is ``--label_map``.
+    """
+    names = targets.class_names(dataset["train"])
+    counts = dict.fromkeys(names, 0)
+    for rows in dataset.values():
+        for number, count in targets.counts(rows).items():
+            counts[names[number]] += count
+    counts = {name: counts[name] for name in sorted(counts) if counts[name]}
+    findings = []
+    groups: dict[Decimal | str, list[str]] = {}
+    for name in counts:
+        groups.setdefault(_comparable(name), []).append(name)
+    if similar := [group for group in groups.values() if len(group) > 1]:
+        listing = "; ".join(" and ".join(map(_quote, group)) for group in similar[:_SHOWN])
+        message = f"similar labels kept as separate classes: {listing}"
+        fix = "to merge them, make them identical in the data"
+        fix += _merging_option(similar, counts) if can_rename else ""
+        findings.append(("similar_labels", message + ", ..." * (len(similar) > _SHOWN), fix))
+    missing = [name for name in counts if name.strip() in _NO_CLASS]
+    if missing and len(missing) < len(counts):
+        listing = ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in missing)
+        fix = "if these labels are missing, leave the field empty"
+        findings.append(("missing_labels", f"classes like a missing label: {listing}", fix))
+    return [
+        Finding(name=name, severity="warning", message=message, fix=fix)
+        for name, message, fix in findings
+    ]
+
+
+def _comparable(name: str) -> Decimal | str:
+    """Return the number that a name is, not rounded, or what is visible of a word."""
+    is_word, _, _ = numbers.natural_key(name)
+    try:
+        return visible_name(name) if is_word else Decimal(name.strip())
+    except InvalidOperation:  # an exponent of 19 digits
+        return name
+
+
+def _quote(name: str) -> str:
+    """Return a quoted name, escaped if that is the only way to see its difference from others."""
+    is_plain = unicodedata.is_normalized("NFC", name) and _EMOJI_STYLE not in name
+    return repr(name) if is_plain else ascii(name)
+
+
+def _merging_option(groups: Sequence[Sequence[str]], counts: Mapping[str, int]) -> str:
+    """Return the option that merges each group into its most frequent name, if it can be typed."""
+    pairs: dict[str, str] = {}
+    for group in groups:
+        frequent = max(group, key=lambda name: counts[name])
+        pairs |= {name: frequent for name in group if name != frequent}
+    text = join_pairs(pairs.items())
+    try:
+        is_read = parse_label_map(text) == pairs
+    except UserError:
+        is_read = False
+    can_type = is_read and text.isascii() and text.isprintable()
+    return f", or --label_map {shlex.quote(text)}" if can_type else ""

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from datasets import DatasetDict
 
 from finetune.data.encoding import Encoder, Read, Rows
-from finetune.data.labels import Places, row_numbers
-from finetune.errors import UserError, counted
+from finetune.data.labels import Places
+from finetune.errors import UserError, counted, row_numbers
 
 #: Rows that are tokenized again, at most, to learn whether they are cut.
 _SAMPLE = 1000

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from datasets import Dataset, DatasetDict
 
-from finetune.data.labels import Places, row_numbers
-from finetune.errors import UserError, counted
+from finetune.data.labels import Places
+from finetune.errors import UserError, counted, row_numbers
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1

@@ -13,7 +13,7 @@ from datasets import Dataset
 from pandas.tseries.api import guess_datetime_format
 
 from finetune.data import arrow
-from finetune.data.labels import listed
+from finetune.data.label_columns import list_names
 from finetune.errors import UserError
 
 #: Years that digits are taken for, and so many different dates say that it is no chance.
@@ -58,7 +58,7 @@ def parsed(rows: Dataset, column: str, flag: str) -> Times:
     kind, remark, lacking = stored.type, "", f"with no time in '{column}'"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         values, strays, remark = _of_texts(stored, column, flag)
-        lacking += f" (but {listed(strays)})" if strays else ""
+        lacking += f" (but {list_names(strays)})" if strays else ""
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         exact = stored.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         values = _floats(exact.cast(pa.int64()))

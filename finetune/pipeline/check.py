@@ -180,10 +180,15 @@ def _deep(chosen: Settings) -> list[Finding]:
 
 
 def _located(findings: Sequence[Finding], recipe: Recipe) -> list[Finding]:
-    """Return findings from the worst, with file and line in their messages."""
+    """Return findings from the worst, with file and line in their messages.
+
+    What the report has as an error was raised too: it is left out where it is only a sentence.
+    """
+    raised, reported = UserError(*recipe.report.sentences("error")).mistakes, recipe.report.findings
     located = [
         dataclasses.replace(finding, message=recipe.report.text(finding, fix=False))
         for finding in findings
+        if finding.message not in raised or any(finding is other for other in reported)
     ]
     return sorted(located, key=lambda finding: SEVERITIES.index(finding.severity))
 

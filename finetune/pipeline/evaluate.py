@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.data.comma_list import join_values
 from finetune.data.files_of_splits import SPLITS, NoTrainSplit, guess_split
-from finetune.data.several import joined
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe.labelled import Labelled
@@ -198,7 +198,7 @@ def _on(
     data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
-    from finetune.data import findings, image_files
+    from finetune.data import image_files, requirements
     from finetune.data.sources import Source, number_rows
 
     known = {each.name for each in dataclasses.fields(recipe)}
@@ -232,7 +232,7 @@ def _on(
         except NoTrainSplit as error:
             only, source, raw = _without_training(error, recipe, wanted)
         raw = number_rows(raw)
-        findings.refuse_unlabelled(raw, recipe.input_column)
+        requirements.require_labelled(raw, recipe.input_column, source.report)
     except UserError as error:
         told = (_in_own_flags(_without_split(each, data)) for each in error.mistakes)
         raise UserError(*told) from error
@@ -251,7 +251,7 @@ def _on(
             + (f"; not evaluated: {', '.join(others)}" if others else "")
         )
     try:
-        matched = task.matched(rows, lambda row: source.places(split, [row]))
+        matched = task.matched(rows, split, source.report)
     except UserError as error:
         hint = "; --label_map OLD=NEW renames labels"
         hint *= "label_map" in known and task.has_probabilities
@@ -279,7 +279,7 @@ def _without_training(
     names = {"train": called[only], only: "none"}
     if only == "test" and "validation" in called:
         names["validation"] = called["validation"]
-    named = joined("=".join(each) for each in names.items())
+    named = join_values("=".join(each) for each in names.items())
     source = replace(recipe, **{**wanted, "dataset_splits": named})
     try:
         return only, source, source.load()
@@ -296,23 +296,23 @@ def _by_name(
     Raises:
         UserError: if only some of them have the names that the model knows, or some are missing.
     """
-    from finetune.data import labels
-    from finetune.data.findings import names_in
+    from finetune.data.columns import parse_names
+    from finetune.data.label_columns import list_names, parse_label_map
 
     flag = "--label_columns"
-    columns, theirs = names_in(flag, reading["label_columns"]), recipe.label_columns
-    shown, are_numbers = f"{flag} {joined(columns)}", not task.are_named
+    columns, theirs = parse_names(flag, reading["label_columns"]), recipe.label_columns
+    shown, are_numbers = f"{flag} {join_values(columns)}", not task.are_named
     if not task.in_columns:
         raise UserError(f"{shown}: the model predicts one class a row; name it by --label_column")
-    known = names_in(flag, theirs) if theirs and are_numbers else task.labels
-    renamed = labels.mapping(reading.get("label_map", recipe.label_map) or "")
+    known = parse_names(flag, theirs) if theirs and are_numbers else task.labels
+    renamed = parse_label_map(reading.get("label_map", recipe.label_map))
     called = [renamed.get(each, each) for each in columns]
     if len(columns) == len(known) and theirs and not set(called) & set(known):
         notes.append(
             f"{shown}: taken for {', '.join(known)}, in this order, as no column has such a name"
         )
         pairs = zip(columns, known, strict=True)
-        by_place = {} if are_numbers else {"label_map": joined(map("=".join, pairs))}
+        by_place = {} if are_numbers else {"label_map": join_values(map("=".join, pairs))}
         return {**reading, **by_place}
     missing, unknown = (
         [each for each in some if each not in others]
@@ -320,16 +320,16 @@ def _by_name(
     )
     if known and (missing or unknown):
         wrong = {"missing": missing, "unknown": unknown}
-        told = [f"{what}: {labels.listed(names)}" for what, names in wrong.items() if names]
-        raise UserError(f"{shown}: the model predicts {labels.listed(known)}; {'; '.join(told)}")
-    return {**reading, "label_columns": joined(known)} if known and are_numbers else reading
+        told = [f"{what}: {list_names(names)}" for what, names in wrong.items() if names]
+        raise UserError(f"{shown}: the model predicts {list_names(known)}; {'; '.join(told)}")
+    return {**reading, "label_columns": join_values(known)} if known and are_numbers else reading
 
 
 def _label_flag(source: Recipe) -> str:
     """Return the option that names the column of labels, and its value, for messages."""
     if isinstance(source, Labelled):
         ((flag, columns),) = source.label_sources().items()
-        return f"{flag} {joined(columns)}: "
+        return f"{flag} {join_values(columns)}: "
     column = getattr(source, "label_column", "")
     return f"--label_column {column}: " if column else ""
 

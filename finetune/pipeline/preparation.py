@@ -255,7 +255,7 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
 
 def _trained_head(recipe: Recipe) -> str | None:
     """Return what becomes of the head that a model was trained with, if it had other outputs."""
-    from finetune.data.labels import listed
+    from finetune.data.label_columns import list_names
 
     if not isinstance(recipe, TextClassification):
         return None
@@ -265,8 +265,9 @@ def _trained_head(recipe: Recipe) -> str | None:
         return None
     if len(before) != len(now):
         return (
-            f"the head of {recipe.model} has {counted(len(before), 'output')} ({listed(before)}), "
-            f"and {len(now)} {'is' if len(now) == 1 else 'are'} needed: it is replaced by a new one"
+            f"the head of {recipe.model} has {counted(len(before), 'output')} "
+            f"({list_names(before)}), and {len(now)} {'is' if len(now) == 1 else 'are'} needed: it "
+            "is replaced by a new one"
         )
     if before in (now, unnamed) or now == unnamed:
         return None

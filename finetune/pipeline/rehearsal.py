@@ -108,9 +108,8 @@ def _longest(recipe: Recipe, many: int) -> Dataset:
     rows = recipe.splits["train"]
     if not isinstance(recipe, TextClassification):
         return recipe.over(rows.select(range(many))).prepared["train"]
-    characters = np.zeros(len(rows), np.int64)
-    for numbers, texts in arrow.pieces(rows, "text"):
-        characters[numbers] = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+    lengths_of_batches = [pc.utf8_length(texts).to_numpy() for texts in arrow.batches(rows, "text")]
+    characters = np.concatenate(lengths_of_batches)
     most = np.argsort(-characters, kind="stable")[: _CANDIDATES * many]
     prepared = recipe.over(rows.select(np.sort(most))).prepared["train"]
     lengths = batches.lengths_of(prepared, "length")

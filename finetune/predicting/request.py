@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune.data import headers
-from finetune.data.findings import names_in
+from finetune.data.columns import parse_names
 from finetune.data.images import decoded
 from finetune.data.read_json import refuse_half_characters
 from finetune.data.read_text import ReadOptions
@@ -328,7 +328,7 @@ def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
     recipe = run.recipe(scores=False)
     if not isinstance(recipe, TextClassification) or recipe.text_columns is None:
         return ["text"]
-    return names_in("--text_columns", options.get("text_columns")) or recipe.columns_read()
+    return parse_names("--text_columns", options.get("text_columns")) or recipe.columns_read()
 
 
 def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[str]]:

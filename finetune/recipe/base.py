@@ -180,46 +180,35 @@ class Recipe(Splitting):
     @functools.cached_property
     def source(self) -> DatasetDict:
         """The data as it was read, labelled, before any row is left out or split off."""
-        from finetune.data import findings, sources
+        from finetune.data import requirements, sources
 
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.number_rows(self.load())
-        findings.refuse_unlabelled(dataset, self.input_column)
-        findings.refuse_unusable(dataset, self.notes)
+        requirements.require_labelled(dataset, self.input_column, self.report)
+        requirements.require_rows(dataset, self.label_name, self.report)
         return dataset
 
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
         from finetune.checking import first
-        from finetune.data import findings, group_names, labels, numbers
+        from finetune.data import group_names, labels, numbers, requirements
 
-        source = self.source
-        renames, by = hasattr(self, "label_map"), self.split_columns()
-        for remark in labels.remarks(source, renames=renames):
-            self.report.warning(remark)
+        source, report = self.source, self.report
+        can_rename, split_by = hasattr(self, "label_map"), self.split_columns()
+        report.add(*labels.find_doubtful_names(source, can_rename=can_rename))
         dataset = self.split(source)
         dataset = self.corrected(dataset, source, self.input_column)
-
-        def places(split: str, rows: Sequence[int]) -> str:
-            return self.places(split if split in source else "train", rows)
-
-        findings.refuse_untrainable(
-            dataset,
-            self.notes,
-            places,
-            column=self.label_name,
-            renames=renames,
-            split_by=by,
+        requirements.require_splits(
+            dataset, source, self.label_name, report, can_rename=can_rename, split_by=split_by
         )
+        for remark in group_names.remarks(source, self.group_column):
+            report.warning(remark)
         targets = self.target_names or [self.label_name]
-        for remark in (
-            *findings.remarks(dataset),
-            *group_names.remarks(source, self.group_column),
-            *numbers.remarks(dataset["train"], targets),
-        ):
-            self.report.warning(remark)
-        self.report.add(*first.findings(source, dataset, self.columns_read(), targets, by))
+        for split, rows in dataset.items():
+            numbers.check_targets(rows, split, targets, report)
+        report.raise_errors()
+        report.add(*first.findings(source, dataset, self.columns_read(), targets, split_by))
         return dataset
 
     def over(self, rows: Dataset) -> Self:

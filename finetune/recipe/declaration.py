@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
-from finetune.data.several import as_text
+from finetune.data.comma_list import format_option
 from finetune.errors import Mistakes, Report, UserError
 from finetune.recipe.options import mistakes, of_several, option
 from finetune.training.resolution import BATCH_SIZES
@@ -77,7 +77,7 @@ class Declared:
         wrong = Mistakes()
         for name, form in of_several(self).items():
             with wrong:
-                setattr(self, name, as_text(getattr(self, name), form, f"--{name}"))
+                setattr(self, name, format_option(getattr(self, name), form, f"--{name}"))
         wrong.refuse()
         if found := mistakes(self):
             raise UserError(*found)

@@ -113,39 +113,39 @@ class ImageClassification(Sourced):
         """
         from datasets import DatasetDict
 
-        from finetune.data import digests, findings, image_columns, labels
-        from finetune.tasks import doubtful, reading
+        from finetune.data import columns, digests, image_columns
+        from finetune.data.label_columns import LabelOptions, parse_label_map
+        from finetune.tasks import decision
 
         image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
-        dataset = findings.without_clashes(
-            dataset, [image, label], self.split_columns(), note=self.note
-        )
+        split_by = self.split_columns()
+        columns.require_columns(dataset, {"--label_column": [label]}, self.report, split_by)
+        split_columns = [*split_by.values()]
+        dataset = columns.drop_clashes(dataset, [image, label], self.report, split_columns)
         dataset = DatasetDict(
             {
                 name: image_columns.with_images(rows, image, self.dataset)
                 for name, rows in dataset.items()
             }
         )
-        if label != "label":
-            dataset = dataset.rename_column(label, "label")
         dataset, hashes = image_columns.inspected(
             dataset, drop=self.drop_invalid, note=self.note, places=self.places
         )
-        dataset = findings.only_valid(
-            dataset, drop=self.drop_invalid, note=self.note, places=self.places, texts=()
-        )
-        how = reading.Reading(
+        options = LabelOptions(
+            columns=[label],
             task="single_label",
             names=self.label_names,
-            renamed=labels.mapping(self.label_map or ""),
-            shown=[label],
-            places=self.places,
+            renames=parse_label_map(self.label_map),
+            drop_invalid=self.drop_invalid,
         )
-        doubtful.refuse_several(dataset["train"], how, "images have one label")
-        dataset, self._unmapped = reading.encoded(dataset, how, self.note)
+        labels = decision.read_columns(dataset, (), options, self.report)
+        decision.warn_of_sets(labels["train"][0], options, self.report)
+        encoded = decision.encode_labels(labels, options, self.report)
+        self._unmapped = encoded.unmapped
+        dataset = encoded.added_to(dataset.remove_columns([label]))
         for name, rows in dataset.items():
             digests.remember(rows, "image", hashes[name][rows[ROW][:]])
         return dataset
@@ -153,7 +153,8 @@ class ImageClassification(Sourced):
     def split(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data import labels
 
-        labels.refuse_unmapped(self._unmapped, dataset)
+        labels.check_label_map(self._unmapped, dataset, self.report)
+        self.report.raise_errors()
         return super().split(dataset)
 
     def check(self) -> None:

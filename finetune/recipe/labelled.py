@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from finetune.data.several import values_in
+from finetune.data.comma_list import split_values
 from finetune.errors import UserError
 from finetune.recipe.options import option
 from finetune.recipe.sourced import Sourced
@@ -14,7 +14,7 @@ from finetune.recipe.sourced import Sourced
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-    from finetune.tasks.reading import Reading
+    from finetune.data.label_columns import LabelOptions
 
 
 class Labelled(Sourced):
@@ -92,42 +92,52 @@ class Labelled(Sourced):
 
     def label_sources(self) -> dict[str, list[str]]:
         """Return the option that names the columns of labels, and their names."""
-        from finetune.data.findings import names_in
+        from finetune.data.columns import parse_names
 
-        if several := names_in("--label_columns", self.label_columns):
-            return {"--label_columns": several}
+        if columns := parse_names("--label_columns", self.label_columns):
+            return {"--label_columns": columns}
         return {"--label_column": [self.label_column]}
 
-    def reading(self) -> Reading:
-        """Return how labels are read, those of one column from the column ``label``."""
-        from finetune.data import labels
-        from finetune.tasks.reading import Reading
+    def label_options(self) -> LabelOptions:
+        """Return how labels are written."""
+        from finetune.data.label_columns import LabelOptions, parse_label_map
 
         ((_, columns),) = self.label_sources().items()
-        return Reading(
+        return LabelOptions(
+            columns=columns,
             task=self.task,
-            columns=columns if self.label_columns else ["label"],
             names=self._ordered_names or self.label_names,
-            ordered=bool(self.label_order),
-            renamed=labels.mapping(self.label_map or ""),
+            is_ordered=bool(self.label_order),
+            renames=parse_label_map(self.label_map),
             separator=self.label_separator,
-            shown=columns,
-            drop=self.drop_invalid,
-            places=self.places,
+            drop_invalid=self.drop_invalid,
         )
 
-    def with_targets(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with ``label`` as the task has it; the data decides an open task."""
-        from finetune.tasks import kinds, reading
+    def with_targets(self, dataset: DatasetDict, texts: Sequence[str]) -> DatasetDict:
+        """Return the rows with ``label`` as the task has it; a single text is then called ``text``.
 
-        how = self.reading()
-        if is_auto := self.task == reading.AUTO:
-            self.task, self.task_reason = reading.decided(dataset["train"], how, self.note)
-            how = dataclasses.replace(how, task=self.task)
-        are_numbers = not kinds.KINDS[how.task].are_named
-        self.target_names = how.columns if self.label_columns and are_numbers else []
-        self.label_name = how.shown[0]
-        dataset, self._unmapped = reading.encoded(dataset, how, self.note)
+        Args:
+            dataset: With the columns of labels.
+            texts: The columns of texts, none of whose values may be missing.
+        """
+        from finetune.tasks import decision, kinds
+
+        options = self.label_options()
+        columns = decision.read_columns(dataset, texts, options, self.report)
+        if is_auto := self.task == decision.AUTO:
+            self.task, self.task_reason = decision.decide_task(
+                columns["train"], options, self.report
+            )
+            options = dataclasses.replace(options, task=self.task)
+        are_numbers = not kinds.KINDS[options.task].are_named
+        self.target_names = options.columns if self.label_columns and are_numbers else []
+        self.label_name = options.columns[0]
+        encoded = decision.encode_labels(columns, options, self.report)
+        self._unmapped = encoded.unmapped
+        dataset = dataset.remove_columns([*options.columns])
+        if len(texts) == 1 and texts[0] != "text":
+            dataset = dataset.rename_column(texts[0], "text")
+        dataset = encoded.added_to(dataset)
         in_order = self.task == "single_label" and super().is_ordinal(dataset["train"])
         if is_auto and in_order:
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
@@ -136,23 +146,17 @@ class Labelled(Sourced):
     @property
     def _ordered_names(self) -> list[str]:
         """The classes of ``label_order``."""
-        return values_in(self.label_order or "")
+        return split_values(self.label_order or "")
 
     def is_ordinal(self, rows: Dataset) -> bool:
         return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data import labels
+        from finetune.tasks import decision
 
-        labels.refuse_unmapped(self._unmapped, dataset)
+        labels.check_label_map(self._unmapped, dataset, self.report)
         if self.task == "ordinal":
-            from finetune.tasks import orders
-
-            orders.refuse_unordered(
-                dataset,
-                self._ordered_names,
-                self.label_names,
-                self.reading().called,
-                self.places,
-            )
+            decision.check_order(dataset, self.label_options(), self.report)
+        self.report.raise_errors()
         return super().split(dataset)

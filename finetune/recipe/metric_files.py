@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from finetune.data.several import joined, values_in
+from finetune.data.comma_list import join_values, split_values
 from finetune.errors import UserError
 from finetune.runtime import namesakes
 from finetune.statistics.resampling import MODULE, Scoring
@@ -53,7 +53,9 @@ def is_path(module: object) -> bool:
 
 def absolute(names: str) -> str:
     """Return the value of ``--metrics`` with each path as one that is found from anywhere."""
-    return joined(str(_absolute(word)) if is_path(word) else word for word in values_in(names))
+    return join_values(
+        str(_absolute(word)) if is_path(word) else word for word in split_values(names)
+    )
 
 
 def file_of(word: str) -> Path:
@@ -89,7 +91,7 @@ def named_in(scoring: Scoring) -> list[Path]:
 
 def in_option(names: str | None) -> list[Path]:
     """Return the files that the value of ``--metrics`` names, whether they are there or not."""
-    paths = [_absolute(word) for word in values_in(names or "") if is_path(word)]
+    paths = [_absolute(word) for word in split_values(names or "") if is_path(word)]
     return [path if path.suffix == ".py" else path / f"{path.name}.py" for path in paths]
 
 
@@ -104,7 +106,7 @@ def hashes(scoring: Scoring) -> dict[str, str]:
 
 def without_places(names: str) -> str:
     """Return the value of ``--metrics`` with the mere names of files, which may lie elsewhere."""
-    return joined(Path(word).name if is_path(word) else word for word in values_in(names))
+    return join_values(Path(word).name if is_path(word) else word for word in split_values(names))
 
 
 # ---- whether a file may be run -------------------------------------------------------------------

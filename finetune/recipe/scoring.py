@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data.several import values_in
+from finetune.data.comma_list import split_values
 from finetune.errors import Mistakes, UserError, suggestion
 from finetune.recipe import metric_files, metric_inputs
 from finetune.recipe.metric_files import is_path, shown
@@ -79,7 +79,7 @@ class Scoring:
         if not names.strip(", "):
             raise UserError(f"--metrics '{names}': expected names of metrics, accuracy,f1")
         mistakes, arguments = Mistakes(), dict[str, Mapping[str, Any]]()
-        for word in values_in(names):
+        for word in split_values(names):
             with mistakes:
                 name, each = _entry(word)
                 if arguments.setdefault(name, each) != each:

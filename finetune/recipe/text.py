@@ -119,40 +119,26 @@ class TextClassification(Deduplicated):
         Of several columns of text, ``texts`` has the parts. Other columns stay, for the slices of
         the report.
         """
-        from finetune.data import findings, parts
+        from finetune.data import columns, parts
 
         texts, is_one = self.columns_read(), self.text_columns is None
         sources = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
-        findings.require_columns(dataset, sources)
+        split_by = self.split_columns()
+        columns.require_columns(dataset, sources, self.report, split_by)
         if is_one and not self.label_columns:
             self.warn_of_missing_header(dataset, self.text_column, self.label_column)
-        columns = [column for names in sources.values() for column in names]
-        dataset = findings.without_clashes(dataset, columns, self.split_columns(), note=self.note)
-        renamed = {} if self.label_columns else {self.label_column: "label"}
-        if is_one:
-            renamed, texts = {**renamed, self.text_column: "text"}, ["text"]
-        elif "label" in texts:
+        names = [column for group in sources.values() for column in group]
+        dataset = columns.drop_clashes(dataset, names, self.report, [*split_by.values()])
+        if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
-        dataset = dataset.rename_columns({old: new for old, new in renamed.items() if old != new})
-        dataset = findings.only_valid(
-            dataset,
-            drop=self.drop_invalid,
-            note=self.note,
-            places=self.places,
-            texts=texts,
-            labels=self.reading().columns,
-            hint=" (a row without labels is written [])" if self.label_separator else "",
-            names={new: old for old, new in renamed.items()},
-        )
-        if not is_one:
-            dataset = parts.combined(dataset, texts, self.note)
-        return self.with_targets(dataset)
+        dataset = self.with_targets(dataset, texts)
+        return dataset if is_one else parts.combined(dataset, texts, self.note)
 
     def columns_read(self) -> list[str]:
         """Return the columns of the data that the model reads, in their order."""
-        from finetune.data.findings import names_in
+        from finetune.data.columns import parse_names
 
-        return names_in("--text_columns", self.text_columns) or [self.text_column]
+        return parse_names("--text_columns", self.text_columns) or [self.text_column]
 
     def refuse_other_columns(self, of: object, text_column: Any, text_columns: Any) -> None:
         """Refuse names of columns of other data that are not as many as those of the training.
@@ -165,9 +151,9 @@ class TextClassification(Deduplicated):
         Raises:
             UserError: if one column is named where several are read, or otherwise.
         """
-        from finetune.data.findings import names_in
+        from finetune.data.columns import parse_names
 
-        read, names = self.columns_read(), names_in("--text_columns", text_columns)
+        read, names = self.columns_read(), parse_names("--text_columns", text_columns)
         if self.text_columns is None and names:
             raise UserError(
                 f"--text_columns {text_columns}: {of} reads one column; name it by --text_column"

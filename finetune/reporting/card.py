@@ -11,8 +11,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
 from finetune.data import embedded
+from finetune.data.comma_list import split_values
 from finetune.data.encoding import knows_pairs, separator
-from finetune.data.several import values_in
 from finetune.models.pretrained import load_tokenizer
 from finetune.reporting import course, facts, wording
 from finetune.runs.run import Run
@@ -238,7 +238,7 @@ def _use(run: Run, manifest: Manifest) -> list[str]:
         more = f", truncation=True{more}" if task == "text-classification" else more
         line = f'classify = pipeline("{task}", model="{run.path.name}"{more})'
         if columns := manifest.options.get("text_columns"):
-            return _use_of_several(run, [imported, "", line], values_in(columns))
+            return _use_of_several(run, [imported, "", line], split_values(columns))
     else:
         imported = "from finetune import Run"
         line = f'model = Run.load("{run.path.name}").model()'

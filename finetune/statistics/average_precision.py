@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import expit, logit
 from scipy.stats import norm, t
 
-from finetune.data import labels
+from finetune.data.label_columns import list_names
 from finetune.statistics import intervals
 from finetune.statistics.counts import divide
 from finetune.statistics.intervals import LEVEL, UNDEFINED, Interval
@@ -106,13 +106,13 @@ def remarks(name: str, rows: Labels) -> list[str]:
     if not left.all():
         found.append(
             f"{name} is the mean over {int(left.sum()):,} of {len(left):,} labels: every test row, "
-            f"or none, has {labels.listed([*np.array(rows.names)[~left]])}"
+            f"or none, has {list_names([*np.array(rows.names)[~left]])}"
         )
     few = left & (np.minimum(counts, len(rows) - counts) < FEWEST_ROWS)
     if few.any():
         found.append(
             f"{name} has no confidence interval: fewer than {FEWEST_ROWS} test rows have, or have "
-            f"not, {labels.listed([*np.array(rows.names)[few]])}"
+            f"not, {list_names([*np.array(rows.names)[few]])}"
         )
     return found
 

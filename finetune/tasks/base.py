@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from datasets import Dataset, DatasetDict
 
+    from finetune.errors import Report
     from finetune.models.pretrained import ProblemType
     from finetune.training.loss import GlobalLoss
 
@@ -126,12 +127,13 @@ class Task(ABC, Generic[S]):
         return {}
 
     @abstractmethod
-    def matched(self, rows: Dataset, place: Callable[[int], str] = lambda row: "") -> Dataset:
+    def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
         """Return raw rows, of other data, with labels as the model has them.
 
         Args:
-            rows: With ``id``.
-            place: Returns where a row is in its source, by its ``id``.
+            rows: With ``label``.
+            split: Of these rows in their source.
+            report: For the message.
 
         Raises:
             UserError: if there are labels that it does not know.

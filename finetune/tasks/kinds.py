@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune.data import numeric_names
+from finetune.data import numbers
 from finetune.data.targets import class_names, is_set
 from finetune.tasks.base import Task
+from finetune.tasks.decision import FEWEST_ORDERED
 from finetune.tasks.multi_label import MultiLabel
-from finetune.tasks.orders import FEWEST_ORDERED
 from finetune.tasks.ordinal import Ordinal
 from finetune.tasks.regression import Regression
 from finetune.tasks.single_label import SingleLabel
@@ -56,7 +56,7 @@ def in_order(rows: Dataset, known: Sequence[str]) -> bool:
     have one, ``known``, or are numbers that ascend.
     """
     names = class_names(rows)
-    return len(names) >= FEWEST_ORDERED and numeric_names.in_order(names, known)
+    return len(names) >= FEWEST_ORDERED and numbers.have_order(names, known)
 
 
 def named(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import expit, logit
 
-from finetune.data import multi_labels, targets
+from finetune.data import labels as class_labels
+from finetune.data import targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
 from finetune.runtime import namesakes
 from finetune.statistics import average_precision, label_baseline, multi_label
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from datasets import Dataset, DatasetDict
 
+    from finetune.errors import Report
     from finetune.training.loss import GlobalLoss
 
 #: Labels that the start block names.
@@ -70,8 +72,8 @@ class MultiLabel(Task[ScoredLabels]):
     def pipeline_arguments(self) -> Mapping[str, Any]:
         return {"top_k": None}
 
-    def matched(self, rows: Dataset, place: Callable[[int], str] = lambda row: "") -> Dataset:
-        return multi_labels.renumbered(rows, self.labels, place)
+    def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
+        return class_labels.match_labels(rows, self.labels, split, report)
 
     def targets(self, labels: Any) -> np.ndarray:
         return targets.indicators(labels, len(self.labels)).astype(np.float32)

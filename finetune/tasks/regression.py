@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
     from datasets import Dataset, DatasetDict
+
+    from finetune.errors import Report
 
 #: Targets that a sentence names.
 _MOST_NAMED = 5
@@ -87,7 +89,7 @@ class Regression(Task[ScoredNumbers]):
         number = Value("float32")
         return List(number, length=len(self.labels)) if self.labels else number
 
-    def matched(self, rows: Dataset, place: Callable[[int], str] = lambda row: "") -> Dataset:
+    def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
         from datasets import ClassLabel, List
 
         feature, flag = rows.features[LABEL], f"--label_columns {','.join(self.labels)}"

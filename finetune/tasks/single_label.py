@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from finetune.data import labels as names_of_classes
+from finetune.data import labels as class_labels
+from finetune.data.label_columns import list_names
 from finetune.data.prediction_columns import (
     LABEL,
     LABEL_PROBABILITY,
@@ -36,12 +37,13 @@ from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks import losses, weights
 from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task, Tell
-from finetune.tasks.orders import FEWEST_ORDERED
+from finetune.tasks.decision import FEWEST_ORDERED
 
 if TYPE_CHECKING:
     import pandas as pd
     from datasets import Dataset, DatasetDict
 
+    from finetune.errors import Report
     from finetune.training.loss import GlobalLoss
 
 #: Classes that the start block names.
@@ -71,8 +73,8 @@ class SingleLabel(Task[ScoredRows]):
 
         return ClassLabel(names=self.labels)
 
-    def matched(self, rows: Dataset, place: Callable[[int], str] = lambda row: "") -> Dataset:
-        return names_of_classes.renumbered(rows, self.labels, place)
+    def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
+        return class_labels.match_labels(rows, self.labels, split, report)
 
     def targets(self, labels: Any) -> np.ndarray:
         return np.asarray(labels, dtype=np.int64)
@@ -175,7 +177,7 @@ class SingleLabel(Task[ScoredRows]):
         if len(self.labels) < FEWEST_ORDERED:
             return f"it needs {FEWEST_ORDERED} classes or more in an order; use accuracy"
         return (
-            f"it needs classes in an order, and {names_of_classes.listed(self.labels)} have none; "
+            f"it needs classes in an order, and {list_names(self.labels)} have none; "
             "texts: --task ordinal, with --label_order from the lowest to the highest if they are "
             "names; images: ordered_labels = True in a recipe of your own"
         )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from finetune.data.labels import listed
-from finetune.data.several import values_in
+from finetune.data.comma_list import split_values
+from finetune.data.label_columns import list_names
 from finetune.errors import UserError, suggestion
 
 #: Beside ``NAME=WEIGHT,NAME=WEIGHT``.
@@ -87,7 +87,7 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
     """Return the weights that ``text`` names, 1 for the others, shape ``(classes,)``."""
     weights, mistakes, seen = np.ones(len(names)), list[str](), set[str]()
     numbers = {name: index for index, name in enumerate(names)}
-    for part in values_in(text, empty=True) or [""]:
+    for part in split_values(text, keep_empty=True) or [""]:
         name, equals, written = part.rpartition("=")
         name, written = name if name in numbers else name.strip(), written.strip()
         if not (name and equals and written):
@@ -103,7 +103,7 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
         if name not in numbers:
             mistakes.append(
                 f"--class_weights: there is no class '{name}'{suggestion(name, names)} "
-                f"(classes: {listed(names)})"
+                f"(classes: {list_names(names)})"
             )
         elif name in seen:
             mistakes.append(f"--class_weights: '{name}' is given two weights")

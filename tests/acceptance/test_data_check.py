@@ -456,7 +456,6 @@ def test_a_model_without_tokenizer_files_is_refused(tmp_path: Path, bert: Path) 
 
 
 @pytest.mark.contract("C5")
-@pytest.mark.xfail(strict=True, reason="hash.csv: only usual separators are looked for")
 @pytest.mark.parametrize("separator", ["#", "::", "~"])
 def test_a_separator_between_labels_is_asked_for_whatever_it_is(
     separator: str, tmp_path: Path

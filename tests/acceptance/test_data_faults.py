@@ -263,6 +263,21 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         {},
         ["'queue'", "'bad;good'", "line 6", "--label_separator ';'", "--task single_label"],
     ),
+    "no labels": ({"a": only("[]")}, {"task": "multi_label"}, ["'queue'"]),
+    "word in a column of 0 and 1": (
+        {
+            "a": csv_text(changes={4: "ticket 4,1,2"}, head="body,queue,kind")
+            .replace("bad", "1,0")
+            .replace("good", "0,1")
+        },
+        {"label_column": "", "label_columns": "queue,kind", "task": "multi_label"},
+        ["'kind'", "'2'", "line 6", "0 and 1"],
+    ),
+    "words as numbers": (
+        {"a": csv_text()},
+        {"task": "regression"},
+        ["40 of 40", "'queue'", "'bad'", "--task single_label"],
+    ),
     "no text": (
         {"a": "body,queue\n" + "".join(f"{number},{'ab'[number % 2]}\n" for number in range(40))},
         {},
@@ -277,15 +292,7 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.contract("C5")
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.xfail(strict=True, reason="the column is not named"))
-        if case == "column of one class"
-        else case
-        for case in FAULTY
-    ],
-)
+@pytest.mark.parametrize("case", FAULTY)
 def test_a_fault_of_the_data_is_one_message_with_column_line_and_flag(
     case: str, tmp_path: Path
 ) -> None:

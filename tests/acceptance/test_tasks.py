@@ -230,7 +230,7 @@ def test_the_labels_are_those_of_the_file_and_the_ids_those_of_the_tokenizer(
     recipe = Text(dataset=str(file), model=str(bert), max_length=LENGTH, **options)
     assert recipe.splits.num_rows == {"train": 65, "validation": 7, "test": 18}
     assert recipe.task == task
-    ids = sorted(number for rows in recipe.splits.values() for number in rows["id"])
+    ids = sorted(number for rows in recipe.splits.values() for number in rows["_row"])
     assert ids == list(range(len(ROWS)))
     labels = [label_of(kind, row) for row in ROWS]
     names = options.get("label_order") or options.get("label_columns")
@@ -239,7 +239,7 @@ def test_the_labels_are_those_of_the_file_and_the_ids_those_of_the_tokenizer(
     cut = 0
     for split, rows in recipe.splits.items():
         expected = []
-        for number, label in zip(rows["id"], rows["label"], strict=True):
+        for number, label in zip(rows["_row"], rows["label"], strict=True):
             expected += encode(AutoTokenizer.from_pretrained(bert), ROWS[number])
             if task == "regression":
                 assert label == pytest.approx(labels[number])
@@ -307,7 +307,7 @@ def test_two_columns_are_a_pair_where_the_tokenizer_has_pairs(
     recipe = Text(dataset=str(table), text_columns="second,title", **options)
     tokenizer = AutoTokenizer.from_pretrained(base)
     test, inputs = recipe.splits["test"], recipe.prepared["test"]["input_ids"]
-    for number, ids in zip(test["id"], inputs, strict=True):
+    for number, ids in zip(test["_row"], inputs, strict=True):
         first, second = ROWS[number]["second"], ROWS[number]["title"]
         if family == "roberta":
             assert ids == tokenizer(first, second)["input_ids"]
@@ -347,7 +347,7 @@ def test_images_in_the_format_of_the_hub_are_those_of_the_image_processor(
 @pytest.mark.contract("B1")
 def test_an_image_run_predicts_what_the_saved_model_returns(image_run: finetune.Run) -> None:
     predictions, rows = image_run.predictions, image_run.recipe().splits["test"]
-    assert predictions["id"].tolist() == rows["id"][:]
+    assert predictions["id"].tolist() == rows["_row"][:]
     model = AutoModelForImageClassification.from_pretrained(image_run.path).eval()
     processor = ViTImageProcessorPil.from_pretrained(image_run.path)
     with torch.inference_mode():
@@ -434,6 +434,24 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "no-order": (["low", "mid", "high"], ["--task", "ordinal"], ["'mid'", "--label_order"]),
     "words-as-sets": (NAMES, ["--task", "multi_label"], ["'label'", "--label_separator"]),
     "one-number-in-lists": ([["bad"], ["good"], 5], [], ["line 3", "5", '["5"]']),
+    "words-among-numbers": ([1, 2, 3, "n/a"], [], ["'n/a'", "line 4", "--task single_label"]),
+    "printed-list": (["bad", "good", "['bad' 'good']"], [], ["line 3", "JSON list"]),
+    "separator-of-all": (
+        ["bad#good", "good#slow", "bad#slow"],
+        [],
+        ["'bad#good'", "line 1", "--label_separator '#'", "--task single_label"],
+    ),
+    "zero-one-lists": (
+        [[1, 0, 0], [0, 1, 1]],
+        [],
+        ["[1, 0, 0]", "line 1", "--task regression", "--task multi_label", "--label_columns"],
+    ),
+    "zero-one-lists-as-sets": (
+        [[1, 0, 0], [0, 1, 1]],
+        ["--task", "multi_label"],
+        ["[1, 0, 0]", "line 1", "--label_columns"],
+    ),
+    "decimal-comma": (["0,5", "1,5", "2,5"], [], ["'0,5'", "line 1", "decimal point"]),
     "unknown-task": (NAMES, ["--task", "single"], ["--task", "'single'", "single_label"]),
     "unknown-class": (
         NAMES,

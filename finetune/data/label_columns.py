@@ -1,0 +1,222 @@
+"""A column of labels as its different values and the value of each row, and how it is written."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import ClassLabel, Dataset, DatasetDict, List, Value
+
+from finetune.data import ROW, arrow
+from finetune.data.comma_list import split_pairs
+from finetune.errors import Report, UserError
+
+_SHOWN_NAMES = 5
+_NEIGHBOURS = re.compile(r"""['"]\s+['"]""")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions:
+    """How the labels of a data set are written.
+
+    Attributes:
+        columns: Columns that hold the labels: one, or several.
+        task: ``single_label``, ``ordinal``, ``multi_label``, ``regression`` or ``auto``.
+        names: Classes in the order of the recipe, or of ``--label_order``; may be empty.
+        is_ordered: Whether these are the classes of ``--label_order``.
+        renames: New names of labels, by the labels in the data.
+        separator: Between the labels in a cell; None if a cell is one label, or a list.
+        drop_invalid: Whether rows whose label cannot be read are left out instead of refused.
+    """
+
+    columns: Sequence[str] = ("label",)
+    task: str = "auto"
+    names: Sequence[str] = ()
+    is_ordered: bool = False
+    renames: Mapping[str, str] = field(default_factory=dict)
+    separator: str | None = None
+    drop_invalid: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelColumn:
+    """The labels of a split, as they are written in one column.
+
+    Attributes:
+        name: Of the column.
+        values: The different values, in the order of their first rows; of a ``ClassLabel`` the
+            names instead of the numbers.
+        codes: The place in ``values`` of each row's value, int64, shape ``(rows,)``; -1 where the
+            label is missing.
+        numbers: The number of each row in its split of the source, shape ``(rows,)``.
+        classes: The names of a ``ClassLabel`` in their order; else none.
+    """
+
+    name: str
+    values: Sequence[Any]
+    codes: np.ndarray
+    numbers: np.ndarray
+    classes: Sequence[str] = ()
+
+    def first_row(self, place: int) -> list[int]:
+        """Return the number, in the source, of the first row with a value, as a list of one."""
+        return [int(self.numbers[np.argmax(self.codes == place)])]
+
+    def only(self, valid: np.ndarray) -> LabelColumn:
+        """Return the column with the labels of other than the ``valid`` rows missing."""
+        codes = np.where(valid, self.codes, -1)
+        places = np.unique(codes[codes >= 0])
+        new_places = np.full(len(self.values) + 1, -1)  # the last one: of missing labels
+        new_places[places] = np.arange(len(places))
+        values = [self.values[place] for place in places.tolist()]
+        return replace(self, values=values, codes=new_places[codes])
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The labels of all splits as a task has them.
+
+    Attributes:
+        feature: Of the column ``label``: one of those in :mod:`finetune.data.targets`.
+        labels: Of each split, null in rows that are left out.
+        unmapped: Labels in ``--label_map`` that do not occur.
+    """
+
+    feature: Any
+    labels: Mapping[str, pa.Array]
+    unmapped: Sequence[str] = ()
+
+    def added_to(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``label``, without the rows that are left out."""
+        splits = {}
+        for split, rows in dataset.items():
+            labels = self.labels[split]
+            rows = rows.add_column("label", labels, feature=self.feature)
+            if labels.null_count:
+                rows = rows.select(np.flatnonzero(labels.is_valid()))
+            splits[split] = rows
+        return DatasetDict(splits)
+
+
+def read_label_column(rows: Dataset, name: str, split: str, report: Report) -> LabelColumn:
+    """Return a column of labels.
+
+    A label is missing if it is null, NaN or blank, the number -1 of a ``ClassLabel``, or a list
+    with a null in it.
+
+    Raises:
+        UserError: If a number of a ``ClassLabel`` has no name.
+    """
+    feature = rows.features[name]
+    if isinstance(feature, Value | ClassLabel):
+        stored = arrow.column(rows, name).combine_chunks().dictionary_encode()
+        values = stored.dictionary.to_pylist()
+        codes = stored.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    else:
+        places: dict[tuple[type, str], int] = {}
+        cells = rows[name][:]
+        codes = np.array(
+            [places.setdefault((type(cell), repr(cell)), len(places)) for cell in cells], np.int64
+        )
+        values = [None] * len(places)
+        for code, cell in zip(codes.tolist(), cells, strict=True):
+            values[code] = cell
+    column = LabelColumn(name=name, values=values, codes=codes, numbers=source_rows(rows))
+    inner = feature.feature if isinstance(feature, List) else feature
+    if isinstance(inner, ClassLabel):
+        column = _name_classes(column, inner.names, split, report)
+    is_present = np.array([*map(_is_label, column.values), False])
+    return column.only(is_present[column.codes])
+
+
+def _name_classes(
+    column: LabelColumn, names: Sequence[str], split: str, report: Report
+) -> LabelColumn:
+    """Return a column of numbers of classes with the names of the classes."""
+    by_number: dict[int | None, str | None] = {None: None, -1: None, **dict(enumerate(names))}
+    values: list[Any] = []
+    for place, value in enumerate(column.values):
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
+            if number not in by_number:
+                report.fail(
+                    f"--label_column: '{column.name}' holds {number}, but its type has names for 0 "
+                    f"to {len(names) - 1} only ({list_names(names)})",
+                    split=split,
+                    rows=column.first_row(place),
+                    fix="correct the value, or add its name to the ClassLabel of the column",
+                )
+        words = [by_number[number] for number in numbers]
+        values.append(words if isinstance(value, list) else words[0])
+    return replace(column, values=values, classes=names)
+
+
+def _is_label(value: Any) -> bool:
+    if isinstance(value, list):  # an empty one is a row that has none of the labels
+        return None not in value
+    return value is not None and value == value and bool(str(value).strip())
+
+
+def source_rows(rows: Dataset, places: Any = slice(None)) -> np.ndarray:
+    """Return the numbers of rows in their split of the source, shape ``(rows,)``.
+
+    Args:
+        rows: Perhaps with the column of row numbers.
+        places: Of the rows that are asked for; all by default.
+    """
+    if ROW not in rows.column_names:
+        return np.asarray(np.arange(len(rows))[places])
+    return np.asarray(arrow.column(rows, ROW).to_numpy()[places], dtype=np.int64)
+
+
+def parse_list(cell: Any) -> list[Any] | None:
+    """Return the list that a cell is, or holds in JSON or Python syntax; None if it holds none.
+
+    Python would join strings side by side, which NumPy writes for arrays: they are no list.
+    """
+    if not isinstance(cell, str):
+        return cell if isinstance(cell, list) else None
+    if not cell.strip().startswith("["):
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        return list(json.loads(cell))
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        parsed = ast.literal_eval(cell.strip())
+        return parsed if isinstance(parsed, list) and not _NEIGHBOURS.search(cell) else None
+    return None
+
+
+def looks_printed(value: Any) -> bool:
+    """Return whether a text looks like several values as a program prints them: ``('a', 'b')``."""
+    is_enclosed = isinstance(value, str) and re.fullmatch(r"\s*(\w*\(.*\)|\[.*\]|\{.*\})\s*", value)
+    return bool(is_enclosed) and re.search(r"""['",]""", value) is not None
+
+
+def parse_label_map(text: str | None) -> dict[str, str]:
+    """Return the new names in ``--label_map``, by the labels that they stand for.
+
+    Raises:
+        UserError: If it is not ``LABEL=NAME,LABEL=NAME``.
+    """
+    names: dict[str, str] = {}
+    for part, label, name in split_pairs(text or ""):
+        if not (label and name):
+            raise UserError(f"--label_map {text}: expected LABEL=NAME,LABEL=NAME, found '{part}'")
+        if label in names:
+            raise UserError(f"--label_map {text}: '{label}' has two names")
+        names[label] = name
+    return names
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the first five names, quoted, and the number of others."""
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(f"'{name}'" for name in itertools.islice(names, _SHOWN_NAMES)) + more
