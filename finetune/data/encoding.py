@@ -49,6 +49,11 @@ def knows_pairs(tokenizer: PreTrainedTokenizerBase) -> bool:
     return special(pair=True) > special(pair=False)
 
 
+def is_pair(tokenizer: PreTrainedTokenizerBase, columns: int) -> bool:
+    """Return whether so many texts are a pair of the tokenizer; else several are joined."""
+    return columns == 2 and knows_pairs(tokenizer)
+
+
 def separator(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return what joins parts that are no pair: a special token, or a line break without any."""
     return str(tokenizer.sep_token or tokenizer.eos_token or "\n")
@@ -58,9 +63,10 @@ def token_ids(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any
 ) -> Iterator[list[int]]:
     """Yield the tokens of texts without special tokens and truncation, made a megabyte at once."""
-    options |= dict(add_special_tokens=False, return_attention_mask=False, verbose=False)
-    calls = np.cumsum([len(text) for text in texts]) // _CHARACTERS_PER_CALL
-    for _, group in itertools.groupby(zip(calls.tolist(), texts, strict=True), lambda pair: pair[0]):
+    for name in ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose"):
+        options[name] = False
+    calls = (np.cumsum([len(text) for text in texts]) // _CHARACTERS_PER_CALL).tolist()
+    for _, group in itertools.groupby(zip(calls, texts, strict=True), key=lambda pair: pair[0]):
         yield from tokenizer([text for _, text in group], **options)["input_ids"]
 
 
@@ -159,7 +165,7 @@ class Encoder:
 
     def describe_joining(self, parts: int) -> str:
         """Return in words how several parts become one row."""
-        if self._is_pair([""] * parts):
+        if is_pair(self.tokenizer, parts):
             return "a pair of the tokenizer"
         return f"joined by {separator(self.tokenizer)!r}"
 
@@ -195,7 +201,7 @@ class Encoder:
         return lengths
 
     def _is_pair(self, row: Read) -> bool:
-        return not isinstance(row, str) and len(row) == 2 and knows_pairs(self.tokenizer)
+        return not isinstance(row, str) and is_pair(self.tokenizer, len(row))
 
     def _frame(self, row: Read) -> Frame:
         return self._frames[self._is_pair(row)]
@@ -259,13 +265,13 @@ class Encoder:
 
     def _shortened(self, parts: list[list[int]]) -> list[list[int]]:
         """Return the tokens of a row that are kept: of a text, of joined parts, or of a pair."""
-        is_pair = len(parts) == 2 and knows_pairs(self.tokenizer)
-        budget = self.max_length - self._frames[is_pair].size
+        are_pair = is_pair(self.tokenizer, len(parts))
+        budget = self.max_length - self._frames[are_pair].size
         if self.truncation == "head_tail":
             (ids,) = parts
             head = self.max_length // _HEAD
             return [ids if len(ids) <= budget else ids[:head] + ids[len(ids) - budget + head :]]
-        if is_pair:
+        if are_pair:
             shares = allotted([len(ids) for ids in parts], budget)
             return [self._one_end(ids, share) for ids, share in zip(parts, shares, strict=True)]
         between = len(self._separator)

@@ -1,4 +1,4 @@
-"""What becomes of the texts of a recipe: how many are long, and what the tokenizer knows of them."""
+"""What becomes of the texts of a recipe: how many are long, and how many are unknown."""
 
 from __future__ import annotations
 

@@ -139,8 +139,9 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
         )
     if "logging_steps" not in chosen.given and steps > MOST_LOGGED * values.logging_steps:
         chosen = replace(chosen, training={**chosen.training, "logging_steps": 1 / MOST_LOGGED})
-    dominating = lengths.dominating(recipe) if isinstance(recipe, TextClassification) else None
-    for note in (*remarks(recipe, values, steps), dominating):
+    if isinstance(recipe, TextClassification):
+        lengths.check_windows(recipe)
+    for note in remarks(recipe, values, steps):
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
@@ -222,6 +223,7 @@ def _refuse_corrections_inside(recipe: Recipe, directory: Path, wrong: Mistakes)
 def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     from finetune.data import targets
+    from finetune.pipeline import lengths
     from finetune.training import sampler
 
     # an unknown option may be meant to say where data and model are
@@ -247,6 +249,8 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
                 )
             if values.class_sampling == "balanced":
                 sampler.refuse_no_classes(recipe.kind.targets(targets.values(rows)))
+        if isinstance(recipe, TextClassification):
+            lengths.check_tokens(recipe)
         if recipe.weights is not None and values is not None:
             sampler.refuse_weights(values)
         if told := _trained_head(recipe):

@@ -357,14 +357,19 @@ class TextClassification(Deduplicated):
 
     @functools.cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
         if self._builds_pretrained:  # before max_length is saved with the tokenizer
             self._fit_model()
         side = "left" if self.truncation == "tail" else "right"
-        return load_tokenizer(
+        tokenizer = load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
         )
+        columns = len(self.columns_read())
+        if columns > 1 and not is_pair(tokenizer, columns):
+            tokenizer.split_special_tokens = False  # or pipeline() would read the separator as text
+        return tokenizer
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
 from finetune.data import embedded
-from finetune.data.encoding import knows_pairs, separator
+from finetune.data.encoding import is_pair, separator
 from finetune.data.several import values_in
 from finetune.models.pretrained import load_tokenizer
 from finetune.reporting import course, facts, wording
@@ -251,7 +251,7 @@ def _use_of_several(run: Run, lines: list[str], columns: list[str]) -> list[str]
     """
     tokenizer = load_tokenizer(str(run.path))
     names = [name if name.isidentifier() else f"text_{n}" for n, name in enumerate(columns, 1)]
-    if len(columns) == 2 and knows_pairs(tokenizer):
+    if is_pair(tokenizer, len(columns)):
         row = f'{{"text": {names[0]}, "text_pair": {names[1]}}}'
         said = "The two columns are a pair of the tokenizer."
     else:
