@@ -86,10 +86,9 @@ def use(directory: Path, **about: Any) -> None:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if (directory / _ABOUT).exists():
-            os.utime(directory / _ABOUT)
-        else:
+        if not (directory / _ABOUT).exists():
             write_whole(directory / _ABOUT, json.dumps(about, default=str))
+        os.utime(directory)
     except OSError as error:
         if not directory.is_dir():  # else it is of somebody who lets us read it
             raise unwritable(error) from error
@@ -149,9 +148,7 @@ def remove(entry: Entry) -> str | None:
 def _entry(path: Path, kind: str) -> Entry:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files)
-    mark = path / _ABOUT if (path / _ABOUT).exists() else path
     about: dict[str, Any] = {}
-    if mark != path:
-        with contextlib.suppress(OSError, ValueError):
-            about = dict(json.loads(mark.read_text(encoding="utf-8")))
-    return Entry(path, kind, size, datetime.fromtimestamp(mark.stat().st_mtime, UTC), about)
+    with contextlib.suppress(OSError, ValueError):
+        about = dict(json.loads((path / _ABOUT).read_text(encoding="utf-8")))
+    return Entry(path, kind, size, datetime.fromtimestamp(path.stat().st_mtime, UTC), about)
