@@ -71,6 +71,7 @@ def trained_tokenizer(kind: str) -> PreTrainedTokenizerFast:
         tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]"
     )
 
+
 WORDS = [
     "the",
     "food",

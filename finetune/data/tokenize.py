@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import multiprocess
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -214,17 +213,14 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _may_fork() -> bool:
-    """Return whether processes can be started: not among the threads of a process group, with
-    which a forked process may hang, and not from a process of ``multiprocessing``.
+    """Return whether processes may be started: a process that is forked among the threads of a
+    process group may hang.
     """
-    distributed_module = sys.modules.get("torch.distributed")
-    has_group = distributed_module is not None and distributed_module.is_initialized()
-    return not has_group and not multiprocess.current_process().daemon
+    torch_distributed = sys.modules.get("torch.distributed")
+    return torch_distributed is None or not torch_distributed.is_initialized()
 
 
-def _mapped(
-    split: str, rows: Dataset, encode: _Encode, processes: int, **options: Any
-) -> Dataset:
+def _mapped(split: str, rows: Dataset, encode: _Encode, processes: int, **options: Any) -> Dataset:
     """Return tokenized rows; a worker's own error is raised here."""
     assert processes == 1 or _may_fork()
     token = _FORKS_WORKERS.set(True)
@@ -241,16 +237,14 @@ def _mapped(
                 new_fingerprint=generate_random_fingerprint(),
                 **options,
             )
-    except RuntimeError as error:
-        if "subprocesses has abruptly died" not in str(error):
-            raise
-        raise RunError(
-            "a process that tokenizes was killed, perhaps for lack of memory: start again with "
-            "fewer of them (--preprocessing_num_workers)"
-        ) from error
-    except multiprocess.TimeoutError as error:  # datasets 5.2 waits for its workers in vain
-        if isinstance(error.__context__, KeyboardInterrupt):
+    except Exception as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # after which datasets 5.2 times out
             raise error.__context__ from None
+        if "subprocesses has abruptly died" in str(error):
+            raise RunError(
+                "a process that tokenizes was killed, perhaps for lack of memory: start again "
+                "with fewer of them (--preprocessing_num_workers)"
+            ) from error
         raise
     finally:
         _FORKS_WORKERS.reset(token)

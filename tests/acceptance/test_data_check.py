@@ -486,9 +486,9 @@ def test_texts_that_the_tokenizer_does_not_know_are_found(
     (message,) = (finding.message for finding in result.findings if "unknown" in finding.message)
     assert str(bert) in message
     if status == 2:
+        options: Any = dict(dataset=str(path), model=str(bert), output_dir=str(tmp_path / "run"))
         with pytest.raises(finetune.UserError, match="multilingual"):
-            place = dict(dataset=str(path), model=str(bert), output_dir=str(tmp_path / "run"))
-            finetune.train("text", **place, max_steps=1)
+            finetune.train("text", **options, max_steps=1)
         assert not (tmp_path / "run").exists()
 
 
