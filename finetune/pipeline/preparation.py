@@ -113,6 +113,8 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     with telling(progress) as tell:
         if (shared := sharing.taken(_SHARED)) is None:
             _look_at_sources(recipe, values, wrong)
+            with wrong:
+                recipe.report.raise_errors()
         else:  # of the same data; the process that gave it has looked at everything
             vars(recipe).update(shared["recipe"])
         wrong.refuse()
