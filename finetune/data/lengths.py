@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 
 from finetune.data import ROW
 from finetune.data.encoding import Encoder, Read
@@ -191,13 +191,19 @@ def warn_of_dominating(documents: np.ndarray, rows: Sequence[int], report: Repor
 
 
 def refuse_longer(
-    prepared: DatasetDict, raw: DatasetDict, most: int, model: str, report: Report
+    prepared: DatasetDict,
+    raw: DatasetDict,
+    source: Collection[str],
+    most: int,
+    model: str,
+    report: Report,
 ) -> None:
     """Refuse rows that nothing has truncated to what the model has positions for.
 
     Args:
         prepared: Splits as a recipe has prepared them.
         raw: The splits before that.
+        source: The splits of the source; others are split off from ``train``.
         most: Positions of the model.
         model: Its name.
         report: Knows where the rows are.
@@ -213,13 +219,16 @@ def refuse_longer(
                 f"{most:,} positions ({counted(len(wrong), 'such row')})",
                 fix="truncate in prepare() of the recipe, with tokenizer(..., truncation=True, "
                 "max_length=self.max_length)",
-                split=split,
-                rows=_source_rows(raw, prepared, split, wrong),
+                **_places(split, wrong, prepared, raw, source),
             )
 
 
 def refuse_ends_inside(
-    prepared: DatasetDict, raw: DatasetDict, end: tuple[int, str], report: Report
+    prepared: DatasetDict,
+    raw: DatasetDict,
+    source: Collection[str],
+    end: tuple[int, str],
+    report: Report,
 ) -> None:
     """Refuse rows that have the token that ends a text more often than others.
 
@@ -229,6 +238,7 @@ def refuse_ends_inside(
     Args:
         prepared: Splits as a recipe has prepared them.
         raw: The splits before that.
+        source: The splits of the source; others are split off from ``train``.
         end: The number of the token, and how it is spelt.
         report: Knows where the rows are.
 
@@ -244,8 +254,7 @@ def refuse_ends_inside(
                 f"a text of the {split} data spells out '{token}', the token that ends a text for "
                 f"this model ({counted(len(wrong), 'such row')})",
                 fix="take it out of the texts",
-                split=split,
-                rows=_source_rows(raw, prepared, split, wrong),
+                **_places(split, wrong, prepared, raw, source),
             )
         if not fewest:
             raise UserError(
@@ -306,14 +315,19 @@ def _occurrences(token: int, tokens: pa.ListArray) -> np.ndarray:
     return np.bincount(rows[np.asarray(tokens.flatten()) == token], minlength=len(tokens))
 
 
-def _source_rows(
-    raw: DatasetDict, prepared: DatasetDict, split: str, numbers: np.ndarray
-) -> list[int]:
-    """Return the numbers in the source of prepared rows; none where a recipe has dropped some."""
-    rows: Dataset | Any = raw.get(split)
+def _places(
+    split: str,
+    numbers: np.ndarray,
+    prepared: DatasetDict,
+    raw: DatasetDict,
+    source: Collection[str],
+) -> dict[str, Any]:
+    """Return split and rows of the source of prepared rows; nothing if a recipe dropped some."""
+    rows = raw.get(split)
     if rows is None or ROW not in rows.column_names or len(rows) != len(prepared[split]):
-        return []
-    return [int(row) for row in rows.select_columns(ROW)[numbers][ROW]]
+        return {}
+    places = [int(row) for row in rows.select_columns(ROW)[numbers][ROW]]
+    return {"split": split if split in source else "train", "rows": places}
 
 
 def _percent(share: float) -> str:

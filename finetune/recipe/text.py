@@ -262,17 +262,18 @@ class TextClassification(Deduplicated):
         from finetune.models import families
 
         raw = vars(self).get("splits", {})
+        source = vars(self).get("source", raw)
         remarks = families.remarks(self._config)
         if self.reduced_to is not None:
             remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
         for remark in remarks:
             self.note(remark)
         if (end := self.end_token()) is not None:
-            lengths.refuse_ends_inside(prepared, raw, end, self.report)
+            lengths.refuse_ends_inside(prepared, raw, source, end, self.report)
         if type(self).prepare is TextClassification.prepare:  # which truncates
             return
         if (most := families.positions(self._config)) is not None:
-            lengths.refuse_longer(prepared, raw, most, self.model, self.report)
+            lengths.refuse_longer(prepared, raw, source, most, self.model, self.report)
 
     def end_token(self) -> tuple[int, str] | None:
         """Return the token that every row must have equally often, its number and how it is spelt;
