@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW
 from finetune.data.encoding import Encoder, Read
@@ -21,8 +19,6 @@ SAMPLE = 2000
 #: The mean share of unknown tokens of a text from which on it is suspicious, and the share of texts
 #: without a sequence of tokens of their own from which on most are lost to the model.
 _MUCH_UNKNOWN, _MOST_EQUAL = 0.05, 0.5
-#: The share of training windows of one document that is suspicious.
-_MUCH_OF_ONE = 0.05
 
 
 @dataclass(frozen=True)
@@ -168,61 +164,6 @@ def in_windows(documents: np.ndarray, max_length: int, shared: int, pooling: str
     )
 
 
-def warn_of_dominating(documents: np.ndarray, rows: Sequence[int], report: Report) -> None:
-    """Warn of a document that has a large share of the windows that are trained on.
-
-    Args:
-        documents: The document of each window, shape ``(windows,)``.
-        rows: The number in the source of each document.
-        report: Takes the warning.
-    """
-    numbers, windows = np.unique(documents, return_counts=True)
-    most = int(windows.argmax())
-    if len(numbers) > 1 and windows[most] >= max(10, _MUCH_OF_ONE * len(documents)):
-        report.warning(
-            f"--long_texts windows: {windows[most]:,} of "
-            f"{counted(len(documents), 'training window')} "
-            f"({_percent(windows[most] / len(documents))}) are of one document",
-            name="dominating_document",
-            split="train",
-            rows=[rows[int(numbers[most])]],
-            fix="shorten it if it should not weigh so much",
-        )
-
-
-def refuse_longer(
-    prepared: DatasetDict,
-    raw: DatasetDict,
-    source: Collection[str],
-    most: int,
-    model: str,
-    report: Report,
-) -> None:
-    """Refuse rows that nothing has truncated to what the model has positions for.
-
-    Args:
-        prepared: Splits as a recipe has prepared them.
-        raw: The splits before that.
-        source: The splits of the source; others are split off from ``train``.
-        most: Positions of the model.
-        model: Its name.
-        report: Knows where the rows are.
-
-    Raises:
-        UserError: With such rows of a split.
-    """
-    for split, counts in _counts(prepared, _lengths):
-        wrong = np.flatnonzero(counts > most)
-        if len(wrong):
-            report.fail(
-                f"a text of the {split} data has {counts[wrong[0]]:,} tokens, --model {model} has "
-                f"{most:,} positions ({counted(len(wrong), 'such row')})",
-                fix="truncate in prepare() of the recipe, with tokenizer(..., truncation=True, "
-                "max_length=self.max_length)",
-                **_places(split, wrong, prepared, raw, source),
-            )
-
-
 def refuse_ends_inside(
     prepared: DatasetDict,
     raw: DatasetDict,
@@ -246,7 +187,10 @@ def refuse_ends_inside(
         UserError: With such rows of a split.
     """
     number, token = end
-    for split, counts in _counts(prepared, lambda tokens: _occurrences(number, tokens)):
+    for split, rows in prepared.items():
+        if "input_ids" not in rows.column_names:
+            continue
+        counts = _occurrences(number, rows)
         fewest = counts.min(initial=np.iinfo(counts.dtype).max)
         wrong = np.flatnonzero(counts > fewest)
         if len(wrong):
@@ -254,7 +198,8 @@ def refuse_ends_inside(
                 f"a text of the {split} data spells out '{token}', the token that ends a text for "
                 f"this model ({counted(len(wrong), 'such row')})",
                 fix="take it out of the texts",
-                **_places(split, wrong, prepared, raw, source),
+                split=split if split in source else "train",
+                rows=_source_rows(raw.get(split), rows, wrong),
             )
         if not fewest:
             raise UserError(
@@ -289,45 +234,22 @@ def refuse_end_in_texts(
             )
 
 
-def _counts(
-    prepared: DatasetDict, count: Callable[[pa.ListArray], np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of each split that has tokens, and a number for each of its rows.
-
-    Args:
-        prepared: Splits as a recipe has prepared them.
-        count: From the tokens of some rows to the numbers, shape ``(rows,)``.
-    """
-    for split, rows in prepared.items():
-        if "input_ids" in rows.column_names:
-            tables = rows.select_columns("input_ids").with_format("arrow").iter(batch_size=10_000)
-            counts = [count(part) for table in tables for part in table.column("input_ids").chunks]
-            yield split, np.concatenate([np.empty(0, dtype=np.int64), *counts])
+def _occurrences(token: int, rows: Dataset) -> np.ndarray:
+    """Return how often a token is in each prepared row, shape ``(rows,)``."""
+    counts = [np.empty(0, dtype=np.int64)]
+    for table in rows.select_columns("input_ids").with_format("arrow").iter(batch_size=10_000):
+        for ids in table.column("input_ids").chunks:
+            numbers = np.repeat(np.arange(len(ids)), pc.list_value_length(ids))
+            is_token = np.asarray(ids.flatten()) == token
+            counts.append(np.bincount(numbers[is_token], minlength=len(ids)))
+    return np.concatenate(counts)
 
 
-def _lengths(tokens: pa.ListArray) -> np.ndarray:
-    return np.asarray(pc.list_value_length(tokens), dtype=np.int64)
-
-
-def _occurrences(token: int, tokens: pa.ListArray) -> np.ndarray:
-    """Return how often a token is in each row, shape ``(rows,)``."""
-    rows = np.repeat(np.arange(len(tokens)), _lengths(tokens))
-    return np.bincount(rows[np.asarray(tokens.flatten()) == token], minlength=len(tokens))
-
-
-def _places(
-    split: str,
-    numbers: np.ndarray,
-    prepared: DatasetDict,
-    raw: DatasetDict,
-    source: Collection[str],
-) -> dict[str, Any]:
-    """Return split and rows of the source of prepared rows; nothing if a recipe dropped some."""
-    rows = raw.get(split)
-    if rows is None or ROW not in rows.column_names or len(rows) != len(prepared[split]):
-        return {}
-    places = [int(row) for row in rows.select_columns(ROW)[numbers][ROW]]
-    return {"split": split if split in source else "train", "rows": places}
+def _source_rows(raw: Dataset | None, prepared: Dataset, numbers: np.ndarray) -> list[int]:
+    """Return the numbers in the source of prepared rows; none if a recipe has dropped some."""
+    if raw is None or ROW not in raw.column_names or len(raw) != len(prepared):
+        return []
+    return [int(row) for row in raw.select_columns(ROW)[numbers][ROW]]
 
 
 def _percent(share: float) -> str:

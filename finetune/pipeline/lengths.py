@@ -25,11 +25,3 @@ def check_tokens(recipe: TextClassification) -> None:
     if sample is not None:
         rows = np.asarray(recipe.splits["train"].select_columns(ROW)[sample.rows][ROW])
         recipe.report.add(*lengths.unknown_findings(sample, recipe.model, rows))
-
-
-def check_windows(recipe: TextClassification) -> None:
-    """Warn if the windows of one text are much of what is trained on."""
-    documents = documents_of(recipe.prepared["train"])
-    if recipe.long_texts == "windows" and documents is not None:
-        rows = recipe.splits["train"][ROW][:]
-        lengths.warn_of_dominating(documents, rows, recipe.report)

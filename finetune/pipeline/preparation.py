@@ -86,7 +86,7 @@ def prepare(
 
 
 def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: bool) -> Prepared:
-    from finetune.pipeline import lengths, provenance
+    from finetune.pipeline import provenance
     from finetune.training.directory import occupy, refuse_foreign
     from finetune.training.pickles import refuse_code
     from finetune.training.profile import BEFORE
@@ -141,8 +141,6 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
         )
     if "logging_steps" not in chosen.given and steps > MOST_LOGGED * values.logging_steps:
         chosen = replace(chosen, training={**chosen.training, "logging_steps": 1 / MOST_LOGGED})
-    if isinstance(recipe, TextClassification):
-        lengths.check_windows(recipe)
     for note in remarks(recipe, values, steps):
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)

@@ -270,10 +270,6 @@ class TextClassification(Deduplicated):
             self.note(remark)
         if (end := self.end_token()) is not None:
             lengths.refuse_ends_inside(prepared, raw, source, end, self.report)
-        if type(self).prepare is TextClassification.prepare:  # which truncates
-            return
-        if (most := families.positions(self._config)) is not None:
-            lengths.refuse_longer(prepared, raw, source, most, self.model, self.report)
 
     def end_token(self) -> tuple[int, str] | None:
         """Return the token that every row must have equally often, its number and how it is spelt;
