@@ -46,6 +46,7 @@ _FEW = 5000
 #: How arguments of a tokenizer end that say where its files were found.
 _PLACES = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
 _FILES = "files.json"
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
 _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
 
@@ -224,6 +225,7 @@ def _mapped(split: str, rows: Dataset, encode: _Encode, processes: int, **option
     """Return tokenized rows; a worker's own error is raised here."""
     assert processes == 1 or _may_fork()
     token = _FORKS_WORKERS.set(True)
+    environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
     try:
         with _progress(f"tokenizing {split}", len(rows)):
             return rows.select_columns(_columns(rows)).map(
@@ -248,6 +250,9 @@ def _mapped(split: str, rows: Dataset, encode: _Encode, processes: int, **option
         raise
     finally:
         _FORKS_WORKERS.reset(token)
+        os.environ = environment  # noqa: B003  # which datasets 5.2 replaces by a copy
+        if parallelism is None:
+            os.environ.pop(_PARALLELISM, None)
 
 
 def _follow_parent() -> None:
