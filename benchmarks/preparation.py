@@ -172,6 +172,7 @@ def _round(data: Path, home: Path) -> dict[str, dict[str, float]]:
 def _serve(way: str, data: str) -> None:
     """Do it once in this process, and print what it took."""
     import datasets
+    import joblib
     import transformers
 
     import finetune.checking.first
@@ -179,7 +180,6 @@ def _serve(way: str, data: str) -> None:
     import finetune.tasks.kinds  # noqa: F401
     from finetune.data import embedded
     from finetune.recipe import catalog
-    from finetune.runtime import workers
 
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
@@ -196,7 +196,7 @@ def _serve(way: str, data: str) -> None:
         rows.map(
             lambda batch: tokenizer(batch["text"], truncation=True, max_length=MAX_LENGTH),
             batched=True,
-            num_proc=workers.available(),
+            num_proc=joblib.cpu_count(),
         )
     else:
         assert chosen.prepared

@@ -45,7 +45,7 @@ QUICK = {
     *("libraries", "library_behaviour", "library_hooks", "library_scan"),
     *("loss", "losses", "multi_label_statistics", "near", "number_losses", "number_metrics"),
     *("rooms", "sampler", "settings", "splits", "statistics", "stratification"),
-    *("threshold", "tokenize", "trend", "versions", "words"),
+    *("threshold", "trend", "versions", "words"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -1,18 +1,76 @@
 """Tokens of pairs, of joined texts and of both ends of a text."""
 
 import copy
+import functools
 import itertools
 import random
 from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from finetune import UserError
 from finetune.data.encoding import Encoder, allotted, knows_pairs, separator
-from tests.test_tokenize import LONG, TRAINERS, trained_tokenizer
+
+#: What is long, and whether its end can be left out.
+LONG = {
+    "words": ("the food was great " * 4000, True),
+    "lines": ("the\n\n\t food   was\r\ngreat \n" * 4000, True),
+    "punctuation": ("!?., " * 9000, True),
+    "one word": ("food" * 9000, False),
+    "one word, then words": ("food" * 300 + " was great" * 4000, True),
+    "words, then one": ("the food " * 20 + "food" * 9000, False),
+    "white space": (" " * 40_000, False),
+    "white space, then words": (" " * 9000 + "the food was great " * 4000, True),
+    "characters that are deleted": ("\0\ufffd\x1c \x07" * 9000 + "the food", False),
+    "deleted, then words": ("\0\ufffd \x07" * 900 + "the food was great " * 4000, True),
+    "combining": ("e\u0301\u0327 \u0301a " * 9000, True),
+    "Chinese": ("\u98df\u7269\u5f88\u597d" * 9000, False),
+    "Chinese in lines": ("\u98df\u7269\u5f88\u597d\n" * 9000, True),
+    "digits": ("1234567 " * 9000, True),
+    "special tokens": ("[SEP] food[MASK] \u2581 <s> </s> " * 3000, True),
+    "other white space": ("food\xa0was\u3000great\x85" * 4000, False),
+}
+TRAINERS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "WordPiece": (
+        models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100),
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+        trainers.WordPieceTrainer,
+    ),
+    "bytes": (models.BPE(), None, pre_tokenizers.ByteLevel(), trainers.BpeTrainer),
+    "Unigram": (
+        models.Unigram(),
+        normalizers.NFKC(),
+        pre_tokenizers.Metaspace(),
+        trainers.UnigramTrainer,
+    ),
+    "no words": (models.BPE(), normalizers.NFC(), None, trainers.BpeTrainer),
+}
+
+
+@functools.cache
+def trained_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    model, normalizer, pre_tokenizer, trainer = TRAINERS[kind]
+    backend = Tokenizer(model)
+    if normalizer:
+        backend.normalizer = normalizer
+    if pre_tokenizer:
+        backend.pre_tokenizer = pre_tokenizer
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [text[:400] for text, _ in LONG.values()]
+    named = {"unk_token": "[UNK]"} if kind == "Unigram" else {}
+    backend.train_from_iterator(
+        words, trainer(vocab_size=300, special_tokens=special, show_progress=False, **named)
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]"
+    )
+
 
 WORDS = [
     "the",
@@ -209,7 +267,9 @@ def test_parts_without_a_special_token_between_are_lines() -> None:
     assert separator(tokenizer) == "\n"
     rows = [("the food", "was great"), (text(30, 1), text(2, 2))]
     short, long = Encoder(tokenizer, 12)(rows)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(short) == ["Ġthe", "Ġfood", "Ċ", "was", "Ġgreat"]
+    tokens = tokenizer.convert_ids_to_tokens(short)
+    assert [*tokens[:2], *tokens[-2:]] == ["Ġthe", "Ġfood", "was", "Ġgreat"]
+    assert "Ċ" in tokens
     assert len(long) == 12
     assert "Ċ" in tokenizer.convert_ids_to_tokens(long)
 
@@ -220,7 +280,7 @@ def test_a_tokenizer_in_python_joins_as_well() -> None:
     rows = [("abcdefgh", "xy", "123456"), ("ab", "c", "")]
     long, short = Encoder(tokenizer, 10)(rows)["input_ids"]
     assert long == [*(ord(each) + 3 for each in "abc"), 1, ord("x") + 3, ord("y") + 3, 1, 52, 53, 1]
-    assert short == [100, 101, 1, 102, 1]  # this tokenizer adds no end after an end
+    assert short == [100, 101, 1, 102, 1, 1]
     (pair,) = Encoder(tokenizer, 8)([("abcdefgh", "xy")])["input_ids"]
     assert pair == [100, 101, 102, 103, 1, 123, 124, 1]
 
@@ -281,8 +341,7 @@ def test_lengths_before_truncation(parts: int, form: str) -> None:
         rows = [row for (row,) in rows]
     encoder = Encoder(tokenizer, 16)
 
-    lengths = np.array(list(map(len, encoder(rows)["input_ids"])))
-    found = encoder.whole_lengths(lambda numbers: [rows[each] for each in numbers], lengths)
+    lengths = encoder.whole_lengths(rows)
 
     def whole(row: Any) -> int:
         if parts == 1:
@@ -291,4 +350,26 @@ def test_lengths_before_truncation(parts: int, form: str) -> None:
             return len(tokenizer(*row, verbose=False)["input_ids"])
         return len(tokenizer("[SEP]".join(row), verbose=False)["input_ids"])
 
-    assert found.tolist() == [whole(row) for row in rows]
+    assert lengths.tolist() == [whole(row) for row in rows]
+
+
+def test_texts_of_five_megabytes_are_not_tokenized_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tokens are those of the whole text, unless its beginning has too few."""
+    tokenizer = tokenizer_of("WordPiece", "pairs")
+    texts = ["the food was great " * 270_000, " " * 5_000_000 + "the food"]
+    expected = tokenizer(texts, truncation=True, max_length=32)["input_ids"]
+    ids, food = (ids_of(tokenizer, text) for text in (texts[0][:2000], "food"))
+    sizes: list[int] = []
+    call = PreTrainedTokenizerBase.__call__
+
+    def remember(self: PreTrainedTokenizerBase, text: Any, *more: Any, **options: Any) -> Any:
+        sizes.extend(map(len, [text] if isinstance(text, str) else text))
+        return call(self, text, *more, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", remember)
+    encoder = Encoder(tokenizer, 32)
+    assert encoder(texts)["input_ids"] == expected
+    long, short = encoder([(texts[0], texts[0]), (texts[0], "food")])["input_ids"]
+    assert long == [2, *ids[:14], 3, *ids[:15], 3]
+    assert short == [2, *ids[: 29 - len(food)], 3, *food, 3]
+    assert sorted(sizes)[-2] < 20_000

@@ -289,8 +289,8 @@ def test_a_text_with_the_end_that_a_tokenizer_finds_in_it_is_refused(
     data = tmp_path / "reviews.csv"
     data.write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
     words = (
-        r"a text of the (train|validation|test) data \(line 9\) spells out '</s>', the token that "
-        r"ends a text for this model \(1 such row\): take it out of the texts"
+        r"a text of the (train|validation|test) data spells out '</s>', the token that ends a text "
+        r"for this model \(1 such row\): line 9; take it out of the texts"
     )
     options = dict(dataset=str(data), train_samples=None, eval_samples=None)
     with pytest.raises(UserError, match=words):

@@ -5,8 +5,8 @@ python -m finetune cache --remove --older_than 30
 python -m finetune cache --remove 869d693f5ae5fab6 c41bd1d53f0a2c3e
 python -m finetune cache --remove --all
 
-Whatever is removed is regenerated when it is needed. What a running process uses is kept, and so is
-all that the libraries have cached: models and data sets from the Hub.
+Whatever is removed is regenerated when it is needed. All that the libraries have cached, models and
+data sets from the Hub, is left alone.
 """
 
 from __future__ import annotations

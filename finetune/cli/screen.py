@@ -82,8 +82,8 @@ def _start(event: Started) -> None:
     if isinstance(recipe, TextClassification):
         if recipe.text_columns:
             read = recipe.columns_read()
-            facts["texts"] = f"{', '.join(read)}, {recipe.encoder().kept_apart(len(read))}"
-        if long_texts := lengths.of_long_texts(recipe):
+            facts["texts"] = f"{', '.join(read)}, {recipe.encoder().describe_joining(len(read))}"
+        if long_texts := lengths.describe_long_texts(recipe):
             facts["long texts"] = long_texts
     facts["model"] = _model(settings, model)
     facts["device"] = _device(arguments, settings.command)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Image
 
-from finetune.data import arrow, images, kept
+from finetune.data import arrow, caches, images
 from finetune.runtime import activity
 
 #: Of rows with several columns of text: the parts that the model reads.
@@ -80,13 +80,13 @@ def digests(rows: Dataset, column: str, wanted: np.ndarray | None = None) -> Dig
         _hash_rows(rows, column, numbers, known[column])
         return known[column]
     name = _name(rows, column)
-    if name and (found := kept.find(_FOLDER, name)):
+    if name and (found := caches.load_arrays(_FOLDER, name)):
         known[column] = Digests(**found)
         numbers = _missing(known[column], wanted)
     if len(numbers):
         _hash_rows(rows, column, numbers, known[column])
         if name:
-            kept.keep(_FOLDER, name, **vars(known[column]))
+            caches.save_arrays(_FOLDER, name, **vars(known[column]))
     return known[column]
 
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from PIL import Image, ImageOps
 
-from finetune.data import kept
+from finetune.data import caches
 from finetune.errors import UserError
 from finetune.runtime import activity
 
@@ -118,7 +118,7 @@ def inspect(rows: Dataset, column: str, work: str) -> Inspection:
     """
     undecoded = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     facts = _facts(undecoded, column)
-    if facts and (known := kept.find(_FOLDER, facts)):
+    if facts and (known := caches.load_arrays(_FOLDER, facts)):
         return Inspection(**known)
     digests, kinds = np.zeros((len(rows), _DIGEST), np.uint8), np.zeros(len(rows), np.uint8)
     for number, (hashed, kind) in enumerate(_looked_at(undecoded, column)):
@@ -126,7 +126,7 @@ def inspect(rows: Dataset, column: str, work: str) -> Inspection:
         if not number % _AT_ONCE:
             activity.advance(f"decoding {work}", number, len(rows), "images")
     if facts:
-        kept.keep(_FOLDER, facts, digests=digests, kinds=kinds)
+        caches.save_arrays(_FOLDER, facts, digests=digests, kinds=kinds)
     return Inspection(digests, kinds)
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 from datasets import Dataset
 
-from finetune.data import arrow, digests, kept
+from finetune.data import arrow, caches, digests
 from finetune.runtime import activity, extras
 
 #: The Jaccard index from which on two texts are nearly the same.
@@ -91,10 +91,10 @@ def resembling(held: Sequence[Part], own: Part, column: str, *, within: bool) ->
     for part in parts:
         plain = digests.digests(part.rows, column, np.sort(part.numbers)).plain[part.numbers]
         key.update(f"{len(part.numbers)} ".encode() + plain.tobytes())
-    if known := kept.find(_FOLDER, key.hexdigest()):
+    if known := caches.load_arrays(_FOLDER, key.hexdigest()):
         return Resembling(**known)
     found = _compared(parts, column, within)
-    kept.keep(_FOLDER, key.hexdigest(), row=found.row, similarity=found.similarity)
+    caches.save_arrays(_FOLDER, key.hexdigest(), row=found.row, similarity=found.similarity)
     return found
 
 

@@ -6,53 +6,42 @@ the bag of words read them joined by line breaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets.fingerprint import Hasher
 
-from finetune.data import seals
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import Read
 from finetune.errors import UserError
 
 
-def combined(
-    dataset: DatasetDict, columns: Sequence[str], note: Callable[[str], object]
-) -> DatasetDict:
+def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
     """Return ``dataset`` with ``text`` and ``texts`` instead of ``columns``.
 
     Args:
         dataset: Splits whose ``columns`` are texts, none missing.
         columns: In the order in which the model reads them.
-        note: Is given a sentence about a cache that was damaged.
     """
-    return DatasetDict({name: _combined(rows, columns, note) for name, rows in dataset.items()})
+    return DatasetDict({name: _combined(rows, list(columns)) for name, rows in dataset.items()})
 
 
-def _combined(rows: Dataset, columns: Sequence[str], note: Callable[[str], object]) -> Dataset:
-    others = {name: each for name, each in rows.features.items() if name not in columns}
-    features = Features({**others, "text": Value("string"), TEXTS: List(Value("string"))})
-    key, cached, known = Hasher.hash([rows._fingerprint, list(columns), "parts"]), None, False
-    if rows.cache_files:
-        cached = Path(rows.cache_files[0]["filename"]).with_name(f"cache-{key}.arrow")
-        known = seals.intact(cached, note)
-    result = rows.map(
-        _parts,
+def _combined(rows: Dataset, columns: list[str]) -> Dataset:
+    others = {name: kind for name, kind in rows.features.items() if name not in columns}
+    options: dict[str, Any] = dict(
         batched=True,
-        remove_columns=list(columns),
-        fn_kwargs={"columns": list(columns)},
-        features=features,
-        new_fingerprint=key,
-        cache_file_name=cached and str(cached),
-        load_from_cache_file=known,
+        remove_columns=columns,
+        fn_kwargs={"columns": columns},
+        features=Features({**others, "text": Value("string"), TEXTS: List(Value("string"))}),
+        new_fingerprint=Hasher.hash([rows._fingerprint, columns, "parts"]),
         desc="combining columns",
     )
-    if cached is not None and not known and cached.exists():
-        seals.seal(cached)
-    return result
+    try:
+        return rows.map(_parts, **options)
+    except pa.ArrowInvalid:  # what the library has cached is damaged
+        return rows.map(_parts, **options, load_from_cache_file=False)
 
 
 def _parts(batch: dict[str, list[Any]], columns: list[str]) -> dict[str, list[Any]]:
@@ -64,7 +53,7 @@ def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
     """Refuse rows that are not read as the options of the recipe say.
 
     Raises:
-        UserError: if rows have several columns of text and ``text_columns`` is not set, or if they
+        UserError: If rows have several columns of text and ``text_columns`` is not set, or if they
             have one and it is.
     """
     for rows in dataset.values():
@@ -83,7 +72,7 @@ def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> lis
         several: Whether several columns of text are read.
 
     Raises:
-        UserError: if ``text`` and ``texts`` differ: a recipe has changed one of them.
+        UserError: If ``text`` and ``texts`` differ: a recipe has changed one of them.
     """
     if not several:
         return list(rows["text"][:])

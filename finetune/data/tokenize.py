@@ -1,80 +1,59 @@
 """Tokenize the splits once, truncated but not padded: each batch is padded to its longest row.
 
-Rows are tokenized on all cores, a file of some thousand rows at a time, and a file that is written
-is not written again: not after a kill, nor by another run of the same data, tokenizer and length.
-What is in the files does not depend on how many processes, or machines, wrote them.
-
-A text of megabytes is not tokenized whole, see :mod:`finetune.data.shortening`.
+``datasets.map`` does it, in several processes, under a lock: who comes second waits, and reads what
+is there. What is cached depends on nothing but the rows, the tokenizer and how texts are cut.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-from collections import Counter
+import os
+import platform
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict
-from datasets.fingerprint import Hasher
+import pyarrow.compute as pc
+import xxhash
+from datasets import Dataset, DatasetDict, arrow_dataset
+from datasets.fingerprint import Hasher, generate_random_fingerprint
 from datasets.table import MemoryMappedTable, concat_tables
+from filelock import FileLock, Timeout
+from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data import caches, parts, seals
-from finetune.data.digests import TEXTS, fingerprint
+from finetune.data import arrow, caches, parts
+from finetune.data.digests import TEXTS
 from finetune.data.encoding import Encoder
-from finetune.runtime import activity, distributed, workers
-from finetune.runtime.files import replacing
+from finetune.data.windows import COLUMN, Windows
+from finetune.errors import RunError, UserError
+from finetune.runtime import activity, distributed
+from finetune.runtime.files import write_whole
 
-if TYPE_CHECKING:
-    from finetune.data.windows import Windows
-
-#: Rows of a file in the cache: what a process that is killed has to tokenize again. Of fewer rows
-#: no other process is started.
-PART = 5000
-#: Files of a split, at most.
-_MOST_PARTS = 1000
-#: Rows that are tokenized, and written, at once.
-_BATCH = 1000
-_VERSION = 1  # increment when the same rows should yield other files
+_VERSION = 2  # increment when the same rows should yield other files
+#: Rows that one process tokenizes in the time in which another starts; so many in memory, as those
+#: of a prediction, are not cached.
+_FEW = 5000
 #: How arguments of a tokenizer end that say where its files were found.
-_FOUND = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
-#: As ``datasets`` stores them.
-_TYPES = {
-    "input_ids": pa.list_(pa.int32()),
-    **dict.fromkeys(
-        ("attention_mask", "token_type_ids", "special_tokens_mask"), pa.list_(pa.int8())
-    ),
-}
-#: Makes columns of a batch of raw rows whose numbers begin with that.
-_Encode = Callable[[dict[str, list[Any]], int], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Some rows of a split, and the file that holds them tokenized."""
-
-    split: str
-    start: int
-    stop: int
-    path: Path
-
-    @property
-    def rows(self) -> int:
-        """How many it has."""
-        return self.stop - self.start
+_PLACES = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
+_FILES = "files.json"
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+_FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
 
 def tokenize(
     dataset: DatasetDict,
     encoder: Encoder,
     targets: Callable[[Any], np.ndarray] = np.asarray,
-    note: Callable[[str], object] = lambda sentence: None,
     windows: Windows | None = None,
     *,
     processes: int | None = None,
@@ -82,217 +61,238 @@ def tokenize(
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
-    The cache key is data, tokenizer and how rows are truncated or cut into windows, so every rank
-    and every later run reuses the result. Few rows that are in memory are not cached.
-
     Args:
         dataset: Splits with ``text``, or the ``texts`` of several columns, and ``label``.
         encoder: From texts to tokens.
         targets: From the labels of some rows to what a batch has as ``labels``.
-        note: Is given a sentence about a cache that was damaged.
         windows: Cuts longer texts into several rows instead, with the number of the text in a
             column :data:`~finetune.data.windows.COLUMN`.
         processes: How many tokenize at once; None for as many as there are cores.
         about: What ``finetune cache`` shows of them: ``source`` and ``tokenizer``.
+
+    Raises:
+        UserError: If rank 0 has tokenized them where this machine cannot read.
+        RunError: If a process that tokenizes was killed.
     """
-    encode = _encoding(encoder, targets, windows)
-    cached = {name: rows for name, rows in dataset.items() if _is_cached(rows)}
-    files: dict[str, list[_Part]] = {}
-    how = _how(encoder, windows) if cached else []
-    for split, rows in cached.items():
-        directory = caches.place(caches.TOKENIZED, _key(split, rows, how))
-        caches.use(directory, **(about or {}), split=split, rows=len(rows))
-        files[split] = _parts_of(split, len(rows), directory)
-    _make([part for each in files.values() for part in each], cached, encode, note, processes)
-    tokenized = DatasetDict()
+    encode, tokenized = _Encode(encoder, targets, windows), DatasetDict()
     for split, rows in dataset.items():
-        if split in files:
-            tokenized[split] = _mapped(files[split])
+        if rows.cache_files or len(rows) > _FEW:
+            directory = caches.place(caches.TOKENIZED, _key(rows, encode))
+            caches.use(directory, **(about or {}), split=split, rows=len(rows))
+            tokenized[split] = _cached(split, rows, encode, directory, processes)
         else:
-            tokenized[split] = _in_memory(split, rows, encode)
+            tokenized[split] = _mapped(split, rows, encode, 1, keep_in_memory=True)
     return tokenized
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of the tokenizer without the padding and truncation that it last used."""
-    parts: list[Any] = [type(tokenizer).__name__, tokenizer.truncation_side]
+    facts: list[Any] = [type(tokenizer).__name__, tokenizer.truncation_side]
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        parts.append({**backend, "padding": None, "truncation": None})
-    else:  # how it was found, and where, is no part of it
-        known = tokenizer.init_kwargs.items()
-        kwargs = {name: each for name, each in known if not name.endswith(_FOUND)}
-        parts += [tokenizer.get_vocab(), kwargs]
+        facts.append({**backend, "padding": None, "truncation": None})
+    else:  # where its files were found is no part of it
+        arguments = tokenizer.init_kwargs.items()
+        kwargs = {name: value for name, value in arguments if not name.endswith(_PLACES)}
+        facts += [tokenizer.get_vocab(), kwargs]
     if tokenizer.split_special_tokens:
-        parts.append("split_special_tokens")
-    return str(Hasher.hash(json.dumps(parts, sort_keys=True, default=str)))
+        facts.append("split_special_tokens")
+    return str(Hasher.hash(json.dumps(facts, sort_keys=True, default=str)))
 
 
-def _is_cached(rows: Dataset) -> bool:
-    return bool(len(rows)) and (bool(rows.cache_files) or len(rows) > PART)
+@dataclass(frozen=True)
+class _Encode:
+    """Makes columns of a batch of raw rows, in this process or in one of several."""
+
+    encoder: Encoder
+    targets: Callable[[Any], np.ndarray]
+    windows: Windows | None
+
+    def __call__(self, batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, Any]:
+        labels = self.targets(batch["label"])
+        if self.windows is None:
+            columns = dict(self.encoder(parts.read_by_model(batch, several=TEXTS in batch)))
+        else:
+            columns, documents = self.windows.columns(batch["text"])
+            columns[COLUMN] = np.asarray(numbers)[documents]
+            labels = labels[documents]
+        lengths = [len(tokens) for tokens in columns["input_ids"]]
+        return {**columns, "labels": labels, "length": lengths}
 
 
-def _how(encoder: Encoder, windows: Windows | None) -> list[Any]:
-    """Return what decides, besides the rows, on what is in the files."""
-    how: list[Any] = [identity(encoder.tokenizer), encoder.max_length, _VERSION]
-    if windows is not None:
-        how += ["windows", windows.shared]
-    elif encoder.truncation == "head_tail":  # the others are sides of the tokenizer
-        how.append(encoder.truncation)
-    return how
+def _key(rows: Dataset, encode: _Encode) -> str:
+    """Return the name of tokenized rows in the cache, from all that decides on what they are."""
+    digests = [xxhash.xxh3_128() for _ in range(3)]  # of order, lengths and content
+    for name in _columns(rows):
+        digests[0].update(f"{name} {rows.features[name]}\n".encode())
+        for numbers, values in arrow.pieces(rows, name):
+            digests[0].update(numbers.tobytes())
+            _hash(values, digests[1], digests[2])
+    encoder, windows = encode.encoder, encode.windows
+    cut = encoder.truncation if windows is None else f"windows {windows.shared}"
+    content = [digest.hexdigest() for digest in digests]
+    return str(
+        Hasher.hash([*content, identity(encoder.tokenizer), encoder.max_length, cut, _VERSION])
+    )
 
 
-def _key(split: str, rows: Dataset, how: list[Any]) -> str:
-    """Return the name of a split in the cache."""
-    content = fingerprint(DatasetDict({split: rows}), "text")
-    return str(Hasher.hash([content, str(rows.features["label"]), *how]))
+def _hash(values: pa.Array, lengths: xxhash.xxh3_128, content: xxhash.xxh3_128) -> None:
+    """Add texts, lists of texts, or labels to two hashes, the same however they are stored."""
+    if arrow.is_text(values.type):
+        lengths.update(pc.binary_length(values).to_numpy(zero_copy_only=False).tobytes())
+        content.update(b"".join(text.as_buffer() for text in values))
+    elif pa.types.is_list(values.type) and arrow.is_text(values.type.value_type):
+        lengths.update(pc.list_value_length(values).to_numpy(zero_copy_only=False).tobytes())
+        _hash(values.flatten(), lengths, content)
+    else:
+        content.update("\n".join(map(str, values.to_pylist())).encode() + b"\n")
 
 
-def _mapped(files: list[_Part]) -> Dataset:
-    """Return the rows of a split; joining data sets of each file takes 20 ms a file."""
-    tables = [MemoryMappedTable.from_file(str(part.path)) for part in files]
-    return Dataset(concat_tables(tables), fingerprint=files[0].path.parent.name)
+def _columns(rows: Dataset) -> list[str]:
+    return [name for name in ("text", TEXTS, "label") if name in rows.column_names]
 
 
-def _parts_of(split: str, rows: int, directory: Path) -> list[_Part]:
-    """Return the files of a split, which depend on nothing but how many rows it has."""
-    size = max(PART, -(-rows // _MOST_PARTS))
-    bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
-    return [_Part(split, *each, directory / "{}-{}.arrow".format(*each)) for each in bounds]
+def _cached(
+    split: str, rows: Dataset, encode: _Encode, directory: Path, processes: int | None
+) -> Dataset:
+    """Return the rows from the cache, where they are written first if need be."""
+    result = _load(directory)
+    if result is not None:
+        return result
+    if distributed.follows_rank_zero() and distributed.machines() > 1:
+        raise UserError(
+            f"{directory} is not complete on {platform.node()}: rank 0 has tokenized the {split} "
+            "split into a directory of its own, or read other data. Set HF_HOME to a directory "
+            "that all machines share, and give all of them the same data"
+        )
+    with _locked(directory):
+        result = _load(directory)  # which another process has written meanwhile
+        if result is not None:
+            return result
+        most = -(-len(rows) // _FEW) if _may_fork() else 1
+        mapped = _mapped(
+            split,
+            rows,
+            encode,
+            min(processes or cpu_count(), most),
+            cache_file_name=str(directory / "rows.arrow"),
+        )
+        paths = [Path(file["filename"]) for file in mapped.cache_files]
+        write_whole(directory / _FILES, json.dumps({p.name: p.stat().st_size for p in paths}))
+    result = _load(directory)
+    assert result is not None
+    return result
 
 
-def _make(
-    files: list[_Part],
-    dataset: Mapping[str, Dataset],
-    encode: _Encode,
-    note: Callable[[str], object],
-    processes: int | None,
-) -> None:
-    """Write the files that are not there whole.
+def _load(directory: Path) -> Dataset | None:
+    """Return rows from the cache; None unless all files are there as they were written."""
+    try:
+        sizes = json.loads((directory / _FILES).read_text(encoding="utf-8"))
+        if any((directory / name).stat().st_size != size for name, size in sizes.items()):
+            return None
+    except (OSError, ValueError):
+        return None
+    tables = [MemoryMappedTable.from_file(str(directory / name)) for name in sizes]
+    return Dataset(concat_tables(tables), fingerprint=directory.name)
 
-    While another run of this machine writes them, wait for it; machines that share the cache each
-    write some, and wait for the last ones of the others.
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let one process at a time tokenize rows; the others wait for it."""
+    lock = FileLock(directory / ".lock", thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        activity.say("another run is tokenizing the same data: waiting for it")
+        lock.acquire(poll_interval=0.5)
+    except OSError as error:
+        raise caches.unwritable(error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _may_fork() -> bool:
+    """Return whether processes may be started: a process that is forked among the threads of a
+    process group may hang.
     """
-    missing = [part for part in files if not seals.intact(part.path, note)]
-    if not missing:
-        return
-    distributed.invite()
-    progress = _Tokenizing(dataset)
-    with contextlib.ExitStack() as turn:
-        # sorted, so that no two runs wait for each other
-        for directory in sorted({part.path.parent for part in missing}):
-            turn.enter_context(caches.making(directory))
-        missing = [part for part in missing if not seals.intact(part.path, note)]
-        progress.begin(missing)
-        waited = False
-        while missing:
-            rows = sum(part.rows for part in missing)
-            written = Counter[_Part]()
+    torch_distributed = sys.modules.get("torch.distributed")
+    return torch_distributed is None or not torch_distributed.is_initialized()
 
-            def advance(part: _Part, rows: int, written: Counter[_Part] = written) -> None:
-                written[part] += rows
-                progress.advance(part, rows)
 
-            workers.share_out(
-                functools.partial(_write, dataset=dataset, encode=encode),
-                missing,
-                min(processes or workers.available(), -(-rows // PART)),
-                advance,
+def _mapped(split: str, rows: Dataset, encode: _Encode, processes: int, **options: Any) -> Dataset:
+    """Return tokenized rows; a worker's own error is raised here."""
+    assert processes == 1 or _may_fork()
+    token = _FORKS_WORKERS.set(True)
+    environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
+    try:
+        with _progress(f"tokenizing {split}", len(rows)):
+            return rows.select_columns(_columns(rows)).map(
+                encode,
+                with_indices=True,
+                batched=True,
+                batch_size=1000 if encode.windows is None else 100,  # texts, of many windows
+                remove_columns=_columns(rows),
+                num_proc=processes if processes > 1 else None,
+                load_from_cache_file=False,
+                new_fingerprint=generate_random_fingerprint(),
+                **options,
             )
-            others = [part for part in missing if written[part] < part.rows]
-            missing = [part for part in others if not seals.intact(part.path, note)]
-            for part in set(others) - set(missing):
-                progress.advance(part, part.rows)
-            if missing:
-                directory = missing[0].path.parent
-                caches.wait_for_other_machines(directory, len(missing), tell=not waited)
-                waited = True
+    except Exception as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # after which datasets 5.2 times out
+            raise error.__context__ from None
+        if "subprocesses has abruptly died" in str(error):
+            raise RunError(
+                "a process that tokenizes was killed, perhaps for lack of memory: start again "
+                "with fewer of them (--preprocessing_num_workers)"
+            ) from error
+        raise
+    finally:
+        _FORKS_WORKERS.reset(token)
+        os.environ = environment  # noqa: B003  # which datasets 5.2 replaces by a copy
+        if parallelism is None:
+            os.environ.pop(_PARALLELISM, None)
 
 
-class _Tokenizing:
-    """Tells how far the splits are.
+def _follow_parent() -> None:
+    """In a process of ``datasets.map``, which would outlive a killed parent: end soon after it."""
 
-    Args:
-        dataset: The splits.
-    """
+    def watch(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
 
-    def __init__(self, dataset: Mapping[str, Dataset]) -> None:
-        self._rows = {split: len(rows) for split, rows in dataset.items()}
-        self._done = dict(self._rows)
-
-    def begin(self, missing: list[_Part]) -> None:
-        """Count what is missing as not done."""
-        for part in missing:
-            self._done[part.split] -= part.rows
-
-    def advance(self, part: _Part, rows: int) -> None:
-        """Count rows of a part as done, and tell."""
-        self._done[part.split] += rows
-        activity.advance(f"tokenizing {part.split}", self._done[part.split], self._rows[part.split])
+    if _FORKS_WORKERS.get():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
+        threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
-def _write(part: _Part, dataset: Mapping[str, Dataset], encode: _Encode) -> Iterator[int]:
-    """Write a file whole or not at all, unless another machine does; yield the rows of each batch
-    that is done.
-    """
-    with caches.claimed(part.path, part.start) as mine:
-        if not mine or seals.intact(part.path, lambda sentence: None):
-            return
-        rows = dataset[part.split].select(range(part.start, part.stop))
-        with replacing(part.path) as new, pa.OSFile(str(new), "wb") as file:
-            yield from _written(rows, part.start, encode, file)
-        seals.seal(part.path)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_follow_parent)
 
 
-def _in_memory(split: str, rows: Dataset, encode: _Encode) -> Dataset:
-    if not len(rows):
-        return rows.remove_columns(rows.column_names)
-    sink = pa.BufferOutputStream()
-    done = 0
-    for count in _written(rows, 0, encode, sink):
-        done += count
-        activity.advance(f"tokenizing {split}", done, len(rows))
-    return Dataset.from_buffer(sink.getvalue())
+@contextlib.contextmanager
+def _progress(work: str, total: int) -> Iterator[None]:
+    """Report how far ``datasets.map`` is; its bar is the only one whom it tells (datasets 5.2)."""
 
+    class Bar:
+        def __init__(self, **options: Any) -> None:
+            self.done = 0
 
-def _written(rows: Dataset, start: int, encode: _Encode, sink: Any) -> Iterator[int]:
-    """Write rows, tokenized, batch by batch; yield how many raw rows each batch had."""
-    names = [name for name in ("text", TEXTS, "label") if name in rows.column_names]
-    writer = schema = None
-    for batch in rows.select_columns(names).iter(batch_size=_BATCH):
-        assert isinstance(batch, dict)
-        columns = encode(batch, start)
-        table = pa.table({name: _array(name, values) for name, values in columns.items()})
-        if writer is None:
-            writer, schema = pa.ipc.new_stream(sink, table.schema), table.schema
-        writer.write_table(table.cast(schema), max_chunksize=_BATCH)
-        start += len(batch["label"])
-        yield len(batch["label"])
-    assert writer is not None
-    writer.close()
+        def __enter__(self) -> Bar:
+            return self
 
+        def __exit__(self, *error: object) -> None:
+            pass
 
-def _array(name: str, values: Any) -> pa.Array:
-    if isinstance(values, np.ndarray) and values.ndim > 1:
-        values = list(values)
-    return pa.array(values, _TYPES.get(name))
+        def update(self, rows: int) -> None:
+            self.done += rows
+            activity.advance(work, self.done, total)
 
-
-def _encoding(
-    encoder: Encoder, targets: Callable[[Any], np.ndarray], windows: Windows | None
-) -> _Encode:
-    """Return what makes columns of a batch of raw rows."""
-
-    def encode(batch: dict[str, list[Any]], start: int) -> Mapping[str, Any]:
-        encoded = encoder(parts.read_by_model(batch, several=TEXTS in batch))
-        return {
-            **encoded,
-            "labels": targets(batch["label"]),
-            "length": [len(tokens) for tokens in encoded["input_ids"]],
-        }
-
-    if windows is None:
-        return encode
-    from finetune.data.windows import encode as encode_windows
-
-    return functools.partial(encode_windows, windows=windows, targets=targets)
+    bar = arrow_dataset.hf_tqdm
+    arrow_dataset.hf_tqdm = Bar
+    try:
+        yield
+    finally:
+        arrow_dataset.hf_tqdm = bar

@@ -7,22 +7,19 @@ tokens with the next; the last one ends with the text, and shares more. Each is 
 of the document.
 
 With a fast tokenizer these are the windows of its ``return_overflowing_tokens`` but for the last,
-which is what ``truncation_side="left"`` keeps. They are cut here so that a text of megabytes is
-never tokenized as one, and for tokenizers in Python.
+which is what ``truncation_side="left"`` keeps.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data.shortening import pieces
+from finetune.data.encoding import Columns, Frame, token_ids
 from finetune.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,10 +28,6 @@ if TYPE_CHECKING:
 
 #: The column of prepared rows with the number of their document in its split.
 COLUMN = "document"
-#: Characters that are tokenized at once, about.
-_TOGETHER = 2**20
-_SAMPLE = " ".join(string.ascii_lowercase)
-Row = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class Windows:
         stride: Tokens that neighbouring windows share; None for a quarter of ``max_length``.
 
     Raises:
-        UserError: if the tokenizer leaves no room for text, or the windows would not advance.
+        UserError: If the tokenizer leaves no room for text, or the windows would not advance.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -55,7 +48,7 @@ class Windows:
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        special = self.max_length - self.room
+        special = self._frame.size
         if self.room < 1:
             raise UserError(
                 f"--max_length {self.max_length}: the tokenizer adds {special} special tokens, so "
@@ -70,114 +63,38 @@ class Windows:
     @property
     def room(self) -> int:
         """The tokens of a window that are text."""
-        before, after, _ = self._frame
-        return self.max_length - before - after
+        return self.max_length - self._frame.size
 
     @property
     def shared(self) -> int:
         """The tokens of text that neighbouring windows share, at least."""
-        usual = min(self.max_length // 4, self.room - 1)
-        return usual if self.stride is None else self.stride
+        if self.stride is not None:
+            return self.stride
+        return min(self.max_length // 4, self.room - 1)
 
     @functools.cached_property
-    def _frame(self) -> tuple[int, int, Row]:
-        """How many special tokens come before and after a text, and the columns of an example."""
-        example = dict(self.tokenizer(_SAMPLE, verbose=False))
-        (plain,) = self._encoded([_SAMPLE])
-        ids = example["input_ids"]
-        for before in range(len(ids) - len(plain) + 1):
-            if plain and ids[before : before + len(plain)] == plain:
-                return before, len(ids) - len(plain) - before, example
-        raise UserError(
-            f"--long_texts windows: {type(self.tokenizer).__name__} does not put its special "
-            "tokens around those of the text; use --long_texts cut"
-        )
+    def _frame(self) -> Frame:
+        return Frame.of_tokenizer(self.tokenizer)
 
-    def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Row, bool]]:
-        """Yield the windows of texts, in their order, of a few texts or a part of one at a time.
+    def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns, bool]]:
+        """Yield the windows of texts, in their order, tokenizing a megabyte at a time.
 
         Yields:
             The number of the text, what the tokenizer returns for the window, and whether it is
             the last one of the text.
         """
-        for number, parts in itertools.groupby(self._tokens(texts), key=lambda each: each[0]):
-            for ids, is_last in cut((ids for _, ids in parts), self.room, self.shared):
-                yield number, self._framed(ids), is_last
+        for number, ids in enumerate(token_ids(self.tokenizer, texts)):
+            for start in range(0, len(ids) - self.room, self.room - self.shared):
+                yield number, self._frame.row(ids[start : start + self.room]), False
+            yield number, self._frame.row(ids[-self.room :]), True
 
-    def _tokens(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
-        """Yield number and tokens of the texts, piece by piece."""
-        numbers, waiting, size = list[int](), list[str](), 0
-        for number, text in enumerate(texts):
-            for piece in pieces(text):
-                numbers.append(number)
-                waiting.append(piece)
-                size += len(piece)
-                if size >= _TOGETHER:
-                    yield from zip(numbers, self._encoded(waiting), strict=True)
-                    numbers, waiting, size = [], [], 0
-        if waiting:
-            yield from zip(numbers, self._encoded(waiting), strict=True)
-
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
-        ids_only = {"return_attention_mask": False, "return_token_type_ids": False}
-        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False, **ids_only)
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
-
-    def _framed(self, ids: list[int]) -> Row:
-        """Return the row of a window, with special tokens around its text."""
-        before, after, example = self._frame
-        row = {}
-        for name, values in example.items():
-            middle = ids if name == "input_ids" else [values[before]] * len(ids)
-            row[name] = [*values[:before], *middle, *values[len(values) - after :]]
-        return row
-
-
-def cut(parts: Iterable[list[int]], room: int, shared: int) -> Iterator[tuple[list[int], bool]]:
-    """Yield windows over tokens that come in parts, and whether each is the last one.
-
-    Args:
-        parts: The tokens of one text.
-        room: Tokens of a window; a text of no more is one window.
-        shared: Tokens that neighbouring windows share; the last ends with the text, and may share
-            more with the one before.
-    """
-    tokens, window = list[int](), list[int]()
-    for part in parts:
-        tokens += part
-        start = 0
-        while len(tokens) - start > room:
-            window = tokens[start : start + room]
-            yield window, False
-            start += room - shared
-        tokens = tokens[start:]
-    yield ([*window, *tokens[shared:]][-room:] if window else tokens), True
-
-
-def encode(
-    batch: dict[str, list[Any]],
-    start: int,
-    windows: Windows,
-    targets: Callable[[Any], np.ndarray],
-) -> dict[str, Any]:
-    """Return the columns of the windows of a batch of texts.
-
-    Args:
-        batch: Columns ``text`` and ``label``.
-        start: The number of the first row of the batch in its split.
-        windows: Cuts them.
-        targets: From labels to what a batch has as ``labels``.
-    """
-    found = [(number, row) for number, row, _ in windows.rows(batch["text"])]
-    numbers = np.array([number for number, _ in found], dtype=np.int64)
-    names = found[0][1] if found else ()
-    return {
-        **{name: [row[name] for _, row in found] for name in names},
-        "labels": targets(batch["label"])[numbers],
-        "length": [len(row["input_ids"]) for _, row in found],
-        COLUMN: numbers + start,
-    }
+    def columns(self, texts: Sequence[str]) -> tuple[dict[str, list[Any]], np.ndarray]:
+        """Return the columns of the windows of texts, and the number of the text of each, shape
+        ``(windows,)``.
+        """
+        numbers, rows, _ = zip(*self.rows(texts), strict=True)
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        return columns, np.array(numbers, dtype=np.int64)
 
 
 def documents_of(rows: Any) -> np.ndarray | None:

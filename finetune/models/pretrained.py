@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
@@ -31,6 +31,10 @@ from finetune.runtime import hub
 
 #: What ``transformers`` calls kinds of labels.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+#: Files with the vocabularies of tokenizers, one of which is enough.
+_VOCABULARIES = dict.fromkeys(
+    ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "spm.model")
+)
 #: The attribute of a model that names the weights that no checkpoint had.
 _FRESH = "_weights_without_checkpoint"
 
@@ -57,11 +61,40 @@ def load_tokenizer(
     with loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
         settings = most | families.tokenizer_settings(config)
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source, truncation_side=truncation_side, **settings
-        )
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                **source, truncation_side=truncation_side, **settings
+            )
+        except (OSError, ValueError):
+            _refuse_without_vocabulary(model, revision, source, _VOCABULARIES)
+            raise
+        if tokenizer.vocab_files_names:  # those of bytes have none
+            names = {**dict.fromkeys(tokenizer.vocab_files_names.values()), **_VOCABULARIES}
+            _refuse_without_vocabulary(model, revision, source, names)
         families.set_pad_token(tokenizer, config, model)
     return tokenizer
+
+
+def _refuse_without_vocabulary(
+    model: str, revision: str | None, source: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    """Refuse a model without the files of a tokenizer, for which transformers 5 makes one of five
+    tokens without a word.
+    """
+    directory, names = source["pretrained_model_name_or_path"], list(names)
+    for name in names:
+        if hub.names_repository(model):
+            is_there = isinstance(try_to_load_from_cache(model, name, revision=revision), str)
+        else:
+            is_there = (Path(directory) / name).exists()
+        if is_there:
+            return
+    raise UserError(
+        f"--model {model}: no file of a tokenizer is there (expected tokenizer.json, or "
+        f"{', '.join(name for name in names if name != 'tokenizer.json')}). Save the tokenizer "
+        "that the model was trained with beside its config.json: "
+        f"AutoTokenizer.from_pretrained(NAME).save_pretrained({str(directory)!r})"
+    )
 
 
 def load_classifier(

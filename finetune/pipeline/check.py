@@ -13,7 +13,6 @@ from finetune.checking.finding import STATUS, status
 from finetune.config import settings
 from finetune.config.settings import Settings
 from finetune.errors import SEVERITIES, Finding, Mistakes, UserError
-from finetune.pipeline import lengths as of_recipe
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextClassification
@@ -206,10 +205,10 @@ def _of_lengths(recipe: Recipe) -> list[Finding]:
     """Return how long the texts are, from a sample of them."""
     if not isinstance(recipe, TextClassification) or recipe.long_texts == "windows":
         return []
-    if type(recipe).prepare is not TextClassification.prepare:
+    sample = recipe.token_sample
+    if sample is None:
         return []  # how it tokenizes is not known
-    sampled, rows = of_recipe.sampled(recipe, lengths.SAMPLE), len(recipe.splits["train"])
-    return lengths.findings(sampled, rows, recipe.max_length, recipe.positions)
+    return lengths.findings(sample.lengths, sample.total, recipe.max_length, recipe.positions)
 
 
 def as_json(found: Check) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def prepare(
 
 
 def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: bool) -> Prepared:
-    from finetune.pipeline import lengths, provenance
+    from finetune.pipeline import provenance
     from finetune.training.directory import occupy, refuse_foreign
     from finetune.training.pickles import refuse_code
     from finetune.training.profile import BEFORE
@@ -113,6 +113,8 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
     with telling(progress) as tell:
         if (shared := sharing.taken(_SHARED)) is None:
             _look_at_sources(recipe, values, wrong)
+            with wrong:
+                recipe.report.raise_errors()
         else:  # of the same data; the process that gave it has looked at everything
             vars(recipe).update(shared["recipe"])
         wrong.refuse()
@@ -139,8 +141,7 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
         )
     if "logging_steps" not in chosen.given and steps > MOST_LOGGED * values.logging_steps:
         chosen = replace(chosen, training={**chosen.training, "logging_steps": 1 / MOST_LOGGED})
-    dominating = lengths.dominating(recipe) if isinstance(recipe, TextClassification) else None
-    for note in (*remarks(recipe, values, steps), dominating):
+    for note in remarks(recipe, values, steps):
         if note and note not in recipe.notes:  # a recipe may be prepared twice
             recipe.note(note)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
@@ -222,6 +223,7 @@ def _refuse_corrections_inside(recipe: Recipe, directory: Path, wrong: Mistakes)
 def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     from finetune.data import targets
+    from finetune.pipeline import lengths
     from finetune.training import sampler
 
     # an unknown option may be meant to say where data and model are
@@ -247,6 +249,8 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mi
                 )
             if values.class_sampling == "balanced":
                 sampler.refuse_no_classes(recipe.kind.targets(targets.values(rows)))
+        if isinstance(recipe, TextClassification):
+            lengths.check_tokens(recipe)
         if recipe.weights is not None and values is not None:
             sampler.refuse_weights(values)
         if told := _trained_head(recipe):

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from finetune.data import ROW
 from finetune.errors import UserError
 from finetune.recipe.deduplicated import Deduplicated
 from finetune.recipe.options import option
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.data.encoding import Encoder, Rows
+    from finetune.data.lengths import TokenSample
     from finetune.data.windows import Windows
     from finetune.training.arguments import FinetuneArguments
 
@@ -132,7 +132,7 @@ class TextClassification(Deduplicated):
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
         dataset = self.with_targets(dataset, texts)
-        return dataset if is_one else parts.combined(dataset, texts, self.note)
+        return dataset if is_one else parts.combined(dataset, texts)
 
     def columns_read(self) -> list[str]:
         """Return the columns of the data that the model reads, in their order."""
@@ -230,7 +230,6 @@ class TextClassification(Deduplicated):
             dataset,
             self.encoder(),
             kinds.of_rows(dataset["test"]).targets,
-            self.note,
             self.windows,
             processes=self.preprocessing_num_workers,
             about={"source": sources.Source(self.dataset).describe(), "tokenizer": self.model},
@@ -249,23 +248,14 @@ class TextClassification(Deduplicated):
         from finetune.models import families
 
         raw = vars(self).get("splits", {})
-        ids = {split: rows[ROW] for split, rows in raw.items() if ROW in rows.column_names}
         source = vars(self).get("source", raw)
-
-        def places(split: str, rows: Sequence[int]) -> str:
-            return self.places(split if split in source else "train", rows)
-
         remarks = families.remarks(self._config)
         if self.reduced_to is not None:
             remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
         for remark in remarks:
             self.note(remark)
         if (end := self.end_token()) is not None:
-            lengths.refuse_ends_inside(prepared, ids, *end, places)
-        if type(self).prepare is TextClassification.prepare:  # which truncates
-            return
-        if (most := families.positions(self._config)) is not None:
-            lengths.refuse_longer(prepared, ids, most, self.model, places)
+            lengths.refuse_ends_inside(prepared, raw, source, end, self.report)
 
     def end_token(self) -> tuple[int, str] | None:
         """Return the token that every row must have equally often, its number and how it is spelt;
@@ -301,13 +291,28 @@ class TextClassification(Deduplicated):
         return Windows(self.processing_class(), self.max_length, self.stride)
 
     def whole_lengths(self, split: str) -> list[int] | None:
+        import numpy as np
+
         from finetune.data.windows import first_lengths
 
         if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
             return None
-        lengths = first_lengths(self.prepared[split])
-        found: list[int] = self.encoder().whole_lengths(self.read_by_model(split), lengths).tolist()
-        return found
+        lengths = first_lengths(self.prepared[split]).copy()
+        full = np.flatnonzero(lengths >= self.max_length)
+        lengths[full] = self.encoder().whole_lengths(self.read_by_model(split)(full))
+        return [int(length) for length in lengths]
+
+    @functools.cached_property
+    def token_sample(self) -> TokenSample | None:
+        """What the tokenizer makes of a sample of the training texts; None where the recipe
+        tokenizes in another way.
+        """
+        from finetune.data.lengths import sample_tokens
+
+        if type(self).prepare is not TextClassification.prepare:
+            return None
+        total = len(self.splits["train"])
+        return sample_tokens(self.read_by_model("train"), total, self.encoder())
 
     @property
     def positions(self) -> int | None:
@@ -335,14 +340,19 @@ class TextClassification(Deduplicated):
 
     @functools.cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
         if self._builds_pretrained:  # before max_length is saved with the tokenizer
             self._fit_model()
         side = "left" if self.truncation == "tail" else "right"
-        return load_tokenizer(
+        tokenizer = load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
         )
+        columns = len(self.columns_read())
+        if columns > 1 and not is_pair(tokenizer, columns):
+            tokenizer.split_special_tokens = False  # or pipeline() would read the separator as text
+        return tokenizer
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier

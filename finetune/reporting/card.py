@@ -12,7 +12,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, Repositor
 
 from finetune.data import embedded
 from finetune.data.comma_list import split_values
-from finetune.data.encoding import knows_pairs, separator
+from finetune.data.encoding import is_pair, separator
 from finetune.models.pretrained import load_tokenizer
 from finetune.reporting import course, facts, wording
 from finetune.runs.run import Run
@@ -251,7 +251,7 @@ def _use_of_several(run: Run, lines: list[str], columns: list[str]) -> list[str]
     """
     tokenizer = load_tokenizer(str(run.path))
     names = [name if name.isidentifier() else f"text_{n}" for n, name in enumerate(columns, 1)]
-    if len(columns) == 2 and knows_pairs(tokenizer):
+    if is_pair(tokenizer, len(columns)):
         row = f'{{"text": {names[0]}, "text_pair": {names[1]}}}'
         said = "The two columns are a pair of the tokenizer."
     else:

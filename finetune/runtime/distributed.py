@@ -11,6 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Prepared = TypeVar("Prepared")
 _READY, _WORLD, _FAILED = "finetune/prepared", "finetune/world", "finetune/failed"
-_INVITED = "finetune/invited"
+_FOLLOWS: ContextVar[bool] = ContextVar("follows", default=False)
 # Bounds the wait for a rank 0 that neither finishes nor dies.
 _LONGEST_PREPARATION = timedelta(days=1)
 _LONGEST_START = timedelta(minutes=5)
@@ -138,9 +139,8 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
     """Call ``prepare`` on rank 0, then on the others, which find its results in the caches, or take
     them from :mod:`finetune.runtime.sharing`.
 
-    Other machines may have caches of their own, so one process goes first on each of them, when
-    rank 0 is ready or has called :func:`invite`. All wait until everyone is ready, since the
-    process group, created next, has a shorter timeout.
+    One process goes first on each of the other machines. All wait until everyone is ready, since
+    the process group, created next, has a shorter timeout.
 
     Raises:
         UserError: if the machines were started with different numbers of processes.
@@ -154,25 +154,23 @@ def rank_zero_first(prepare: Callable[[], Prepared]) -> Prepared:
         return prepare()
     store, first_here = store_of_job(), me.rank - me.local_rank
     _agree_on_world(store, me)
-    sooner = None if me.local_rank else _INVITED
     for rank in {0, first_here} - {me.rank}:
-        _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION, sooner)
+        _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION)
+    token = _FOLLOWS.set(me.rank > 0)
     try:
         prepared = prepare()
         store.set(f"{_READY}/{me.rank}", "1")
         for rank in range(me.world_size):
             _wait(store, f"{_READY}/{rank}", _LONGEST_PREPARATION)
     finally:
+        _FOLLOWS.reset(token)
         sharing.forget()
     return prepared
 
 
-def invite() -> None:
-    """On rank 0, within :func:`rank_zero_first`, let other machines begin to prepare, too: what is
-    left takes long, and they share it out, or each have to do it.
-    """
-    if ranks().rank == 0 and machines() > 1 and store_of_job.cache_info().currsize:
-        store_of_job().set(_INVITED, "1")
+def follows_rank_zero() -> bool:
+    """Return whether rank 0 has prepared what this process prepares in :func:`rank_zero_first`."""
+    return _FOLLOWS.get()
 
 
 def join(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
@@ -289,14 +287,12 @@ def _of_this_attempt(store: Store) -> Store:
     return PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-def _wait(store: Store, key: str, longest: timedelta, sooner: str | None = None) -> None:
-    """Wait until a process has set the key, or the other one; raise if one has failed, as it may
-    never set it.
-    """
+def _wait(store: Store, key: str, longest: timedelta) -> None:
+    """Wait until a process has set the key; raise if one has failed, as it may never set it."""
     from torch.distributed import DistStoreError
 
     began = time.monotonic()
-    while not (store.check([key]) or (sooner and store.check([sooner]))):
+    while not store.check([key]):
         if store.check([_FAILED]):
             raise RuntimeError("another process of the job failed while this one waited for it")
         waited = time.monotonic() - began

@@ -293,11 +293,8 @@ def test_a_run_predicts_what_the_saved_model_returns(
     np.testing.assert_allclose(again[columns], expected, atol=1e-5)
 
 
-SPELT_OUT = pytest.mark.xfail(strict=True, reason="the end of text is tokenized as characters")
-
-
 @pytest.mark.contract("B1")
-@pytest.mark.parametrize("family", ["roberta", pytest.param("gpt2", marks=SPELT_OUT)])
+@pytest.mark.parametrize("family", ["roberta", "gpt2"])
 def test_two_columns_are_a_pair_where_the_tokenizer_has_pairs(
     family: str, table: Path, tmp_path: Path
 ) -> None:
