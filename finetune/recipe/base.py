@@ -192,7 +192,7 @@ class Recipe(Splitting):
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
         from finetune.checking import first
-        from finetune.data import findings, group_names, labels, numbers
+        from finetune.data import findings, labels, numbers
 
         source = self.source
         renames, by = hasattr(self, "label_map"), self.split_columns()
@@ -215,7 +215,6 @@ class Recipe(Splitting):
         targets = self.target_names or [self.label_name]
         for remark in (
             *findings.remarks(dataset),
-            *group_names.remarks(source, self.group_column),
             *numbers.remarks(dataset["train"], targets),
         ):
             self.report.warning(remark)

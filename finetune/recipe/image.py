@@ -113,7 +113,7 @@ class ImageClassification(Sourced):
         """
         from datasets import DatasetDict
 
-        from finetune.data import digests, findings, image_columns, labels
+        from finetune.data import findings, image_columns, labels
         from finetune.tasks import doubtful, reading
 
         image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
@@ -131,7 +131,7 @@ class ImageClassification(Sourced):
         )
         if label != "label":
             dataset = dataset.rename_column(label, "label")
-        dataset, hashes = image_columns.inspected(
+        dataset, _ = image_columns.inspected(
             dataset, drop=self.drop_invalid, note=self.note, places=self.places
         )
         dataset = findings.only_valid(
@@ -146,8 +146,6 @@ class ImageClassification(Sourced):
         )
         doubtful.refuse_several(dataset["train"], how, "images have one label")
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
-        for name, rows in dataset.items():
-            digests.remember(rows, "image", hashes[name][rows[ROW][:]])
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:

@@ -101,7 +101,6 @@ def test_duplicates_of_a_regression_are_rows_of_the_same_number(tmp_path: Path) 
 
 
 @pytest.mark.contract("C6")
-@pytest.mark.xfail(strict=True, reason="only the first row of a text is kept")
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_of_one_text_do_not_contradict_and_stay_in_one_split(
     seed: int, tmp_path: Path
