@@ -29,6 +29,9 @@ from finetune.data.correction_files import (
 from finetune.data.splits import select_rows
 from finetune.errors import Report, UserError, counted, suggestion
 
+#: Of a line of ``--relabel`` without a new label; no label is empty.
+_UNCHANGED = ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
@@ -132,80 +135,38 @@ def _find_changes(
     Raises:
         UserError: With all mistakes of the file.
     """
-    mistakes: list[str] = []
     index = _index_rows(splits, original, source, column, {line.digest for line in file.lines})
-    changes: dict[tuple[str, int], tuple[str | None, Line]] = {}
-    untouched: dict[tuple[str, int], Line] = {}
+    mistakes: list[str] = []
+    requests: dict[tuple[str, int], tuple[str | None, Line]] = {}
     absent: list[Line] = []
     for line in file.lines:
         rows = index.get((line.split, line.digest), [])
-        is_blank = file.flag == "--relabel" and not line.new_label
-        if not line.digest and not is_blank:
-            mistakes.append(
-                f"{file.title}, {file.place(line)}: 'digest' must be as it was written: rows are "
-                "found by it"
-            )
+        try:
+            new = _requested_label(file, line, splits["train"])
+            matches = _matching_rows(file, line, rows, new)
+        except UserError as error:
+            mistakes.append(f"{file.title}, {file.place(line)}: {error}")
             continue
-        new = None
-        if file.flag == "--relabel" and not is_blank:
-            try:
-                new = _parse_new_label(line.new_label, splits["train"])
-            except UserError as error:
-                mistakes.append(f"{file.title}, {file.place(line)}: {error}")
-                continue
-        matches = [
-            row
-            for row in rows
-            if not line.label.strip()
-            or is_same_label(line.label, row.labels[0])
-            or (new is not None and is_same_label(new, row.labels[0]))
-            or (is_blank and is_same_label(line.label, row.labels[1]))
-        ]  # fmt: skip
-        if is_blank:
-            if rows and not matches:
-                mistakes.append(
-                    f"{file.title}, {file.place(line)}: 'label' is not the label in the data, and "
-                    "'new_label' is empty: edit new_label, not label"
-                )
-            untouched.update({(row.split, row.number): line for row in matches})
-            continue
-        if not rows:
+        if not rows and new != _UNCHANGED:
             absent.append(line)
-        elif not matches and file.flag == "--relabel":
-            mistakes.append(
-                f"{file.title}, {file.place(line)}: the label was '{line.label}' when the file was "
-                f"written and is '{rows[0].labels[0]}' now: has the data been corrected since?"
-            )
-        elif not line.label.strip() and len({row.labels[0] for row in rows}) > 1:
-            mistakes.append(
-                f"{file.title}, {file.place(line)}: the data has {counted(len(rows), 'row')} with "
-                "this content and different labels: 'label' must say which is meant"
-            )
         for row in matches:
-            earlier = changes.setdefault((row.split, row.number), (new, line))
-            if earlier[0] != new:
+            earlier, other = requests.setdefault((row.split, row.number), (new, line))
+            if earlier != new:
                 mistakes.append(
-                    f"{file.title}, {file.place(earlier[1], line)} want different things of one row"
+                    f"{file.title}, {file.place(other, line)} want different things of one row: "
+                    "rows of the same content and label are corrected together; give both the same "
+                    "'new_label', or remove a line"
                 )
-    for key, line in untouched.items():
-        if key in changes:
-            mistakes.append(
-                f"{file.title}, {file.place(changes[key][1], line)}: rows of the same content and "
-                "label are corrected together: give both the same 'new_label', or remove a line"
-            )
-    lost = _lines_of_no_row(absent, source, column)
-    if lost:
+    if lost := _lines_of_no_row(absent, source, column):
         mistakes.append(
-            f"{file.title}: {counted(len(lost), 'row')} of {len(file.lines):,} are not in the data: "
-            f"{file.place(*lost)}; is it the file of another data set? Else remove them from the "
-            "file"
+            f"{file.title}: {counted(len(lost), 'row')} of {len(file.lines):,} are not in the "
+            f"data: {file.place(*lost)}; is it the file of another data set? Else remove them from "
+            "the file"
         )
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
-    frame = pd.DataFrame(
-        [(*key, new) for key, (new, _) in changes.items()], columns=["split", "row", "new"]
-    )
-    return frame.astype({"new": object}), len(absent)
+    changes = [(*key, new) for key, (new, _) in requests.items() if new != _UNCHANGED]
+    return pd.DataFrame(changes, columns=["split", "row", "new"], dtype=object), len(absent)
 
 
 @dataclass(frozen=True)
@@ -249,14 +210,19 @@ def _lines_of_no_row(lines: Sequence[Line], source: DatasetDict, column: str) ->
     return [line for line in lines if line.digest not in prints[line.split]]
 
 
-def _parse_new_label(cell: str, rows: Dataset) -> str | None:
-    """Return a label as :func:`label_text` writes it; None for a row that is left out.
+def _requested_label(file: CorrectionFile, line: Line, rows: Dataset) -> str | None:
+    """Return the label that a line asks for, as :func:`label_text` writes it; None to leave the row
+    out.
 
     Raises:
-        UserError: If there is no such label.
+        UserError: If there is no such label, or if the line has lost its digest.
     """
-    names = targets.class_names(rows)
-    if cell == DROP and DROP not in names:
+    names, cell = targets.class_names(rows), line.new_label
+    if file.flag == "--relabel" and not cell:
+        return _UNCHANGED
+    if not line.digest:
+        raise UserError("'digest' must be as it was written: rows are found by it")
+    if file.flag == "--exclude" or (cell == DROP and DROP not in names):
         return None
     if names:
         if cell not in names:
@@ -283,6 +249,46 @@ def _parse_new_label(cell: str, rows: Dataset) -> str | None:
         expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
         raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
     return str(values) if isinstance(feature, List) else cell
+
+
+def _matching_rows(
+    file: CorrectionFile, line: Line, rows: Sequence[_Row], new: str | None
+) -> Sequence[_Row]:
+    """Return the rows that a line is about, of those that have its content.
+
+    Raises:
+        UserError: If its label is not that of the data.
+    """
+    if not rows:
+        return rows
+    labels = {row.labels[0] for row in rows}
+    if not line.label.strip():
+        if len(labels) > 1:
+            raise UserError(
+                f"the data has {counted(len(rows), 'row')} with this content and different labels: "
+                "'label' must say which is meant"
+            )
+        return rows
+    # a file that was applied before may have changed labels that this one only shows
+    shows_only = file.flag == "--exclude" or new == _UNCHANGED
+    matches = [
+        row
+        for row in rows
+        if any(is_same_label(line.label, label) for label in row.labels[: 1 + shows_only])
+    ]
+    if not matches and new:  # corrected in the data itself since
+        matches = [row for row in rows if is_same_label(new, row.labels[0])]
+    if matches or (file.flag == "--exclude" and len(labels) == 1):
+        return matches or rows
+    if new == _UNCHANGED:
+        raise UserError(
+            "'label' is not the label in the data, and 'new_label' is empty: edit new_label, not "
+            "label"
+        )
+    raise UserError(
+        f"the label was '{line.label}' when the file was written and is '{rows[0].labels[0]}' now: "
+        "has the data been corrected since?"
+    )
 
 
 def _count(changes: pd.DataFrame) -> dict[str, int]:

@@ -190,7 +190,9 @@ def _signatures(part: Part, column: str) -> np.ndarray:
         for place, value in zip(places.tolist(), texts.to_pylist(), strict=True):
             sets = _word_pairs(value)
             sketch = blank.copy()
-            tagged = np.concatenate([pairs + _ODD[1] * np.uint64(n) for n, pairs in enumerate(sets)])
+            tagged = np.concatenate(
+                [pairs + _ODD[1] * np.uint64(n) for n, pairs in enumerate(sets)]
+            )
             sketch.update_batch((tagged >> np.uint64(32)).tolist())
             signatures[place] = sketch.hashvalues
         done += len(places)

@@ -46,7 +46,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     sizes = [len(dataset[name]) for name in splits]
     index = pd.DataFrame(
         {
-            "split": pd.Categorical.from_codes(np.repeat(np.arange(len(splits)), sizes), splits),
+            "split": pd.Categorical(np.repeat(splits, sizes), categories=splits),
             "row": np.concatenate([np.arange(size) for size in sizes]),
             "label": _label_codes([dataset[name] for name in splits]),
         }
@@ -196,7 +196,7 @@ def drop_repeated(
         rows = index[index["split"] == split]
         is_leaked = rows["digest"].isin(held["digest"])
         if is_leaked.any():
-            messages.append(_leak_message(rows[is_leaked], held, split, "also found in"))
+            messages.append(_leak_message(rows[is_leaked], held, split))
         rows = rows[~is_leaked]
         labels = rows.groupby("digest")["label"].transform("nunique")
         is_contradictory = labels > 1
@@ -227,11 +227,12 @@ def _digest_codes(index: pd.DataFrame, dataset: DatasetDict, column: str) -> np.
     return np.asarray(pa.concat_arrays(hashes).dictionary_encode().indices)
 
 
-def _leak_message(rows: pd.DataFrame, held: pd.DataFrame, split: str, relation: str) -> str:
+def _leak_message(rows: pd.DataFrame, held: pd.DataFrame, split: str) -> str:
     labels = pd.MultiIndex.from_frame(held[["digest", "label"]])
     differing = int((~pd.MultiIndex.from_frame(rows[["digest", "label"]]).isin(labels)).sum())
     other = f" ({differing:,} with a different label)" if differing else ""
-    return f"dropped {counted(len(rows), f'{_NAMES[split]} row')} {relation} {_LEAKED_TO[split]}{other}"
+    count = counted(len(rows), f"{_NAMES[split]} row")
+    return f"dropped {count} also found in {_LEAKED_TO[split]}{other}"
 
 
 def _contradictions(rows: pd.DataFrame, split: str, column: str, labels: str) -> str:

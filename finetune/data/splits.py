@@ -236,7 +236,7 @@ def _split_newest(
 
 def _shown_time(part: pd.DataFrame, rows: Dataset, plan: Plan) -> str:
     """Return the oldest time of some rows, as the source has it."""
-    row = int(part.loc[part["time"].idxmin(), "row"])
+    row = int(part["row"].to_numpy()[part["time"].to_numpy().argmin()])
     return str(arrow.column(rows, str(plan.time_column))[row].as_py())
 
 

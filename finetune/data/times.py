@@ -37,8 +37,9 @@ def read_times(rows: Dataset, column: str, report: Report) -> np.ndarray:
         return _microseconds(pd.to_datetime(values.to_pandas(), utc=True))
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         _refuse_dates_without_separators(pd.Series(values.cast(pa.string()).unique()), flag)
-        times = np.array(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
-        return np.where(np.isfinite(times), times, np.nan)
+        times: np.ndarray = np.array(values.cast(pa.float64(), safe=False).to_numpy())
+        times[~np.isfinite(times)] = np.nan
+        return times
     if not (arrow.is_text(kind) or pa.types.is_null(kind)):
         raise UserError(f"{flag}: the column holds {kind}; expected dates or numbers")
     codes, distinct = pd.factorize(values.cast(pa.string()).fill_null("").to_pandas())

@@ -50,7 +50,7 @@ def of_run(run: Run) -> Path | None:
         return None
     split = run.manifest.data.tested_in
     data = run.predictions
-    unknown = [name for name in data if not (is_predicted(name) or name == "file")]
+    unknown = [name for name in map(str, data) if not (is_predicted(name) or name == "file")]
     user_columns = data.attrs.get(USER_COLUMNS, unknown)
     written = []
     for number, reason in why.items():

@@ -38,8 +38,7 @@ class Corrected(Declared):
         from finetune.data import several
 
         return {
-            name: several.values_in(getattr(self, name) or "")
-            for name in ("relabel", "exclude")
+            name: several.values_in(getattr(self, name) or "") for name in ("relabel", "exclude")
         }
 
     def corrected(self, splits: DatasetDict, source: DatasetDict, column: str) -> DatasetDict:
