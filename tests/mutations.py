@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "the user's own columns of text are left out of predictions.parquet",
         "finetune/runs/predictions.py",
-        "if name not in columns and isinstance(rows.features[name], Value):",
-        'if name not in columns and rows.features[name] == Value("int64"):',
+        "and isinstance(rows.features[name], Value)",
+        'and rows.features[name] == Value("int64")',
         ("E8",),
     ),
     Mutation(
@@ -251,9 +251,9 @@ MUTATIONS = (
     ),
     Mutation(
         "training rows that are in a held-out split stay",
-        "finetune/data/splits.py",
-        "~leaked & ~(repeated if keep_first else repeated | contradictory)",
-        "~(repeated if keep_first else repeated | contradictory)",
+        "finetune/data/row_index.py",
+        "rows = rows[~is_leaked]",
+        "rows = rows.copy()",
         ("C6",),
     ),
     Mutation(
@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        "left_out = [number for number, new in wanted.items() if new is None]",
-        "left_out = list[int]()",
+        'left_out = changes.loc[changes["new"].isna(), "row"]',
+        'left_out = changes.loc[changes["new"] == "", "row"]',
         ("C8",),
     ),
     Mutation(

@@ -166,7 +166,8 @@ def _find_changes(
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
     changes = [(*key, new) for key, (new, _) in requests.items() if new != _UNCHANGED]
-    return pd.DataFrame(changes, columns=["split", "row", "new"], dtype=object), len(absent)
+    frame = pd.DataFrame(changes, columns=["split", "row", "new"], dtype=object)
+    return frame.astype({"row": np.int64}), len(absent)
 
 
 @dataclass(frozen=True)

@@ -913,26 +913,17 @@ def numbered_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetu
     return finetune.train("text", output_dir=str(folder / "run"), **options)
 
 
-def fails(*values: str, reason: str) -> Any:
-    """Return a case that is known to fail."""
-    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
-DROPPED = "case own_id.csv: the user's column is dropped, and ours has its name"
-ABSENT = "case own_id.csv: suspects.csv has none of the user's columns"
-
-
 @pytest.mark.contract("E8")
 @pytest.mark.parametrize(
     ("file", "column"),
     [
         ("predictions.parquet", "author"),
-        fails("predictions.parquet", "id", reason=DROPPED),
-        fails("predictions.parquet", "tokens", reason=DROPPED),
-        fails("predictions.parquet", "prediction", reason=DROPPED),
-        fails("suspects.csv", "id", reason=DROPPED),
-        fails("suspects.csv", "author", reason=ABSENT),
-        fails("suspects.csv", "prediction", reason=ABSENT),
+        ("predictions.parquet", "id"),
+        ("predictions.parquet", "tokens"),
+        ("predictions.parquet", "prediction"),
+        ("suspects.csv", "id"),
+        ("suspects.csv", "author"),
+        ("suspects.csv", "prediction"),
     ],
 )
 def test_columns_of_the_user_are_in_the_files_of_a_run(
