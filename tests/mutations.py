@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        'left_out = changes.loc[changes["new"].isna(), "row"]',
-        'left_out = changes.loc[changes["new"] == "", "row"]',
+        "left_out = [row.number for row in changed if row.is_left_out]",
+        "left_out = list[int]()",
         ("C8",),
     ),
     Mutation(

@@ -105,7 +105,8 @@ class CorrectionFile:
     """
 
     def __init__(self, flag: str, name: str) -> None:
-        self.flag, self._path, self.title = flag, files.existing(name), f"{flag} {name}"
+        self.flag, self.name, self.title = flag, name, f"{flag} {name}"
+        self._path = files.existing(name)
         if self._path.is_dir():
             raise UserError(f"{self.title} is a directory; name {Path(name) / FILE}")
         rows = _read_rows(self._path)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, List
 
@@ -76,34 +75,33 @@ def apply(
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous; with all
             its mistakes.
     """
-    applied, original = [], splits
-    positions = {split: np.arange(len(rows)) for split, rows in splits.items()}  # in `original`
-    for flag, names in (("--relabel", relabel), ("--exclude", exclude)):
-        for name in names:
-            file = CorrectionFile(flag, name)
-            changes, left_out_before = _find_changes(
-                file, splits, _labels(original, positions), source, column
-            )
-            done = Applied(
-                file=name,
-                sha256=file.sha256,
-                relabelled=_count(changes[changes["new"].notna()]),
-                excluded=_count(changes[changes["new"].isna()]),
-                run=next((line.run for line in file.lines if line.run), ""),
-            )
-            report.info(_sentence(file, done, left_out_before), name="corrections")
-            for split in splits:
-                of_split = changes[changes["split"] == split]
-                left_out = of_split.loc[of_split["new"].isna(), "row"]
-                positions[split] = np.delete(positions[split], left_out)
-            splits = DatasetDict(
-                {
-                    split: _change_rows(rows, changes[changes["split"] == split])
-                    for split, rows in splits.items()
-                }
-            )
-            applied.append(done)
-    return splits, applied
+    files = [
+        CorrectionFile(flag, name)
+        for flag, names in (("--relabel", relabel), ("--exclude", exclude))
+        for name in names
+    ]
+    digests = {line.digest for file in files for line in file.lines}
+    index = _index_rows(splits, source, column, digests)
+    applied, changed = [], dict[tuple[str, int], _Row]()
+    for file in files:
+        requests, absent = _find_requests(file, index, splits["train"], source, column)
+        done = Applied(
+            file=file.name,
+            sha256=file.sha256,
+            run=next((line.run for line in file.lines if line.run), ""),
+        )
+        for row, new in requests:
+            counts = done.excluded if new is None else done.relabelled
+            counts[row.split] = counts.get(row.split, 0) + 1
+            row.label, row.is_left_out = new or row.label, new is None
+            changed[row.split, row.number] = row
+        report.info(_sentence(file, done, len(absent)), name="corrections")
+        applied.append(done)
+    corrected = {
+        split: _change_rows(rows, [row for row in changed.values() if row.split == split])
+        for split, rows in splits.items()
+    }
+    return DatasetDict(corrected), applied
 
 
 def label_text(rows: Dataset, label: Any) -> str:
@@ -114,35 +112,52 @@ def label_text(rows: Dataset, label: Any) -> str:
     return names[label] if names else str(label)
 
 
-def _labels(splits: DatasetDict, positions: Mapping[str, np.ndarray]) -> dict[str, pa.Array]:
-    """Return the labels of some rows of each split."""
-    return {
-        split: arrow.column(rows, "label").take(pa.array(positions[split]))
-        for split, rows in splits.items()
-    }
+@dataclass
+class _Row:
+    """A row of a split: its number there, its label as :func:`label_text`, before and now."""
+
+    split: str
+    number: int
+    original: str
+    label: str
+    is_left_out: bool = False
 
 
-def _find_changes(
-    file: CorrectionFile,
-    splits: DatasetDict,
-    original: Mapping[str, pa.Array],
-    source: DatasetDict,
-    column: str,
-) -> tuple[pd.DataFrame, int]:
-    """Return the rows to change (``split``, ``row``, ``new``: None to leave out), and how many
-    lines are about rows that are in no split, contradictions say.
+_Index = dict[tuple[str, str], list[_Row]]
+
+
+def _index_rows(
+    splits: DatasetDict, source: DatasetDict, column: str, wanted: Collection[str]
+) -> _Index:
+    """Return the rows with one of some digests, by the split of the source and the digest."""
+    index: _Index = {}
+    for split, rows in splits.items() if wanted else ():
+        digests = row_digests(rows, column)
+        numbers = [number for number, digest in enumerate(digests) if digest in wanted]
+        labels = arrow.column(rows, "label").take(pa.array(numbers, pa.int64())).to_pylist()
+        for number, label in zip(numbers, labels, strict=True):
+            key = split if split in source else "train", digests[number]
+            text = label_text(rows, label)
+            index.setdefault(key, []).append(_Row(split, number, text, text))
+    return index
+
+
+def _find_requests(
+    file: CorrectionFile, index: _Index, train: Dataset, source: DatasetDict, column: str
+) -> tuple[list[tuple[_Row, str | None]], list[Line]]:
+    """Return the rows to change with their new label, None to leave them out; and the lines about
+    rows that are in no split, contradictions say.
 
     Raises:
         UserError: With all mistakes of the file.
     """
-    index = _index_rows(splits, original, source, column, {line.digest for line in file.lines})
     mistakes: list[str] = []
-    requests: dict[tuple[str, int], tuple[str | None, Line]] = {}
+    requests: dict[tuple[str, int], tuple[_Row, str | None, Line]] = {}
     absent: list[Line] = []
     for line in file.lines:
-        rows = index.get((line.split, line.digest), [])
+        rows = [row for row in index.get((line.split, line.digest), []) if not row.is_left_out]
         try:
-            new = _requested_label(file, line, splits["train"])
+            new = _requested_label(file, line, train)
             matches = _matching_rows(file, line, rows, new)
         except UserError as error:
             mistakes.append(f"{file.title}, {file.place(line)}: {error}")
@@ -150,7 +165,7 @@ def _find_changes(
         if not rows and new != _UNCHANGED:
             absent.append(line)
         for row in matches:
-            earlier, other = requests.setdefault((row.split, row.number), (new, line))
+            _, earlier, other = requests.setdefault((row.split, row.number), (row, new, line))
             if earlier != new:
                 mistakes.append(
                     f"{file.title}, {file.place(other, line)} want different things of one row: "
@@ -165,41 +180,7 @@ def _find_changes(
         )
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
-    changes = [(*key, new) for key, (new, _) in requests.items() if new != _UNCHANGED]
-    frame = pd.DataFrame(changes, columns=["split", "row", "new"], dtype=object)
-    return frame.astype({"row": np.int64}), len(absent)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A row of a split: its number there, its label now and that before all corrections."""
-
-    split: str
-    number: int
-    labels: tuple[str, str]
-
-
-def _index_rows(
-    splits: DatasetDict,
-    original: Mapping[str, pa.Array],
-    source: DatasetDict,
-    column: str,
-    wanted: set[str],
-) -> dict[tuple[str, str], list[_Row]]:
-    """Return the rows with one of some digests, by the split of the source and the digest."""
-    index: dict[tuple[str, str], list[_Row]] = {}
-    for split, rows in splits.items():
-        prints = np.array(row_digests(rows, column), dtype=object)
-        numbers = np.flatnonzero(np.isin(prints.astype(str), list(wanted)))
-        labels, old_labels = (
-            column.take(pa.array(numbers)).to_pylist()
-            for column in (arrow.column(rows, "label"), original[split])
-        )
-        for number, label, old in zip(numbers.tolist(), labels, old_labels, strict=True):
-            texts = label_text(rows, label), label_text(rows, old)
-            key = split if split in source else "train", prints[number]
-            index.setdefault(key, []).append(_Row(split, number, texts))
-    return index
+    return [(row, new) for row, new, _ in requests.values() if new != _UNCHANGED], absent
 
 
 def _lines_of_no_row(lines: Sequence[Line], source: DatasetDict, column: str) -> list[Line]:
@@ -262,7 +243,7 @@ def _matching_rows(
     """
     if not rows:
         return rows
-    labels = {row.labels[0] for row in rows}
+    labels = {row.label for row in rows}
     if not line.label.strip():
         if len(labels) > 1:
             raise UserError(
@@ -270,15 +251,16 @@ def _matching_rows(
                 "'label' must say which is meant"
             )
         return rows
-    # a file that was applied before may have changed labels that this one only shows
+    # a file before this one may have changed labels that this one only shows
     shows_only = file.flag == "--exclude" or new == _UNCHANGED
     matches = [
         row
         for row in rows
-        if any(is_same_label(line.label, label) for label in row.labels[: 1 + shows_only])
+        if is_same_label(line.label, row.label)
+        or (shows_only and is_same_label(line.label, row.original))
     ]
     if not matches and new:  # corrected in the data itself since
-        matches = [row for row in rows if is_same_label(new, row.labels[0])]
+        matches = [row for row in rows if is_same_label(new, row.label)]
     if matches or (file.flag == "--exclude" and len(labels) == 1):
         return matches or rows
     if new == _UNCHANGED:
@@ -287,13 +269,9 @@ def _matching_rows(
             "label"
         )
     raise UserError(
-        f"the label was '{line.label}' when the file was written and is '{rows[0].labels[0]}' now: "
+        f"the label was '{line.label}' when the file was written and is '{rows[0].label}' now: "
         "has the data been corrected since?"
     )
-
-
-def _count(changes: pd.DataFrame) -> dict[str, int]:
-    return {str(split): int(count) for split, count in changes["split"].value_counts().items()}
 
 
 def _sentence(file: CorrectionFile, done: Applied, left_out_before: int) -> str:
@@ -314,25 +292,25 @@ def _sentence(file: CorrectionFile, done: Applied, left_out_before: int) -> str:
     return f"{file.title}: {'; '.join(parts)}{warning * is_test_changed}"
 
 
-def _change_rows(rows: Dataset, changes: pd.DataFrame) -> Dataset:
-    """Return rows with new labels, without those whose ``new`` is None."""
-    if changes.empty:
-        return rows
+def _change_rows(rows: Dataset, changed: Sequence[_Row]) -> Dataset:
+    """Return rows with the new labels, without those that are left out."""
     names, feature = targets.class_names(rows), rows.features["label"]
-    relabelled = changes[changes["new"].notna()]
-    labels: list[Any] = []
-    for new in relabelled["new"]:
-        if targets.is_set(rows):
-            labels.append([names.index(name) for name in label_list(new)])
-        elif names:
-            labels.append(names.index(new))
-        else:
-            labels.append(json.loads(new) if isinstance(feature, List) else float(new))
-    old = arrow.column(rows, "label")
-    places = np.arange(len(rows))  # in the old labels, followed by the new ones
-    places[relabelled["row"]] = len(rows) + np.arange(len(relabelled))
-    both = pa.chunked_array([*old.chunks, pa.array(labels, old.type)], old.type)
-    values = both.take(pa.array(places)).combine_chunks()
-    changed = arrow.with_column(rows.remove_columns("label"), "label", values, feature)
-    left_out = changes.loc[changes["new"].isna(), "row"]
-    return select_rows(changed, np.delete(np.arange(len(rows)), left_out))
+    relabelled = [row for row in changed if row.label != row.original]
+    if relabelled:
+        labels: list[Any] = []
+        for row in relabelled:
+            if targets.is_set(rows):
+                labels.append([names.index(name) for name in label_list(row.label)])
+            elif names:
+                labels.append(names.index(row.label))
+            else:
+                is_list = isinstance(feature, List)
+                labels.append(json.loads(row.label) if is_list else float(row.label))
+        old = arrow.column(rows, "label")
+        places = np.arange(len(rows))  # in the old labels, followed by the new ones
+        places[[row.number for row in relabelled]] = len(rows) + np.arange(len(relabelled))
+        both = pa.chunked_array([*old.chunks, pa.array(labels, old.type)], old.type)
+        values = both.take(pa.array(places)).combine_chunks()
+        rows = arrow.with_column(rows.remove_columns("label"), "label", values, feature)
+    left_out = [row.number for row in changed if row.is_left_out]
+    return select_rows(rows, np.delete(np.arange(len(rows)), left_out))

@@ -53,7 +53,7 @@ def read_times(rows: Dataset, column: str, report: Report) -> np.ndarray:
 
 
 def _microseconds(dates: pd.Series) -> np.ndarray:
-    times = dates.dt.as_unit("us").astype("int64").to_numpy(dtype=np.float64, copy=True)
+    times: np.ndarray = dates.dt.as_unit("us").astype("int64").to_numpy(dtype=np.float64, copy=True)
     times[dates.isna().to_numpy()] = np.nan
     return times
 
