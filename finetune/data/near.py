@@ -212,9 +212,17 @@ def _text_column(rows: Dataset, column: str) -> str:
     return digests.TEXTS if column == "text" and digests.TEXTS in rows.column_names else column
 
 
-@lru_cache(_MOST_WORDS)
-def _word_hash(word: str) -> int:
-    return xxhash.xxh3_64_intdigest(word.encode(errors="surrogatepass"))
+class _WordHashes(dict[str, int]):
+    """The hash of each word that was met; far quicker than ``lru_cache``, and cleared when full."""
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= _MOST_WORDS:
+            self.clear()
+        self[word] = xxhash.xxh3_64_intdigest(word.encode(errors="surrogatepass"))
+        return self[word]
+
+
+_word_hashes = _WordHashes()
 
 
 def _word_pairs(value: str | list[str]) -> list[np.ndarray]:
@@ -225,7 +233,7 @@ def _word_pairs(value: str | list[str]) -> list[np.ndarray]:
     sets = []
     for text in [value] if isinstance(value, str) else value:
         words = _WORD.findall(text.lower()) or [text.strip()]
-        single = np.array([_word_hash(word) for word in words], np.uint64)
+        single = np.array([_word_hashes[word] for word in words], np.uint64)
         pairs = single[:-1] * _ODD[0] + (single[1:] ^ (single[1:] >> np.uint64(31)))
         sets.append(np.unique(pairs) if len(single) > 1 else single)
     return sets
