@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from finetune import UserError
 from finetune.cli import cache, dispatch
 from finetune.config import settings
-from finetune.data import arrow, caches, digests, sources, tokenize
+from finetune.data import arrow, caches, sources, tokenize
 from finetune.data.encoding import Encoder
 from finetune.errors import RunError
 from finetune.pipeline import preparation
@@ -324,7 +324,7 @@ def test_other_ranks_read_split_hash_and_tokenize_nothing(
     lock.release()
     (shared,) = (Path(path.decode()) for path in store.values())
     assert shared.stat().st_mode & 0o077 == 0
-    for name in ("sources.read", "splits.three_way", "digests.digests", "tokenize.tokenize"):
+    for name in ("sources.read", "splits.make_splits", "digests.digests", "tokenize.tokenize"):
         monkeypatch.setattr(f"finetune.data.{name}", None)
     other = prepared("1")
     sharing.forget()
@@ -429,45 +429,7 @@ def test_another_machine_begins_when_rank_0_has_something_to_share() -> None:
     assert {*answers_of(come)} == {"of rank 0", "of rank 1"}
 
 
-# ---- hashes of texts -----------------------------------------------------------------------------
-
-
-def test_hashes_of_many_texts_are_computed_once(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "_KEPT", 20)
-    texts = {"text": [f" text {number % 30}" for number in range(40)], "other": ["x", "y"] * 20}
-    Dataset.from_dict(texts).to_parquet(tmp_path / "rows.parquet")
-
-    def hashed(column: str, *numbers: int) -> dict[str, Any]:
-        rows = sources.read(str(tmp_path / "rows.parquet"))["train"]
-        rows = rows.select(numbers) if numbers else rows
-        wanted = np.arange(len(rows) - 10)  # the others may be invalid
-        found = vars(digests.digests(rows, column, wanted))
-        return {name: each[wanted].tolist() for name, each in found.items()}
-
-    first = {column: hashed(column) for column in texts}
-    few = hashed("text", *range(35, 0, -1))
-    kept = sorted((home / "finetune-digests").glob("*.npz"))
-    assert len(kept) == 3
-
-    def none(*given: Any) -> None:
-        raise AssertionError("hashed again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(digests, "_hash_rows", none)
-        assert {column: hashed(column) for column in texts} == first
-        assert hashed("text", *range(35, 0, -1)) == few
-    assert first["text"]["exact"] != first["text"]["plain"] != first["other"]["plain"]
-    assert few["exact"][:5] == first["text"]["exact"][5:0:-1]  # of texts 35 to 31, 30 rows later
-
-    for path in kept:
-        path.write_bytes(path.read_bytes()[:-40])
-    assert hashed("text") == first["text"]
-    monkeypatch.setattr(digests, "_hash_rows", none)
-    rows = sources.read(str(tmp_path / "rows.parquet"))["train"]
-    with pytest.raises(AssertionError, match="hashed again"):  # those that are missing
-        digests.digests(rows, "text")
+# ---- hashes of columns ---------------------------------------------------------------------------
 
 
 def test_the_hash_of_a_column_tells_where_its_buffers_end() -> None:
