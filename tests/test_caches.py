@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from finetune import UserError
 from finetune.cli import cache, dispatch
 from finetune.config import settings
-from finetune.data import arrow, caches, sources, tokenize
+from finetune.data import arrow, caches, tokenize
 from finetune.data.encoding import Encoder
 from finetune.errors import RunError
 from finetune.pipeline import preparation

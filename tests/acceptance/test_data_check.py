@@ -474,7 +474,6 @@ def test_a_separator_between_labels_is_asked_for_whatever_it_is(
 
 
 @pytest.mark.contract("C1", "E8")
-@pytest.mark.xfail(strict=True, reason="own_id.csv: the column id is replaced by row numbers")
 def test_a_column_called_id_keeps_its_values(tmp_path: Path) -> None:
     """As any other column."""
     table = [(149 - number, *row) for number, row in enumerate(plain(150))]
