@@ -253,7 +253,7 @@ def _drop_duplicates(
     keep_first = plan.keep_contradictions == "first"
     keep_all = are_numbers and not keep_first
     ordered = rows.sort_values("time", kind="stable") if "time" in rows else rows
-    is_repeated = ordered.duplicated(["digest", "label"] if keep_all else "digest")[rows.index]
+    is_repeated = ordered.duplicated(["digest", "label"] if keep_all else "digest").loc[rows.index]
     message = _contradictions(
         rows[is_contradictory], "train", column, "numbers" if are_numbers else "labels"
     )
