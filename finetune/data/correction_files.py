@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, Value
 
 from finetune.data import ROW, arrow, delimited, digests, files
 from finetune.data.prediction_columns import PREFIX, free_name
@@ -73,15 +73,14 @@ def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seque
     return path
 
 
-def user_columns(rows: Dataset, without: Collection[str] = ()) -> list[str]:
+def user_columns(rows: Dataset) -> list[str]:
     """Return the columns of raw rows that are the user's own and fit into a cell."""
-    toolkit = {ROW, "label", "text", digests.TEXTS, *without}
+    toolkit = {ROW, "label", "text", digests.TEXTS}
     return [
         name
-        for name in rows.column_names
-        if name not in toolkit and hasattr(rows.features[name], "dtype")
-        and rows.features[name].dtype not in ("binary", "large_binary")
-    ]  # fmt: skip
+        for name, feature in rows.features.items()
+        if name not in toolkit and isinstance(feature, Value) and "binary" not in feature.dtype
+    ]
 
 
 def has_new_labels(path: Path) -> bool:
