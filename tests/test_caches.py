@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -25,7 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from finetune import UserError
 from finetune.cli import cache, dispatch
 from finetune.config import settings
-from finetune.data import arrow, caches, tokenize
+from finetune.data import caches, tokenize
 from finetune.data.encoding import Encoder
 from finetune.errors import RunError
 from finetune.pipeline import preparation
@@ -427,19 +425,6 @@ def come(rank: int, port: int, answers: Any) -> None:
 @pytest.mark.processes
 def test_another_machine_begins_when_rank_0_has_something_to_share() -> None:
     assert {*answers_of(come)} == {"of rank 0", "of rank 1"}
-
-
-# ---- hashes of columns ---------------------------------------------------------------------------
-
-
-def test_the_hash_of_a_column_tells_where_its_buffers_end() -> None:
-    def hashed(offsets: bytes, content: bytes) -> str:
-        column = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(content))
-        return arrow.content_hash(Dataset(pa.table({"text": column})), "text")
-
-    offsets = np.array([0, 4, 8], np.int32).tobytes()
-    assert hashed(offsets, b"abcdefghXXXX") != hashed(offsets + b"abcd", b"efghXXXX")
-    assert hashed(offsets, b"abcdefgh") == hashed(offsets, b"abcdefgh")
 
 
 # ---- the verb ------------------------------------------------------------------------------------
