@@ -41,11 +41,10 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety", "statisti
 #: Unit tests that are quick and hold a subtle rule. The other old ones are slow: the acceptance
 #: tests hold what users rely on, and each goes with the code that it tests.
 QUICK = {
-    *("class_weights", "cpu", "division", "encoding", "exchange", "head", "kappa", "kernels"),
+    *("class_weights", "cpu", "encoding", "exchange", "head", "kappa", "kernels"),
     *("libraries", "library_behaviour", "library_hooks", "library_scan"),
-    *("loss", "losses", "multi_label_statistics", "near", "number_losses", "number_metrics"),
-    *("rooms", "sampler", "settings", "splits", "statistics", "stratification"),
-    *("threshold", "trend", "versions", "words"),
+    *("loss", "losses", "multi_label_statistics", "number_losses", "number_metrics"),
+    *("rooms", "sampler", "settings", "statistics", "threshold", "trend", "versions", "words"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

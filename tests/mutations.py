@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "the user's own columns of text are left out of predictions.parquet",
         "finetune/runs/predictions.py",
-        "if name not in (*columns, ROW) and isinstance(rows.features[name], Value):",
-        'if name not in (*columns, ROW) and rows.features[name] == Value("int64"):',
+        "and isinstance(rows.features[name], Value)",
+        'and rows.features[name] == Value("int64")',
         ("E8",),
     ),
     Mutation(
@@ -251,9 +251,9 @@ MUTATIONS = (
     ),
     Mutation(
         "training rows that are in a held-out split stay",
-        "finetune/data/splits.py",
-        "~leaked & ~(repeated if keep_first else repeated | contradictory)",
-        "~(repeated if keep_first else repeated | contradictory)",
+        "finetune/data/row_index.py",
+        "rows = rows[~is_leaked]",
+        "rows = rows.copy()",
         ("C6",),
     ),
     Mutation(
@@ -266,7 +266,7 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        "left_out = [number for number, new in wanted.items() if new is None]",
+        "left_out = [row.number for row in changed if row.is_left_out]",
         "left_out = list[int]()",
         ("C8",),
     ),

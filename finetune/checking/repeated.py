@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import pandas as pd
 from datasets import DatasetDict
 
 from finetune.checking.finding import EXCLUDE, RELABEL, of_rows
 from finetune.data import digests, targets
-from finetune.data.repeats import Held, Values
 from finetune.errors import Finding
 
 
@@ -28,20 +28,22 @@ def findings(dataset: DatasetDict, column: str) -> list[Finding]:
     for split, rows in dataset.items():
         tell = partial(of_rows, rows=rows, split=split)
         hashes = digests.packed(digests.digests(rows, column).plain)
-        values = Values(hashes, targets.row_keys(targets.strata(rows)), Held())
+        labels = np.unique(targets.row_keys(targets.strata(rows)), return_inverse=True)[1]
+        index = pd.DataFrame({"digest": hashes.dictionary_encode().indices, "label": labels})
+        is_contradictory = index.groupby("digest")["label"].transform("nunique") > 1
         found += tell(
             "contradictions",
             f"with the same {column} and different labels",
             "--keep_contradictions first keeps one of each; else all are left out of training"
             if split == "train"
             else f"no model can be right on all of them; {RELABEL}",
-            np.flatnonzero(values.contradictory),
+            np.flatnonzero(is_contradictory),
         )
         found += tell(
             "duplicates",
             "that repeat another one exactly",
             f"training keeps one of each{nearly}" if split == "train" else EXCLUDE,
-            np.flatnonzero(values.repeated() & ~values.contradictory),
+            np.flatnonzero(index.duplicated("digest") & ~is_contradictory),
         )
     for earlier, later in (("test", "validation"), ("test", "train"), ("validation", "train")):
         if earlier in dataset and later in dataset:

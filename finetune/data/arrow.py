@@ -6,7 +6,7 @@ a column there it copies all others into a new file; both take seconds for 650,0
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,24 +130,6 @@ def batches(rows: Dataset, name: str, size: int = 10_000) -> Iterator[pa.Chunked
         yield table.column(0)
 
 
-def numbers_of(rows: Dataset, name: str, wanted: Iterable[str]) -> dict[str, int]:
-    """Return the numbers of the rows that have some values, by the ``str`` of each; of a value that
-    several rows have, that of the last.
-
-    Args:
-        rows: With the column.
-        name: Of the column.
-        wanted: The values, as texts; those that no row has are left out.
-    """
-    values, wanted = column(rows, name), pa.array({*wanted}, pa.string())
-    if pa.types.is_integer(values.type) or is_text(values.type):
-        texts = values.cast(pa.string())
-    else:
-        texts = pa.chunked_array([pa.array(map(str, values.to_pylist()), pa.string())])
-    hits = np.flatnonzero(pc.is_in(texts, value_set=wanted).to_numpy())
-    return dict(zip(texts.take(pa.array(hits)).to_pylist(), hits.tolist(), strict=True))
-
-
 def matching(texts: pa.Array, pattern: str) -> np.ndarray:
     """Return which texts a regular expression of RE2 finds something in, shape ``(texts,)``."""
     return np.array(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
@@ -197,20 +179,6 @@ def with_column(rows: Dataset, name: str, values: pa.Array, feature: Any) -> Dat
         indices_table=rows._indices if kept is not None else None,
         fingerprint=str(Hasher.hash(content)),
     )
-
-
-def content_hash(rows: Dataset, name: str) -> str:
-    """Return a hash of a column as it is stored, in a tenth of a second for 650,000 texts: the same
-    for rows of the same file.
-
-    Args:
-        rows: With the column.
-        name: Of the column, none of whose values holds others.
-    """
-    whole = _hash_of(rows.data.column(name).chunks)
-    if (kept := indices(rows)) is not None:
-        whole.update(kept.tobytes())
-    return whole.hexdigest()
 
 
 def _hash_of(arrays: Sequence[pa.Array]) -> xxhash.xxh3_128:

@@ -1,228 +1,210 @@
-"""What a file of corrections wants: ``suspects.csv``, edited by a person."""
+"""``suspects.csv``: rows for a person to correct in a spreadsheet, and what comes back.
+
+A line is about the rows of its split that have its content, by digest, and its label. So a file of
+another data set, or of one that has changed, corrects nothing by mistake, and rows may move. Rows
+of one split with the same content and label are corrected together.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
-import re
-import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, List
+import numpy as np
+from datasets import Dataset, Value
 
-from finetune.data import targets
+from finetune.data import ROW, arrow, digests
+from finetune.data.prediction_columns import PREFIX, free_name
 from finetune.data.read import ReadOptions, existing, read_file
 from finetune.data.sources import Source
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError
+from finetune.runtime.files import replacing
+from finetune.runtime.formats import escape_formula
 
 FILE = "suspects.csv"
-#: What a person writes into the last column for a row that is to be left out.
+#: What a person writes into ``new_label`` for a row that is to be left out.
 DROP = "drop"
-_KEYS = ("split", "id", "digest")
+COLUMNS = (
+    *("split", "place", "text", "label", "suggested", "probability", "why", "new_label"),
+    *("digest", "run"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A row of a file: which row it is about, and what is to become of it.
+class Line:
+    """A line of a file of corrections.
 
     Attributes:
-        number: Its own in the file, from 0.
+        number: From 0.
         split: The split of the source that the row was in.
-        id: Of the row there.
         digest: Of what the model reads of it.
-        text: What the file shows of it.
-        label: The label that it had; None where the file does not say.
-        new: The label that it shall have; None if it is left out.
+        label: The label that it had; empty where the file does not say.
+        new_label: As written; empty where nothing is to change.
+        run: The run whose suspects these are; may be empty.
     """
 
     number: int
     split: str
-    id: str
     digest: str
-    text: str
-    label: str | None
-    new: str | None  # None: left out
+    label: str
+    new_label: str
+    run: str
 
 
-class File:
+def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
+    """Write rows for a person to correct, as UTF-8 with a mark, so that Excel reads it.
+
+    Args:
+        path: Of the file; one that is there is replaced.
+        rows: By :data:`COLUMNS`, and the user's own columns in a mapping ``user``; what a row lacks
+            is empty. No cell is run as a formula.
+        columns: The names of the user's own columns.
+    """
+    with replacing(path) as new, new.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*(free_name(name, columns) for name in COLUMNS), *columns])
+        for row in rows:
+            user = row.get("user", {})
+            cells = [*(row.get(name) for name in COLUMNS), *(user.get(name) for name in columns)]
+            writer.writerow([escape_formula(cell) for cell in cells])
+    return path
+
+
+def user_columns(rows: Dataset) -> list[str]:
+    """Return the columns of raw rows that are the user's own and fit into a cell."""
+    toolkit = {ROW, "label", "text", digests.TEXTS}
+    return [
+        name
+        for name, feature in rows.features.items()
+        if name not in toolkit and isinstance(feature, Value) and "binary" not in feature.dtype
+    ]
+
+
+def has_new_labels(path: Path) -> bool:
+    """Return whether a person has written something into a file."""
+    return any((row.get("new_label") or "").strip() for row in _read_rows(path))
+
+
+class CorrectionFile:
     """A file of corrections.
 
     Args:
         flag: The option that names it.
         name: As typed.
+
+    Attributes:
+        title: Flag and name, for messages.
+        lines: Of the file.
+
+    Raises:
+        UserError: If it is no such file.
     """
 
     def __init__(self, flag: str, name: str) -> None:
-        self.flag, self._path, self.called = flag, existing(name), f"{flag} {name}"
-        #: The rows of the last call of :meth:`wanted` that have no ``new_label``.
-        self.untouched: list[Wanted] = []
+        self.flag, self.name, self.title = flag, name, f"{flag} {name}"
+        self._path = existing(name)
         if self._path.is_dir():
-            raise UserError(f"{self.called} is a directory; name {Path(name) / FILE}")
-
-    def place(self, *numbers: int) -> str:
-        """Return the position of rows, for messages."""
-        return Source(str(self._path)).locate("train", numbers)
-
-    def wanted(self, rows: Dataset) -> tuple[list[Wanted], str]:
-        """Return what it wants, and the run whose suspects these are; empty if it names none.
-
-        Args:
-            rows: With the labels that there are.
-
-        Raises:
-            UserError: if it is not such a file, or wants nothing.
-        """
-        found, run, names = list[Wanted](), "", targets.class_names(rows)
-        seen: dict[tuple[str, str], Wanted] = {}
-        needed = [*_KEYS, *(["new_label"] if self.flag == "--relabel" else [])]
-        for number, row in enumerate(read_file(self._path, ReadOptions())):
-            if lacking := [each for each in needed if each not in row]:
-                raise UserError(
-                    f"{self.called}: no column '{lacking[0]}' (columns: {', '.join(row)}); "
-                    f"expected a {FILE} of report or check, of which only 'new_label' is edited"
-                )
-            run = run or str(row.get("run") or "")
-            new = (row.get("new_label") or "").strip()
-            if self.flag == "--relabel" and not new:
-                self.untouched.append(_asked(number, row, None))
-                continue
-            if not row["digest"]:
-                raise UserError(
-                    f"{self.called}, {self.place(number)}: 'digest' must be as it was written: "
-                    "rows are found by it"
-                )
-            leaves_out = self.flag == "--exclude" or (new == DROP and DROP not in names)
-            each = _asked(
-                number, row, None if leaves_out else self._label(number, new, rows, names)
-            )
-            other = seen.setdefault((each.split, each.id), each)
-            if other.new != each.new:
-                raise UserError(
-                    f"{self.called}, {self.place(number)} and {self.place(other.number)} want "
-                    "different things of one row"
-                )
-            if other is each:
-                found.append(each)
-        if not found:
+            raise UserError(f"{self.title} is a directory; name {Path(name) / FILE}")
+        rows = _read_rows(self._path)
+        columns = rows[0].keys() if rows else ()
+        needed = ["split", "digest", *(["new_label"] if flag == "--relabel" else [])]
+        if missing := [name for name in needed if name not in columns]:
             raise UserError(
-                f"{self.called}: no row has a 'new_label': write the right label there, or {DROP} "
+                f"{self.title}: no column '{missing[0]}' (columns: {', '.join(columns)}); "
+                f"expected a {FILE} of report or check, of which only 'new_label' is edited"
+            )
+        names = {name: _written_name(name, columns) for name in COLUMNS}
+        self.lines = []
+        for number, row in enumerate(rows):
+            cells = {name: str(row.get(names[name]) or "") for name in COLUMNS}
+            self.lines.append(
+                Line(
+                    number=number,
+                    split=cells["split"],
+                    digest=cells["digest"].strip(),
+                    label=cells["label"],
+                    new_label=cells["new_label"].strip(),
+                    run=cells["run"],
+                )
+            )
+        if flag == "--relabel" and not any(line.new_label for line in self.lines):
+            raise UserError(
+                f"{self.title}: no row has a 'new_label': write the right label there, or {DROP} "
                 "to leave the row out; no other column is read for it"
             )
-        return found, run
 
-    def _label(self, number: int, new: str, rows: Dataset, names: Sequence[str]) -> str:
-        """Return the name of a label, or a number as it is written.
+    @property
+    def sha256(self) -> str:
+        """Of the content of the file."""
+        return hashlib.sha256(self._path.read_bytes()).hexdigest()
 
-        Raises:
-            UserError: if there is no such label.
-        """
-        where = f"{self.called}, {self.place(number)}"
-        if names and new not in names and new.startswith("'"):  # before "=" and the like
-            new = new.removeprefix("'")
-        if names:
-            for each in several(new) if targets.is_set(rows) else [new]:
-                if each not in names:
-                    raise UserError(
-                        f"{where}: there is no label '{each}'{suggestion(each, list(names))} "
-                        f"(labels: {', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} "
-                        "leaves the row out"
-                    )
-            return new
-        if isinstance(rows.features["label"], List):
-            raise UserError(f"{where}: a row has several numbers, which only {DROP} corrects")
-        try:
-            if math.isfinite(float(new)):
-                return new
-        except ValueError:
-            pass
-        raise UserError(f"{where}: expected a number in 'new_label', found {new!r}")
+    def place(self, *lines: Line) -> str:
+        """Return where lines are in the file, for messages."""
+        return Source(str(self._path)).locate("train", sorted(line.number for line in lines))
 
 
-def _asked(number: int, row: Mapping[str, Any], new: str | None) -> Wanted:
-    return Wanted(
-        number=number,
-        split=str(row["split"]),
-        id=str(row["id"]),
-        digest=str(row["digest"]).strip(),
-        text=str(row.get("text") or ""),
-        label=row.get("label"),
-        new=new,
-    )
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    return list(read_file(path, ReadOptions()))
 
 
-def is_edited(written: str | None, label: str) -> bool:
-    """Return whether a label in a file is another one, however a spreadsheet writes that.
+def _written_name(name: str, columns: Collection[str]) -> str:
+    """Return the column of a file that has the toolkit's values of ``name``."""
+    while f"{PREFIX}{name}" in columns:
+        name = f"{PREFIX}{name}"
+    return name
+
+
+def is_same_label(cell: str, label: str) -> bool:
+    """Return whether a cell is a label of the data, however a spreadsheet writes that.
 
     Args:
-        written: In the file.
-        label: Of the row in the data, as it was written there.
+        cell: Of the file.
+        label: As :func:`finetune.data.corrections.label_text` writes it.
     """
-    if written is None or not written.strip():
-        return False
-    one, other = (sorted(map(str.strip, several(each))) for each in (written, label))
-    words = [[each.removeprefix("'").casefold() for each in some] for some in (one, other)]
-    if words[0] == words[1] or len(one) != 1 or len(other) != 1:
-        return words[0] != words[1]
+    written, expected = (
+        sorted(name.strip().removeprefix("'").casefold() for name in label_list(text))
+        for text in (cell, label)
+    )
+    if written == expected or len(written) != 1 or len(expected) != 1:
+        return written == expected
     try:
-        return not math.isclose(float(words[0][0]), float(words[1][0]), rel_tol=1e-6)
+        return math.isclose(float(written[0]), float(expected[0]), rel_tol=1e-6)
     except ValueError:
-        return True
+        return False
 
 
-def digest_of(text: str) -> str:
+def label_list(cell: str) -> list[str]:
+    """Return the labels in a cell: those of a JSON list, or the cell itself."""
+    try:
+        values = json.loads(cell)
+    except ValueError:
+        return [cell]
+    return [str(value) for value in values] if isinstance(values, list) else [cell]
+
+
+def text_digest(text: str) -> str:
     """Return the digest of a text; a spreadsheet takes it for a word, not for a number."""
     return f"x{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
-def may_be_edited(asked: Wanted) -> bool:
-    """Return whether the text of a row of a file is not that which its digest is of."""
-    ways = (asked.text, asked.text.removeprefix("'"))
-    return bool(asked.text) and asked.digest not in map(digest_of, ways)
-
-
-def edited_texts(
-    asked: Sequence[Wanted],
-    at: Mapping[tuple[str, str], tuple[str, int]],
-    splits: Mapping[str, Dataset],
-) -> list[int]:
-    """Return the numbers of the rows of a file whose text a person has edited.
+def row_digests(rows: Dataset, column: str, numbers: np.ndarray | None = None) -> list[str]:
+    """Return the digests by which rows are found again, of ``numbers``, or of all rows in order.
 
     Args:
-        asked: Rows of the file.
-        at: The split of the row that each is about and its number there, by ``split`` and ``id``.
-        splits: With ``text``.
+        rows: With ``column``.
+        column: What the model reads.
+        numbers: Row numbers, each once.
     """
-    found = []
-    for each in asked:
-        if (place := at.get((each.split, each.id))) is None:
-            continue
-        text = splits[place[0]][place[1]]["text"]
-        if each.digest == digest_of(text) and _is_another(each.text, text):
-            found.append(each.number)
-    return sorted(found)
-
-
-def _is_another(written: str, text: str) -> bool:
-    """Return whether a text was edited by a person, as far as can be seen: a spreadsheet cuts long
-    ones off, writes other spaces and line ends, numbers and dates in its own way, and ``?`` for
-    letters that the encoding of the file lacks.
-    """
-    pattern = "[A-Za-z0-9]" if written.count("?") > text.count("?") else r"[^\W_]"
-    one, other = (
-        "".join(re.findall(pattern, unicodedata.normalize("NFKC", each)))
-        for each in (written, text)
-    )
-    return bool(re.search(r"[^\W\d_]", text)) and not other.startswith(one)
-
-
-def several(cell: str) -> list[str]:
-    """Return the labels of a row that has several: a JSON list."""
-    try:
-        found = json.loads(cell)
-    except ValueError:
-        return [cell]
-    return [str(each) for each in found] if isinstance(found, list) else [cell]
+    wanted = np.arange(len(rows)) if numbers is None else np.asarray(numbers, dtype=np.int64)
+    if column != "text":
+        return [f"x{row.tobytes().hex()}" for row in digests.digests(rows, column, wanted).exact]
+    found: dict[int, str] = {}
+    for piece, texts in arrow.pieces(rows, "text", wanted):
+        found.update(zip(piece.tolist(), map(text_digest, texts.to_pylist()), strict=True))
+    return [found[number] for number in wanted.tolist()]

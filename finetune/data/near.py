@@ -1,32 +1,30 @@
 """Texts that are nearly the same: MinHash proposes pairs, the Jaccard index of their words decides.
 
 A text is the set of its word pairs. Two texts resemble each other where at least 80% of the pairs
-that either has are in both; of rows with several texts each has to. Only what differs between
-signatures that share a band is compared, so that time grows with the rows, not with their square
+that either has are in both; of rows with several texts each has to. Only rows whose
+signatures share a band are compared, so that time grows with the rows, not with their square
 (Leskovec, Rajaraman and Ullman: Mining of Massive Datasets, chapter 3). Why so:
 docs/decisions/near-duplicates.md.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 from datasets import Dataset
 
-from finetune.data import arrow, caches, digests
+from finetune.data import arrow, digests
 from finetune.runtime import activity, extras
 
 #: The Jaccard index from which on two texts are nearly the same.
 SIMILARITY = 0.8
-_WORDS = 2
 #: Numbers of a signature, and in how many bands they are: a pair of that similarity shares a band
 #: but once in twenty million times.
 _PERMUTATIONS, _BANDS = 128, 32
@@ -35,15 +33,12 @@ _PERMUTATIONS, _BANDS = 128, 32
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
 #: The similarity as signatures estimate it, below which no pair is verified: 5.7 standard errors.
 _LEAST_ESTIMATE = 0.6
+#: Rows whose word pairs are in memory, and words whose hashes are, at most.
+_MOST_SETS, _MOST_WORDS = 4096, 2**18
 #: Scripts without spaces between words: each letter is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
-_FOLDER, _VERSION = "finetune-near", 1
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
-#: The signatures of rows, by column, and which are known.
-_SIGNATURES: WeakKeyDictionary[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]] = (
-    WeakKeyDictionary()
-)
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,8 @@ def resembling(held: Sequence[Part], own: Part, column: str, *, within: bool) ->
     """Return for each row of ``own`` a row that it is nearly the same as.
 
     A row that resembles one before it resembles no later one, so that those that resemble none do
-    not resemble each other. What was compared before is not again: it stands in the cache.
+    not resemble each other. In memory are signatures of 512 bytes a row, and the word pairs of a
+    few thousand rows.
 
     Args:
         held: Rows of other splits, which come first and are not compared with each other.
@@ -87,55 +83,54 @@ def resembling(held: Sequence[Part], own: Part, column: str, *, within: bool) ->
     """
     extras.require("near duplicates", extras.NEAR)
     parts = [*held, own]
-    key = hashlib.blake2b(f"{_VERSION} {column} {within}".encode(), digest_size=8)
-    for part in parts:
-        plain = digests.digests(part.rows, column, np.sort(part.numbers)).plain[part.numbers]
-        key.update(f"{len(part.numbers)} ".encode() + plain.tobytes())
-    if known := caches.load_arrays(_FOLDER, key.hexdigest()):
-        return Resembling(**known)
-    found = _compared(parts, column, within)
-    caches.save_arrays(_FOLDER, key.hexdigest(), row=found.row, similarity=found.similarity)
-    return found
-
-
-def _compared(parts: Sequence[Part], column: str, within: bool) -> Resembling:
-    """Return as :func:`resembling` does."""
     signatures = np.concatenate([_signatures(part, column) for part in parts])
-    first, own = len(signatures) - len(parts[-1].numbers), parts[-1]
+    first = len(signatures) - len(own.numbers)
     result = Resembling(np.full(len(own.numbers), -1), np.zeros(len(own.numbers)))
-    shared, begins = _shared_bands(signatures)
-    there = np.flatnonzero(np.diff(begins))
-    sets = _Sets(parts, column, there)
+    bands, begins = _shared_bands(signatures)
+    candidates = np.flatnonzero(np.diff(begins))
+    pairs = _PairReader(parts, column)
     members: dict[int, list[int]] = defaultdict(list)
-    for done, row in enumerate(there.tolist()):
-        activity.advance("comparing", done, len(there))
-        bands = shared[begins[row] : begins[row + 1]].tolist()
+    for done, row in enumerate(candidates.tolist()):
+        activity.advance("comparing", done, len(candidates))
+        bands_of_row = bands[begins[row] : begins[row + 1]].tolist()
         if row >= first:
-            others = np.unique([other for band in bands for other in members[band]]).astype(int)
-            like, similarity = _most_similar(row, others, signatures, sets)
-            if like >= 0:
-                result.row[row - first], result.similarity[row - first] = like, similarity
+            others = {other for band in bands_of_row for other in members[band]}
+            match, similarity = _most_similar(row, np.array(sorted(others), int), signatures, pairs)
+            if match >= 0:
+                result.row[row - first], result.similarity[row - first] = match, similarity
                 continue
         if row < first or within:
-            for band in bands:
+            for band in bands_of_row:
                 if len(members[band]) < _MOST_IN_BAND:
                     members[band].append(row)
     return result
 
 
 def _most_similar(
-    row: int, others: np.ndarray, signatures: np.ndarray, sets: _Sets
+    row: int, others: np.ndarray, signatures: np.ndarray, pairs: _PairReader
 ) -> tuple[int, float]:
     """Return which of other rows a row is nearly the same as, -1 if none, and how similar."""
     if not len(others):
         return -1, 0.0
     estimates = (signatures[others] == signatures[row]).mean(1)
     order = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
-    for place in order[estimates[order] >= _LEAST_ESTIMATE].tolist():
-        similarity = sets.similarity(row, int(others[place]))
+    for other in others[order[estimates[order] >= _LEAST_ESTIMATE]].tolist():
+        similarity = _jaccard(pairs.read(row), pairs.read(other))
         if similarity >= SIMILARITY:
-            return int(others[place]), similarity
+            return other, similarity
     return -1, 0.0
+
+
+def _jaccard(sets: list[np.ndarray], others: list[np.ndarray]) -> float:
+    """Return the Jaccard index of two rows, the lowest of their texts."""
+    shared = [
+        len(np.intersect1d(one, other, assume_unique=True))
+        for one, other in zip(sets, others, strict=True)
+    ]
+    return min(
+        both / (len(one) + len(other) - both)
+        for both, one, other in zip(shared, sets, others, strict=True)
+    )
 
 
 def _shared_bands(signatures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -150,100 +145,95 @@ def _shared_bands(signatures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             mixed = (mixed ^ signatures[:, place]) * _ODD[0]
             mixed ^= mixed >> np.uint64(29)
         _, codes, counts = np.unique(mixed, return_inverse=True, return_counts=True)
-        several = np.flatnonzero(counts[codes] > 1)
-        rows.append(several)
-        numbers.append(codes[several] + next_number)
+        shared = np.flatnonzero(counts[codes] > 1)
+        rows.append(shared)
+        numbers.append(codes[shared] + next_number)
         next_number += len(counts)
-    every = np.concatenate(rows)
-    order = np.argsort(every, kind="stable")
-    begins = np.searchsorted(every[order], np.arange(len(signatures) + 1))
+    joined = np.concatenate(rows)
+    order = np.argsort(joined, kind="stable")
+    begins = np.searchsorted(joined[order], np.arange(len(signatures) + 1))
     return np.concatenate(numbers)[order], begins
 
 
-class _Sets:
-    """The word pairs of the rows that are compared.
+class _PairReader:
+    """Reads the word pairs of rows again when they are compared; the latest stay in memory.
 
     Args:
-        parts: All rows.
+        parts: All rows, numbered one part after the other.
         column: Of the texts.
-        wanted: The places of those that are compared, among the rows of all parts, sorted.
     """
 
-    def __init__(self, parts: Sequence[Part], column: str, wanted: np.ndarray) -> None:
-        self._sets: dict[int, list[np.ndarray]] = {}
-        begin = 0
-        for part in parts:
-            own = wanted[(wanted >= begin) & (wanted < begin + len(part.numbers))] - begin
-            for places, texts in _texts(part.rows, column, part.numbers[own]):
-                found = _word_pairs(texts)
-                for place, each in zip((own[places] + begin).tolist(), found, strict=True):
-                    self._sets[place] = each
-            begin += len(part.numbers)
+    def __init__(self, parts: Sequence[Part], column: str) -> None:
+        self._parts = [
+            (part.rows.select_columns([name]), part.numbers, name)
+            for part in parts
+            for name in [_text_column(part.rows, column)]
+        ]
+        self._begins = np.cumsum([0, *(len(part.numbers) for part in parts)])
+        self.read = lru_cache(_MOST_SETS)(self._read)
 
-    def similarity(self, one: int, other: int) -> float:
-        """Return the Jaccard index of two rows, the lowest of their texts."""
-        least = 1.0
-        for mine, theirs in zip(self._sets[one], self._sets[other], strict=True):
-            both = len(np.intersect1d(mine, theirs, assume_unique=True))
-            least = min(least, both / (len(mine) + len(theirs) - both))
-        return least
+    def _read(self, row: int) -> list[np.ndarray]:
+        place = int(np.searchsorted(self._begins, row, side="right")) - 1
+        rows, numbers, name = self._parts[place]
+        value = rows[int(numbers[row - self._begins[place]])][name]
+        return _word_pairs(value)
 
 
 def _signatures(part: Part, column: str) -> np.ndarray:
     """Return the signatures of rows, shape ``(rows, 128)``, uint32."""
     from datasketch import MinHash
 
-    known = _SIGNATURES.setdefault(part.rows, {})
-    if column not in known:
-        empty = np.zeros((len(part.rows), _PERMUTATIONS), np.uint32)
-        known[column] = empty, np.zeros(len(part.rows), bool)
-    signatures, are_known = known[column]
-    missing = part.numbers[~are_known[part.numbers]]
+    signatures = np.zeros((len(part.numbers), _PERMUTATIONS), np.uint32)
     blank, done = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
-    for places, texts in _texts(part.rows, column, missing):
-        activity.advance("looking for near duplicates", done, len(missing))
-        for number, sets in zip(missing[places].tolist(), _word_pairs(texts), strict=True):
+    for places, texts in _texts(part, column):
+        activity.advance("looking for near duplicates", done, len(part.numbers))
+        for place, value in zip(places.tolist(), texts.to_pylist(), strict=True):
+            sets = _word_pairs(value)
             sketch = blank.copy()
-            tagged = np.concatenate([each + _ODD[1] * np.uint64(n) for n, each in enumerate(sets)])
+            tagged = np.concatenate(
+                [pairs + _ODD[1] * np.uint64(n) for n, pairs in enumerate(sets)]
+            )
             sketch.update_batch((tagged >> np.uint64(32)).tolist())
-            signatures[number] = sketch.hashvalues
-        are_known[missing[places]] = True
+            signatures[place] = sketch.hashvalues
         done += len(places)
-    found: np.ndarray = signatures[part.numbers]
-    return found
+    return signatures
 
 
-def _texts(
-    rows: Dataset, column: str, numbers: np.ndarray
-) -> Iterator[tuple[np.ndarray, pa.Array]]:
-    """Yield the places in ``numbers`` of some rows, and their values."""
-    if column == "text" and digests.TEXTS in rows.column_names:
-        column = digests.TEXTS
-    order = np.argsort(numbers, kind="stable")
-    rows = rows.select_columns([column])
-    for some, values in arrow.pieces(rows, column, numbers[order]):
-        yield order[np.searchsorted(numbers, some, sorter=order)], values
+def _texts(part: Part, column: str) -> Iterator[tuple[np.ndarray, pa.Array]]:
+    """Yield the places in ``part.numbers`` of some rows, and their values."""
+    name = _text_column(part.rows, column)
+    order = np.argsort(part.numbers, kind="stable")
+    rows = part.rows.select_columns([name])
+    for numbers, values in arrow.pieces(rows, name, part.numbers[order]):
+        yield order[np.searchsorted(part.numbers, numbers, sorter=order)], values
 
 
-class _Hashes(dict[str, int]):
-    """The hash of each word."""
+def _text_column(rows: Dataset, column: str) -> str:
+    return digests.TEXTS if column == "text" and digests.TEXTS in rows.column_names else column
+
+
+class _WordHashes(dict[str, int]):
+    """The hash of each word that was met; far quicker than ``lru_cache``, and cleared when full."""
 
     def __missing__(self, word: str) -> int:
-        self[word] = hashed = xxhash.xxh3_64_intdigest(word.encode(errors="surrogatepass"))
-        return hashed
+        if len(self) >= _MOST_WORDS:
+            self.clear()
+        self[word] = xxhash.xxh3_64_intdigest(word.encode(errors="surrogatepass"))
+        return self[word]
 
 
-def _word_pairs(values: pa.Array) -> list[list[np.ndarray]]:
-    """Return hashes of the word pairs of each text of each row, sorted, each once."""
-    hashes = _Hashes()
-    rows = (value if isinstance(value, list) else [value] for value in values.to_pylist())
-    return [[_pairs_of(text, hashes) for text in texts] for texts in rows]
+_word_hashes = _WordHashes()
 
 
-def _pairs_of(text: str, hashes: _Hashes) -> np.ndarray:
-    """Return the hashes of the pairs of neighbouring words, of a single word its own."""
-    words = _WORD.findall(text.lower()) or [text.strip()]
-    single = np.array([hashes[word] for word in words], np.uint64)
-    if len(single) < _WORDS:
-        return single
-    return np.unique(single[:-1] * _ODD[0] + (single[1:] ^ (single[1:] >> np.uint64(31))))
+def _word_pairs(value: str | list[str]) -> list[np.ndarray]:
+    """Return hashes of the pairs of neighbouring words of each text of a row, sorted, each once.
+
+    A text of a single word has the hash of that word.
+    """
+    sets = []
+    for text in [value] if isinstance(value, str) else value:
+        words = _WORD.findall(text.lower()) or [text.strip()]
+        single = np.array([_word_hashes[word] for word in words], np.uint64)
+        pairs = single[:-1] * _ODD[0] + (single[1:] ^ (single[1:] >> np.uint64(31)))
+        sets.append(np.unique(pairs) if len(single) > 1 else single)
+    return sets

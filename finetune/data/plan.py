@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 
-from finetune.data.labels import Places
-from finetune.errors import UserError, counted, row_numbers
+from finetune.errors import UserError, counted
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
@@ -25,8 +23,8 @@ class Plan:
         seed: Decides which rows go where.
         train_samples: Rows to train on, or None for all.
         eval_samples: Maximum rows of validation and of test, or None for all.
-        keep_contradictions: Which training rows to keep of those with the same value but different
-            classes: ``none`` or the ``first``. Numeric labels do not contradict each other.
+        keep_contradictions: Which training rows to keep of those with the same text and different
+            labels: ``first``, or ``none``; labels that are numbers are all kept with ``none``.
         drop_duplicates: Which training rows to leave out because others are the same: ``exact``
             ones, white space aside, or also ``near`` ones, see :mod:`finetune.data.near`.
         drop_overlap: Which to leave out because held-out rows of the source are, likewise.
@@ -36,7 +34,6 @@ class Plan:
         group_column: Of which no value is in two splits.
         time_column: By which the newest rows are the test set.
         drop: Whether rows without a group or a time are left out instead of refused.
-        places: Returns the positions of rows of a split, by their ``id``.
     """
 
     seed: int = 42
@@ -50,7 +47,6 @@ class Plan:
     group_column: str | None = None
     time_column: str | None = None
     drop: bool = False
-    places: Places = row_numbers
 
     def size(self, name: str, rows: int, others: int = 0) -> int:
         """Return the rows of a split to be made of ``rows``, ``others`` of which are taken.
@@ -67,38 +63,33 @@ class Plan:
             return round(TEST_SHARE * rows)
         return min(round(VALIDATION_SHARE * (rows - others)), MOST_VALIDATION_ROWS)
 
+    def check_sizes(self, dataset: DatasetDict) -> None:
+        """Refuse sizes of splits that the source has, and of more rows than there are.
 
-def missing(dataset: Mapping[str, Dataset]) -> list[str]:
-    """Return the splits that a source lacks, in the order in which they are split off."""
-    return [name for name in HELD_OUT if name not in dataset]
-
-
-def refuse_sizes(dataset: DatasetDict, plan: Plan) -> None:
-    """Refuse sizes of splits that the source has, and of more rows than there are.
-
-    Raises:
-        UserError: one line for each mistake.
-    """
-    rows, mistakes, taken = len(dataset["train"]), list[str](), 0
-    for name in HELD_OUT:
-        size = plan.test_size if name == "test" else plan.validation_size
-        flag = f"--{name}_size {size:g}" if size is not None else ""
-        if name in dataset:
-            if size is not None:
+        Raises:
+            UserError: One line for each mistake.
+        """
+        rows, mistakes, taken = len(dataset["train"]), list[str](), 0
+        for name in HELD_OUT:
+            size = self.test_size if name == "test" else self.validation_size
+            flag = f"--{name}_size {size:g}" if size is not None else ""
+            if name in dataset:
+                if size is not None:
+                    mistakes.append(
+                        f"{flag}: the data has a {name} split of "
+                        f"{counted(len(dataset[name]), 'row')}, which is used; leave the flag out "
+                        "(--eval_samples evaluates on fewer rows)"
+                    )
+                continue
+            count = self.size(name, rows, taken)
+            taken += count
+            if size is not None and count < 2:
+                mistakes.append(f"{flag}: {counted(count, 'row')} of {rows:,}; expected 2 or more")
+            elif size is not None and taken >= rows:
+                beside = f" beside {taken - count:,} of the test set" if taken > count else ""
                 mistakes.append(
-                    f"{flag}: the data has a {name} split of {counted(len(dataset[name]), 'row')}, "
-                    "which is used; leave the flag out (--eval_samples evaluates on fewer rows)"
+                    f"{flag}: {counted(count, 'row')}{beside}, and the training data has {rows:,}; "
+                    "expected fewer, so that rows are left to train on"
                 )
-            continue
-        count = plan.size(name, rows, taken)
-        taken += count
-        if size is not None and count < 2:
-            mistakes.append(f"{flag}: {counted(count, 'row')} of {rows:,}; expected 2 or more")
-        elif size is not None and taken >= rows:
-            beside = f" beside {taken - count:,} of the test set" if taken > count else ""
-            mistakes.append(
-                f"{flag}: {counted(count, 'row')}{beside}, and the training data has {rows:,}; "
-                "expected fewer, so that rows are left to train on"
-            )
-    if mistakes:
-        raise UserError(*mistakes)
+        if mistakes:
+            raise UserError(*mistakes)

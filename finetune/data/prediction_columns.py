@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
 #: That of the probability of the true class, where there is no column for every class.
 LABEL_PROBABILITY = "label_probability"
@@ -31,8 +33,22 @@ def of_rank(column: str, place: int) -> str:
     return column if place == 1 else f"{column}_{place}"
 
 
-_OWN = {
-    *("text", "texts", "tokens", "length", DIGEST, THUMBNAIL),
+#: What the toolkit's columns are prefixed with where the data has a column of that name.
+PREFIX = "model_"
+#: In the attributes of ``predictions.parquet``: the columns that came with the data, and the names
+#: of the toolkit's columns that are prefixed.
+USER_COLUMNS, RENAMED = "user_columns", "renamed"
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return ``name``, prefixed until no column of the data has it, nor it with a prefix."""
+    while name in taken or f"{PREFIX}{name}" in taken:
+        name = f"{PREFIX}{name}"
+    return name
+
+
+_TOOLKIT = {
+    *("id", "text", "texts", "tokens", "length", DIGEST, THUMBNAIL),
     *(LABEL, "labels", LABEL_PROBABILITY),
     *(of_rank(PREDICTION, place) for place in range(1, MOST_PROBABLE + 1)),
     *(of_rank(PROBABILITY, place) for place in range(1, MOST_PROBABLE + 1)),
@@ -41,5 +57,10 @@ _BEGINNINGS = tuple(of_target(name, "") for name in (LABEL, PREDICTION, PROBABIL
 
 
 def is_own(name: str) -> bool:
-    """Return whether the toolkit writes a column of this name itself."""
-    return name in _OWN or name.startswith(_BEGINNINGS)
+    """Return whether raw rows cannot keep a column of this name: the toolkit has one itself."""
+    return name in {"text", "texts", LABEL}
+
+
+def is_predicted(name: str) -> bool:
+    """Return whether the toolkit writes a column of this name into ``predictions.parquet``."""
+    return name in _TOOLKIT or name.startswith(_BEGINNINGS)

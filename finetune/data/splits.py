@@ -1,248 +1,260 @@
 """Split off ``train``, ``validation`` and ``test``, so that selection never sees the test set.
 
 Exact duplicates (white space aside) are dropped, the splits are split off, then rows are sampled.
-Of many rows of which few are wanted, they are sampled first, and duplicates dropped among those.
+Of many rows of which few are asked for, they are sampled first, and duplicates dropped among those.
 The result depends only on a seed of its own, not on the training seed, so that runs with other
 seeds stay comparable.
 
-All of it works on numbers of rows; each split is selected once, at the end.
+All of it works on the row index; each split is selected once, at the end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from datasets import DatasetDict
+import pandas as pd
+from datasets import Dataset, DatasetDict
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from finetune.data import digests, near, targets
-from finetune.data.division import divided
-from finetune.data.keys import Keys, Numbers
-from finetune.data.plan import Plan, missing, refuse_sizes
-from finetune.data.repeats import Held, Values
-from finetune.data.stratification import stratified
-from finetune.errors import UserError, counted
+from finetune.data import arrow, stratification, targets
+from finetune.data.plan import HELD_OUT, Plan
+from finetune.data.row_index import build_index, drop_repeated
+from finetune.errors import Report, UserError, counted
 
 #: Of a source with more rows than these, only those are checked for duplicates that are sampled.
 CHECKED_WHOLE = 100_000
-#: How many more rows than are wanted are sampled before duplicates are dropped: a share, and rows.
+#: How many more rows than are asked for are sampled before duplicates are dropped: a share, rows.
 _MARGIN, _SPARE = 0.05, 10
-#: The splits that a leaked row of this split was also found in.
-_LEAKED_TO = {"validation": "the test set", "train": "the validation or test set"}
-_NAMES = {"train": "training", "validation": "validation", "test": "test"}
-_SPLITS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 
 
-def three_way(
-    dataset: DatasetDict, plan: Plan, *, column: str, note: Callable[[str], None]
+def make_splits(
+    dataset: DatasetDict, plan: Plan, *, column: str, report: Report
 ) -> tuple[DatasetDict, str]:
     """Return the three splits, each in the order of its source, and how they were split.
 
     Args:
         dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
-            ``column`` and ``label``. What is missing is split off, see
-            :func:`~finetune.data.division.divided`.
+            ``column`` and ``label``. What is missing is split off the training rows.
         plan: How.
-        column: Rows with the same value here are duplicates, also if texts differ in white space;
-            the first is kept, or the oldest where the plan has a column of times. Training rows
-            that also occur in the source's own test or validation set are dropped too, and so are
-            validation rows that occur in its test set. The test set is left as it is.
-        note: Called with sentences about the rows dropped.
+        column: Rows with the same value here are duplicates, see
+            :func:`~finetune.data.row_index.drop_repeated`. The test set is left as it is.
+        report: Gets facts about the rows that are dropped.
 
     Raises:
-        UserError: if no training rows are left, or if the rows cannot be split so.
+        UserError: If no training rows are left, or if the rows cannot be split so.
     """
-    refuse_sizes(dataset, plan)
-    keys = Keys.of(dataset, plan, note)
-    chosen, how = _Splitter(dataset, plan, column, keys).chosen(note)
-    return DatasetDict(
-        {
-            name: digests.select(dataset[name if name in dataset else "train"], numbers)
-            for name, numbers in chosen.items()
+    plan.check_sizes(dataset)
+    index = build_index(dataset, plan, report)
+    strata = {name: targets.strata(rows) for name, rows in dataset.items()}
+    if _samples_first(index, dataset, plan):
+        index, messages, how = _sample(index, dataset, plan, column, strata)
+    else:
+        index, messages = drop_repeated(index, dataset, column, plan)
+        if not targets.are_classes(dataset["train"]):
+            index = _join_texts(index)
+        index, how = _divide(index, dataset, plan, strata["train"])
+    for message in messages:
+        report.info(message, name="dropped_rows")
+    splits = DatasetDict()
+    for name in SPLITS:
+        cap = plan.train_samples if name == "train" else plan.eval_samples
+        rows = _draw(index[index["part"] == name], cap, strata, plan.seed)
+        splits[name] = select_rows(dataset[name if name in dataset else "train"], rows["row"])
+    return splits, how
+
+
+def select_rows(rows: Dataset, numbers: np.ndarray | pd.Series) -> Dataset:
+    """Return ``rows.select(numbers)``, or the same rows if that is all of them."""
+    numbers = np.asarray(numbers)
+    is_whole = len(numbers) == len(rows) and np.array_equal(numbers, np.arange(len(rows)))
+    return rows if is_whole else rows.select(numbers)
+
+
+def _missing(dataset: DatasetDict) -> list[str]:
+    """Return the splits that a source lacks, in the order in which they are split off."""
+    return [name for name in HELD_OUT if name not in dataset]
+
+
+def _draw(
+    rows: pd.DataFrame, size: int | None, strata: Mapping[str, np.ndarray], seed: int
+) -> pd.DataFrame:
+    """Return at most ``size`` rows of one split, drawn by class."""
+    if size is None or size >= len(rows):
+        return rows
+    labels = strata[rows["split"].iloc[0]][rows["row"]]
+    return rows.iloc[stratification.draw_rows(labels, size, seed + 2)]
+
+
+def _samples_first(index: pd.DataFrame, dataset: DatasetDict, plan: Plan) -> bool:
+    """Return whether so few of many rows are asked for that the others need not be checked.
+
+    Rows of one text and different numbers have to stay together, so all of these are checked.
+    """
+    rows, total = int((index["split"] == "train").sum()), plan.train_samples
+    if rows <= CHECKED_WHOLE or total is None or not targets.are_classes(dataset["train"]):
+        return False
+    taken = 0
+    for name in _missing(dataset):
+        size = plan.size(name, rows, taken)
+        taken += size
+        total += size if plan.eval_samples is None else min(plan.eval_samples, size)
+    return 2 * total <= rows
+
+
+def _sample(
+    index: pd.DataFrame,
+    dataset: DatasetDict,
+    plan: Plan,
+    column: str,
+    strata: Mapping[str, np.ndarray],
+) -> tuple[pd.DataFrame, list[str], str]:
+    """Return somewhat more rows than are asked for, checked, with what was dropped, and how."""
+    index, how = _divide(index, dataset, plan, strata["train"])
+    pools = {name: index[index["part"] == name] for name in SPLITS}
+    caps = {name: plan.train_samples if name == "train" else plan.eval_samples for name in SPLITS}
+    margin, is_enough = _MARGIN, False
+    while not is_enough:
+        sizes = {
+            name: None if cap is None else math.ceil((1 + margin) * cap) + _SPARE
+            for name, cap in caps.items()
         }
-    ), how
+        drawn = {name: _draw(pools[name], sizes[name], strata, plan.seed) for name in SPLITS}
+        sampled = pd.concat(drawn.values()).sort_index()
+        clean, messages = drop_repeated(sampled, dataset, column, plan)
+        counts = clean["part"].value_counts()
+        is_enough = all(
+            cap is None or counts.get(name, 0) >= cap or len(drawn[name]) == len(pools[name])
+            for name, cap in caps.items()
+        )
+        margin *= 4
+    looked_at, total = ((frame["split"] == "train").sum() for frame in (sampled, index))
+    message = (
+        f"duplicates were looked for among the rows sampled ({looked_at:,} of {total:,} training "
+        "rows)"
+    )
+    return clean, [message, *messages], how
 
 
-class _Splitter:
-    """Decides which rows go where.
+def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
+    """Return the index with groups and times that keep the rows of one text in one split."""
+    is_train = index["split"] == "train"
+    rows = index[is_train]
+    if not rows["digest"].duplicated().any():
+        return index
+    index = index.copy()
+    if "time" in index:
+        index.loc[is_train, "time"] = rows.groupby("digest")["time"].transform("min")
+        return index
+    texts = pd.factorize(rows["digest"])[0]
+    if "group" not in index:
+        index["group"] = -1
+        index.loc[is_train, "group"] = texts
+        return index
+    groups = pd.factorize(rows["group"])[0]
+    size = int(groups.max()) + 1 + int(texts.max()) + 1
+    links = coo_array((np.ones(len(rows)), (groups, groups.max() + 1 + texts)), (size, size))
+    index.loc[is_train, "group"] = connected_components(links, directed=False)[1][groups]
+    return index
+
+
+def _divide(
+    index: pd.DataFrame, dataset: DatasetDict, plan: Plan, strata: np.ndarray
+) -> tuple[pd.DataFrame, str]:
+    """Return the index with the split that each row goes to, as ``part``, and how, for people.
 
     Args:
-        dataset: See :func:`three_way`.
+        index: With the rows to be divided.
+        dataset: The source.
         plan: How.
-        column: Of the values.
-        keys: The rows that can be used, with their groups and times.
+        strata: What its training rows are stratified by, see :func:`~finetune.data.targets.strata`.
+
+    Raises:
+        UserError: If groups or times leave a split without rows.
     """
-
-    def __init__(self, dataset: DatasetDict, plan: Plan, column: str, keys: Keys) -> None:
-        self._dataset, self._plan, self._column, self._keys = dataset, plan, column, keys
-        self._strata = {name: targets.strata(rows) for name, rows in dataset.items()}
-        self._caps = {"train": plan.train_samples}
-        self._caps |= dict.fromkeys(("validation", "test"), plan.eval_samples)
-        #: The splits that are made of the rows of training, itself among them.
-        self._own = ["train", *missing(dataset)]
-
-    def chosen(self, note: Callable[[str], None]) -> tuple[Numbers, str]:
-        """Return the numbers of the rows of each split, and how they were split.
-
-        Raises:
-            UserError: if no training rows are left, or if they cannot be split so.
-        """
-        if not self._samples_first():
-            kept = self._cleaned(self._keys.numbers, note)
-            pools, how = self._divided(kept["train"])
-            kept |= pools
+    parts = index["split"].astype(object)
+    left = train = index[index["split"] == "train"]
+    missing, shares = _missing(dataset), list[str]()
+    for name in missing:
+        size = plan.size(name, len(train), len(train) - len(left))
+        seed = plan.seed + (name == "validation")
+        labels = strata[left["row"]]
+        if "group" in index:
+            _, groups = np.unique(left["group"], return_inverse=True)
+            is_taken = stratification.split_groups(labels, groups, size, seed)
+            if not is_taken.any():
+                raise UserError(
+                    _too_few_groups(plan, missing, name, train["group"].nunique(), groups.max() + 1)
+                )
+        elif "time" in index:
+            is_taken = _split_newest(left, size, len(train), name, dataset["train"], plan)
         else:
-            kept, how = self._sampled(note)
-        return {name: self._capped(name, kept[name]) for name in _SPLITS}, how
+            is_taken = stratification.split_rows(labels, size, seed)
+        taken = left[is_taken]
+        parts[taken.index] = name
+        since = ""
+        if "time" in index:
+            since = f" from {_shown_time(taken, dataset['train'], plan)} on"
+        shares.append(f"{name} {len(taken) / len(train):.1%}{since}")
+        left = left[~is_taken]
+    index = index.assign(part=parts)
+    if not missing:
+        return index, ""
+    how = f"of {len(train):,} training rows split off: {', '.join(shares)}"
+    if "time" in index:
+        return index, f"{how}, the newest by '{plan.time_column}'"
+    alike = "stratified" if strata.any() else "at random"
+    together = ""
+    if "group" in index:
+        unit = "text" if plan.group_column is None else f"'{plan.group_column}'"
+        together = f", no {unit} in two splits"
+    return index, f"{how}, {alike}{together} (seed {plan.seed})"
 
-    def _samples_first(self) -> bool:
-        """Return whether so few of many rows are wanted that the others need not be checked."""
-        rows, wanted = len(self._keys.numbers["train"]), self._caps["train"]
-        if rows <= CHECKED_WHOLE or wanted is None:
-            return False
-        taken = 0
-        for name in self._own[1:]:
-            size, cap = self._plan.size(name, rows, taken), self._caps[name]
-            taken += size
-            wanted += size if cap is None else min(cap, size)
-        return 2 * wanted <= rows
 
-    def _sampled(self, note: Callable[[str], None]) -> tuple[Numbers, str]:
-        """Return as :meth:`chosen` does rows of which only those sampled were checked."""
-        pools, how = self._divided(self._keys.numbers["train"])
-        pools = {**self._keys.numbers, **pools}
-        margin, are_enough = _MARGIN, False
-        while not are_enough:
-            notes: list[str] = []
-            drawn = {name: self._with_margin(name, pools[name], margin) for name in _SPLITS}
-            together = np.sort(np.concatenate([drawn[name] for name in self._own]))
-            kept = self._cleaned({**drawn, "train": together}, notes.append)
-            clean = kept["train"]
-            kept |= {name: np.intersect1d(drawn[name], clean) for name in self._own}
-            are_enough = all(
-                cap is None or len(kept[name]) >= cap or len(drawn[name]) == len(pools[name])
-                for name, cap in self._caps.items()
-            )
-            margin *= 4
-        note(
-            f"duplicates were looked for among the rows sampled ({len(together):,} of "
-            f"{len(self._keys.numbers['train']):,} training rows)"
+def _split_newest(
+    left: pd.DataFrame, size: int, total: int, name: str, rows: Dataset, plan: Plan
+) -> np.ndarray:
+    """Return which of the rows that are left are the newest, shape ``(rows,)``."""
+    flag = f"--time_column {plan.time_column}"
+    if size < 1:
+        raise UserError(
+            f"{flag}: {counted(len(left), 'row')} of {total} left, of which none is split off for "
+            f"{name}: give more rows, or --{name}_size 2 or more"
         )
-        for sentence in notes:
-            note(sentence)
-        return kept, how
+    is_taken = stratification.split_newest(left["time"].to_numpy(), size)
+    if not is_taken.any():
+        raise UserError(
+            f"{flag}: all {len(left):,} rows that are left have the same time "
+            f"({_shown_time(left, rows, plan)}), so that none can be split off for {name}: "
+            "expected several times"
+        )
+    return is_taken
 
-    def _divided(self, numbers: np.ndarray) -> tuple[Numbers, str]:
-        return divided(numbers, self._strata["train"], self._own, self._keys, self._plan)
 
-    def _drawn(self, name: str, numbers: np.ndarray, size: int) -> np.ndarray:
-        source = "train" if name in self._own else name
-        drawn = stratified(self._strata[source][numbers], size, self._plan.seed + 2)
-        return np.asarray(numbers[drawn])
+def _shown_time(part: pd.DataFrame, rows: Dataset, plan: Plan) -> str:
+    """Return the oldest time of some rows, as the source has it."""
+    row = int(part["row"].to_numpy()[part["time"].to_numpy().argmin()])
+    return str(arrow.column(rows, str(plan.time_column))[row].as_py())
 
-    def _with_margin(self, name: str, numbers: np.ndarray, margin: float) -> np.ndarray:
-        """Return somewhat more rows than are wanted of a split, all where there are no more."""
-        cap = self._caps[name]
-        size = len(numbers) if cap is None else math.ceil((1 + margin) * cap) + _SPARE
-        return numbers if size >= len(numbers) else self._drawn(name, numbers, size)
 
-    def _capped(self, name: str, numbers: np.ndarray) -> np.ndarray:
-        cap = self._caps[name]
-        is_open = cap is None or cap >= len(numbers)
-        return numbers if is_open or cap is None else self._drawn(name, numbers, cap)
-
-    def _cleaned(self, numbers: Numbers, note: Callable[[str], None]) -> Numbers:
-        """Return the rows of each source that can be used: no duplicates, no leaks.
-
-        Raises:
-            UserError: if no training rows are left.
-        """
-        held, dropped, kept = Held(), list[str](), dict[str, np.ndarray]()
-        for name in ("test", "validation", "train"):  # each is cleared of what is held out so far
-            if name not in self._dataset:
-                continue
-            rows = numbers[name]
-            plain = digests.digests(self._dataset[name], self._column, rows).plain[rows]
-            hashes, labels = digests.packed(plain), targets.row_keys(self._strata[name][rows])
-            values = Values(hashes, labels, held)
-            kept[name] = rows[self._kept(values, name, rows, dropped.append)]
-            kept[name] = self._unlike(kept, name, dropped.append)
-            held.add(hashes, labels)
-        for sentence in dropped:
-            note(sentence)
-        if not len(kept["train"]):
-            raise UserError(f"no training rows are left: {'; '.join(dropped)}")
-        return kept
-
-    def _kept(
-        self, values: Values, name: str, rows: np.ndarray, note: Callable[[str], None]
-    ) -> np.ndarray:
-        """Return whether to keep each row of a split, shape ``(rows,)``."""
-        leaked, contradictory = values.leaked, values.contradictory
-        if count := leaked.sum():
-            note(
-                f"dropped {counted(count, f'{_NAMES[name]} row')} also found in {_LEAKED_TO[name]}"
-                + (f" ({other:,} with a different label)" if (other := values.relabelled) else "")
-            )
-        several = counted(contradictory.sum(), f"{_NAMES[name]} row")
-        number = len(np.unique(values.codes[contradictory]))
-        same = f"same {self._column} but different labels"
-        same += f" ({counted(number, self._column.removesuffix('s'))})"
-        if name != "train":
-            if contradictory.any():
-                note(f"{several} with the {same}: no model can be right on all of them")
-            return ~leaked
-        times = self._keys.times
-        order = None if times is None else np.argsort(times[rows], kind="stable")
-        repeated = values.repeated(order) & ~leaked
-        keep_first = self._plan.keep_contradictions == "first"
-        if contradictory.any() and keep_first:
-            lost = counted((repeated & contradictory).sum(), "row")
-            note(f"{several} with the {same}: the first of each is kept, {lost} dropped")
-        elif contradictory.any():
-            note(
-                f"dropped {several} with the {same}; --keep_contradictions first keeps one of each"
-            )
-        if count := (repeated & ~contradictory).sum():
-            note(f"dropped {counted(count, 'exact duplicate')}")
-        return np.asarray(~leaked & ~(repeated if keep_first else repeated | contradictory))
-
-    def _unlike(self, kept: Numbers, name: str, note: Callable[[str], None]) -> np.ndarray:
-        """Return the rows of a split that are not nearly the same as others, where that counts.
-
-        Args:
-            kept: The rows of this split and of those that are held out before it.
-            name: Of the split.
-            note: Called with sentences about the rows dropped.
-        """
-        before = [each for each in kept if each != name]
-        held = before if self._plan.drop_overlap == "near" else []
-        within = self._plan.drop_duplicates == "near" and name == "train"
-        if not (held or within):
-            return kept[name]
-        own, times = kept[name], self._keys.times
-        if times is not None and name == "train":
-            own = own[np.argsort(times[own], kind="stable")]
-        parts = [near.Part(self._dataset[each], kept[each]) for each in held]
-        found = near.resembling(
-            parts, near.Part(self._dataset[name], own), self._column, within=within
-        ).row
-        labels = [targets.row_keys(self._strata[each][kept[each]]) for each in held]
-        mine = targets.row_keys(self._strata[name][own])
-        differs = np.concatenate([*labels, mine])[found] != mine
-        outside = sum(map(len, labels))
-        leaked, repeated = (found >= 0) & (found < outside), found >= outside
-        if count := leaked.sum():
-            other = (
-                f" ({lost:,} with a different label)" if (lost := (differs & leaked).sum()) else ""
-            )
-            note(
-                f"dropped {counted(count, f'{_NAMES[name]} row')} nearly the same as rows of "
-                f"{_LEAKED_TO[name]}{other}"
-            )
-        if count := repeated.sum():
-            lost = (differs & repeated).sum()
-            other = f" ({lost:,} with a different label than the row that is kept)" if lost else ""
-            note(f"dropped {counted(count, 'near-duplicate')}{other}")
-        return np.sort(own[found < 0])
+def _too_few_groups(plan: Plan, missing: Sequence[str], name: str, total: int, left: int) -> str:
+    """Return why no group can be split off for ``name``, of ``total`` groups and those left."""
+    splits = ("train", *missing)
+    if total < len(splits):
+        why = (
+            f"the data has {counted(total, 'group')} for {len(splits)} splits ({', '.join(splits)})"
+        )
+    elif left > 1:
+        why = f"of {counted(left, 'group')} each has all rows of some class"
+    else:
+        others = " and ".join(missing[: missing.index(name)])
+        why = f"{counted(total - left, 'group')} went to {others}"
+    if plan.group_column is None:
+        return f"no rows are left for {name}: rows of one text stay together, and {why}"
+    return (
+        f"--group_column {plan.group_column}: no rows are left for {name}: {why}; choose another "
+        "column, or give the splits as files"
+    )

@@ -126,7 +126,7 @@ def assess_again(run: Run) -> None:
     Raises:
         UserError: if there are no predictions.
     """
-    manifest, table = run.manifest, run.predictions
+    manifest, table = run.manifest, run.predicted_rows
     task = run.kind
     rows = run.scored(table)
     assessment = Assessment(

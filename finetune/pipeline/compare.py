@@ -118,7 +118,7 @@ def _compared(runs: Sequence[Run]) -> Comparison:
     headline = runs[0].headline
     if not headline:
         raise UserError(f"{runs[0].path} has no numeric metric: nothing to compare")
-    tables = [run.predictions for run in runs]
+    tables = [run.predicted_rows for run in runs]
     task = runs[0].kind
     each = [runs[0].scored(tables[0])]
     for run, table in zip(runs[1:], tables[1:], strict=True):

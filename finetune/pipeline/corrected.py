@@ -75,7 +75,7 @@ def _compared(run: Run, earlier: Run, what: str) -> dict[str, Any]:
     task = run.kind
     if why := task.unlike(earlier.kind):
         raise UserError(f"the runs have {why}")
-    tables = [each.predictions for each in (earlier, run)]
+    tables = [each.predicted_rows for each in (earlier, run)]
     before, after = earlier.scored(tables[0], task), run.scored(tables[1])
     keys = [name for name in ("id", "text", "digest") if all(name in table for table in tables)]
     first = {row: number for number, row in enumerate(_keys(tables[0], keys))}

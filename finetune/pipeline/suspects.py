@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune.checking.finding import MOST_SUSPECTS
-from finetune.data import corrections
-from finetune.data.correction_files import FILE, digest_of
-from finetune.data.prediction_columns import DIGEST
+from finetune.data import correction_files, corrections
+from finetune.data.correction_files import FILE
+from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted
 from finetune.errors import Finding, UserError
 from finetune.pipeline import corrected
 from finetune.reporting import sections
@@ -33,8 +33,8 @@ def of_run(run: Run) -> Path | None:
         The file in its directory, which stays as it is if a person has written into it; None
         where no row is suspected, or the task has no classes.
     """
-    table, path = run.predictions, run.path / FILE
-    if path.exists() and corrections.edited(path):
+    table, path = run.predicted_rows, run.path / FILE
+    if path.exists() and correction_files.has_new_labels(path):
         return path  # a person's work
     path.unlink(missing_ok=True)
     if not run.kind.has_one_class or not {"text", DIGEST} & {*table.columns}:
@@ -49,6 +49,9 @@ def of_run(run: Run) -> Path | None:
     if not why:
         return None
     split = run.manifest.data.tested_in
+    data = run.predictions
+    unknown = [name for name in map(str, data) if not (is_predicted(name) or name == "file")]
+    user_columns = data.attrs.get(USER_COLUMNS, unknown)
     written = []
     for number, reason in why.items():
         row = table.iloc[number]
@@ -56,17 +59,17 @@ def of_run(run: Run) -> Path | None:
         written.append(
             {
                 "split": split,
-                "id": row["id"],
                 "text": row.get("file") if text is None else text,
                 "label": rows.names[rows.labels[number]],
                 "suggested": rows.names[rows.classes[number]],
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
-                "digest": f"x{row[DIGEST]}" if text is None else digest_of(text),
+                "digest": f"x{row[DIGEST]}" if text is None else correction_files.text_digest(text),
                 "run": corrected.named(run),
+                "user": data.iloc[number],
             }
         )
-    return corrections.write(path, written)
+    return correction_files.write_suspects(path, written, user_columns)
 
 
 def refuse_loss(path: Path) -> None:
@@ -79,7 +82,7 @@ def refuse_loss(path: Path) -> None:
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         is_ours = "new_label" in file.readline()
-    if not is_ours or corrections.edited(path):
+    if not is_ours or correction_files.has_new_labels(path):
         what = "has new labels, which would be lost" if is_ours else "is no list of suspects"
         raise UserError(f"--suspects {path}: the file that is there {what}: name another")
 
@@ -103,27 +106,29 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
             why.setdefault(key, []).append(f"{each.name}: {suspect.reason}")
             if suspect.suggested is not None:
                 about[key] = {"suggested": suspect.suggested, "probability": suspect.score}
-    written = []
+    written, user_columns = [], list[str]()
     for split in dict.fromkeys(split for split, _ in why):
         rows = recipe.source[split]
         ids = [row for name, row in why if name == split]
         numbers = np.array(ids)
-        prints = corrections.digests_of(rows, recipe.input_column, numbers)[numbers]
-        shown = [name for name in ("text", "file", "label") if name in rows.column_names]
+        prints = correction_files.row_digests(rows, recipe.input_column, numbers)
+        own_columns = correction_files.user_columns(rows)
+        user_columns += [name for name in own_columns if name not in user_columns]
+        shown = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
         contents = rows.select_columns(shown).select(numbers)
         where = recipe.list_places(split, ids)
         for row, content, digest, place in zip(ids, contents, prints, where, strict=True):
             written.append(
                 {
                     "split": split,
-                    "id": row,
                     "place": place,
                     "text": content.get("text", content.get("file")),
-                    "label": corrections.shown(rows, content["label"]),
+                    "label": corrections.label_text(rows, content["label"]),
                     "why": "; ".join(dict.fromkeys(why[split, row])),
                     "digest": digest,
+                    "user": content,
                     **about.get((split, row), {}),
                 }
             )
-    corrections.write(path, written)
+    correction_files.write_suspects(path, written, user_columns)
     return len(written)

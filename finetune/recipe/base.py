@@ -192,7 +192,7 @@ class Recipe(Splitting):
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
         from finetune.checking import first
-        from finetune.data import group_names, labels, numbers, requirements
+        from finetune.data import labels, numbers, requirements
 
         source, report = self.source, self.report
         can_rename, split_by = hasattr(self, "label_map"), self.split_columns()
@@ -202,8 +202,6 @@ class Recipe(Splitting):
         requirements.require_splits(
             dataset, source, self.label_name, report, can_rename=can_rename, split_by=split_by
         )
-        for remark in group_names.remarks(source, self.group_column):
-            report.warning(remark)
         targets = self.target_names or [self.label_name]
         for split, rows in dataset.items():
             numbers.check_targets(rows, split, targets, report)

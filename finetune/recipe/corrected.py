@@ -35,9 +35,10 @@ class Corrected(Declared):
 
     def files_of_corrections(self) -> dict[str, list[str]]:
         """Return the names of the files, by the option that names them."""
+        from finetune.data import comma_list
+
         return {
-            name: [each.strip() for each in (getattr(self, name) or "").split(",") if each.strip()]
-            for name in ("relabel", "exclude")
+            name: comma_list.split_values(getattr(self, name) or "") for name in ("relabel", "exclude")
         }
 
     def corrected(self, splits: DatasetDict, source: DatasetDict, column: str) -> DatasetDict:
@@ -48,6 +49,6 @@ class Corrected(Declared):
         from finetune.data import corrections
 
         splits, self.corrections = corrections.apply(
-            splits, source, column, note=self.note, **names
+            splits, source, column, report=self.report, **names
         )
         return splits

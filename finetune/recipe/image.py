@@ -113,7 +113,7 @@ class ImageClassification(Sourced):
         """
         from datasets import DatasetDict
 
-        from finetune.data import columns, digests, image_columns
+        from finetune.data import columns, image_columns
         from finetune.data.label_columns import LabelOptions, parse_label_map
         from finetune.tasks import decision
 
@@ -131,7 +131,7 @@ class ImageClassification(Sourced):
                 for name, rows in dataset.items()
             }
         )
-        dataset, hashes = image_columns.inspected(
+        dataset, _ = image_columns.inspected(
             dataset, drop=self.drop_invalid, note=self.note, places=self.places
         )
         options = LabelOptions(
@@ -145,10 +145,7 @@ class ImageClassification(Sourced):
         decision.warn_of_sets(labels["train"][0], options, self.report)
         encoded = decision.encode_labels(labels, options, self.report)
         self._unmapped = encoded.unmapped
-        dataset = encoded.added_to(dataset.remove_columns([label]))
-        for name, rows in dataset.items():
-            digests.remember(rows, "image", hashes[name][rows[ROW][:]])
-        return dataset
+        return encoded.added_to(dataset.remove_columns([label]))
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data import labels

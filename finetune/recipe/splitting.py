@@ -71,7 +71,6 @@ class Splitting(Corrected):
             group_column=self.group_column,
             time_column=self.time_column,
             drop=bool(getattr(self, "drop_invalid", False)),
-            places=self.places,
         )
 
     def columns_read(self) -> list[str]:
@@ -87,8 +86,8 @@ class Splitting(Corrected):
         """Return ``train``, ``validation`` and ``test``, without duplicates, then sampled."""
         from finetune.data import splits
 
-        parts, self.split_how = splits.three_way(
-            dataset, self.plan(), column=self.input_column, note=self.note
+        parts, self.split_how = splits.make_splits(
+            dataset, self.plan(), column=self.input_column, report=self.report
         )
         return parts
 

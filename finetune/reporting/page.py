@@ -40,7 +40,7 @@ def write(run: Run) -> Path:
 
 
 def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
-    manifest, metrics, table, task = run.manifest, run.metrics, run.predictions, run.kind
+    manifest, metrics, table, task = run.manifest, run.metrics, run.predicted_rows, run.kind
     statistics, headline = run.statistics, run.headline
     rows, every = run.scored(table), classes.scores(run)
     about = Shown(run, manifest, statistics, table, rows, every)

@@ -11,7 +11,7 @@ import pandas as pd
 from datasets import Dataset, Image, Value
 
 from finetune.data import ROW, digests, images
-from finetune.data.prediction_columns import DIGEST, THUMBNAIL
+from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
 from finetune.runs.run import LOGITS, PREDICTIONS
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
@@ -33,6 +33,9 @@ def write(
     what else the task has; then what other columns the data has, and small copies of the images
     that the report shows. Of many classes ``logits.npy`` beside it has the outputs.
 
+    The columns of the data keep their names; one of the toolkit's that would have the same gets the
+    prefix ``model_``, which :attr:`Run.predicted_rows` takes off again.
+
     Args:
         directory: Of the run.
         task: Of the labels.
@@ -52,7 +55,12 @@ def write(
         found = kept
         with replacing(directory / LOGITS) as new, new.open("wb") as file:
             np.lib.format.write_array(file, kept, allow_pickle=False)
-    columns: dict[str, object] = {"id": rows["id" if "id" in rows.column_names else ROW][:]}
+    user_columns = [
+        name
+        for name in rows.column_names
+        if name not in (ROW, "text", "label") and isinstance(rows.features[name], Value)
+    ]
+    columns: dict[str, object] = {}
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
     else:
@@ -61,16 +69,19 @@ def write(
         columns["tokens"] = tokens
     targets = task.targets(rows["label"][:])
     columns |= task.columns(targets, found)
-    for name in rows.column_names:
-        if name not in (*columns, ROW) and isinstance(rows.features[name], Value):
-            columns[name] = rows[name][:]
     if isinstance(rows.features.get("image"), Image):
         wrong: np.ndarray = np.array([], dtype=np.int64)
         if task.has_one_class:
             wrong = mistakes.most_confident(task.scored(targets, found))
         columns[THUMBNAIL] = _thumbnails(rows, wrong[:_MOST_THUMBNAILS])
     with replacing(directory / PREDICTIONS) as new:
-        pd.DataFrame(columns).to_parquet(new, index=False)
+        renamed = {name: free_name(name, user_columns) for name in columns}
+        row_ids = rows["id" if "id" in user_columns else ROW][:]
+        table = {"id": row_ids, **{renamed[name]: values for name, values in columns.items()}}
+        frame = pd.DataFrame(table | {name: rows[name][:] for name in user_columns})
+        frame.attrs[USER_COLUMNS] = user_columns
+        frame.attrs[RENAMED] = {name: new for name, new in renamed.items() if name != new}
+        frame.to_parquet(new, index=False)
     return found
 
 

@@ -226,11 +226,24 @@ class Run:
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from error
 
+    @property
+    def predicted_rows(self) -> pd.DataFrame:
+        """:attr:`predictions` with the toolkit's columns under their usual names.
+
+        A column of the data with such a name is called ``NAME (data)`` here.
+        """
+        from finetune.data.prediction_columns import RENAMED
+
+        table = self.predictions
+        renamed = table.attrs.get(RENAMED, {})
+        of_data = {name: f"{name} (data)" for name in renamed}
+        return table.rename(columns=of_data | {new: name for name, new in renamed.items()})
+
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
         """Return the test rows as the statistics of a task take them.
 
         Args:
-            table: Of :attr:`predictions`.
+            table: Of :attr:`predicted_rows`.
             task: Of the labels in another order; :attr:`kind` if None.
 
         Raises:

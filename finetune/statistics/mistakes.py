@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from finetune.data.prediction_columns import is_own
+from finetune.data.prediction_columns import is_predicted
 from finetune.statistics import intervals
 from finetune.statistics.intervals import Interval
 from finetune.statistics.scored import ScoredRows
@@ -89,7 +89,7 @@ def worst_slices(predicted: ScoredRows, table: pd.DataFrame, most: int) -> list[
     if "tokens" in table:
         groups |= _by_length(table["tokens"].to_numpy())
     for column in table.columns:
-        if is_own(column):
+        if is_predicted(column):
             continue
         values = table[column]
         kinds = values.dropna().unique()

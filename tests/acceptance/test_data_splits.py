@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,6 @@ def test_duplicates_of_a_regression_are_rows_of_the_same_number(tmp_path: Path) 
 
 
 @pytest.mark.contract("C6")
-@pytest.mark.xfail(strict=True, reason="only the first row of a text is kept")
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_of_one_text_do_not_contradict_and_stay_in_one_split(
     seed: int, tmp_path: Path
@@ -114,6 +114,25 @@ def test_numbers_of_one_text_do_not_contradict_and_stay_in_one_split(
     texts = [set(recipe.splits[name]["text"]) for name in SPLITS]
     assert sum(map(len, texts)) == 40
     assert min(map(len, texts)) > 0
+    assert note_of(recipe, "duplicate") == note_of(recipe, "10")
+    assert "--keep_contradictions first" in note_of(recipe, "130", "40")
+    recipe = text_recipe(path, task="regression", split_seed=seed, keep_contradictions="first")
+    assert numbers(recipe) == list(range(40))
+
+
+@pytest.mark.contract("C6", "C7")
+@pytest.mark.parametrize("flag", ["group_column", "time_column"])
+def test_numbers_of_one_text_stay_together_by_group_and_time(flag: str, tmp_path: Path) -> None:
+    """A text that two groups have joins them; rows of one text are as old as the oldest."""
+    table = [(f"text {n % 60} of it", n / 7, n // 2) for n in range(120)]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "by", "number"))
+    recipe = text_recipe(path, task="regression", **{flag: "by"})
+    assert numbers(recipe) == list(range(120))
+    texts = [set(recipe.splits[name]["text"]) for name in SPLITS]
+    assert sum(map(len, texts)) == 60
+    assert min(map(len, texts)) > 0
+    if flag == "group_column":
+        assert sum(len(set(recipe.splits[name]["by"])) for name in SPLITS) == 60
 
 
 @pytest.mark.contract("C6")
@@ -693,6 +712,78 @@ def test_a_file_of_corrections_that_does_not_fit_is_refused_with_its_line(
     message = refusal(text_recipe(path, relabel=str(edited)))
     for fragment in ["--relabel", "edited.csv", *fragments]:
         assert fragment in message
+
+
+def corrections_of(path: Path, lines: Sequence[Sequence[str]]) -> str:
+    """Write a file of corrections as an earlier release did, with `id`; return its option."""
+    head = ("split", "id", "text", "label", "new_label", "digest")
+    table = [
+        (split, "7", text, label, new, f"x{blake2b(text.encode(), digest_size=8).hexdigest()}")
+        for split, text, label, new in lines
+    ]
+    return f'"{data.write_csv(path, head, table)}"'
+
+
+@pytest.mark.contract("C8")
+def test_a_correction_is_of_the_rows_with_its_content_and_label(tmp_path: Path) -> None:
+    """Rows that contradict each other are told apart; those that do not are corrected together."""
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.csv", rows(40))
+    test = [("twice", "bad"), ("twice", "good"), ("twice", "good"), ("once", "bad")]
+    write(tmp_path / "data" / "test.csv", test)
+    for label, new, expected in (
+        ("bad", "good", ["good", "good", "good", "bad"]),
+        ("good", "bad", ["bad", "bad", "bad", "bad"]),
+        ("good", "drop", ["bad", "bad"]),
+    ):
+        name = tmp_path / f"edited, {label} to {new}.csv"
+        option = corrections_of(name, [("test", "twice", label, new)])
+        splits = split_rows(text_recipe(tmp_path / "data", relabel=option))
+        assert [row[1] for row in splits["test"]] == expected
+
+
+@pytest.mark.contract("C8")
+@pytest.mark.parametrize(
+    ("lines", "fragments"),
+    [
+        ([("test", "twice", "", "good")], ["line 2", "'label'"]),
+        ([("test", "once", "bad", "good"), ("test", "once", "bad", "drop")], ["lines 2, 3"]),
+        ([("test", "twice", "good", "bad"), ("test", "twice", "good", "")], ["lines 2, 3"]),
+        ([("train", "once", "bad", "good"), ("test", "once", "bad", "x")], ["line 2", "line 3"]),
+    ],
+    ids=["several labels", "two labels", "one of two", "two mistakes"],
+)
+def test_an_ambiguous_correction_is_refused(
+    lines: Sequence[Sequence[str]], fragments: list[str], tmp_path: Path
+) -> None:
+    """With its lines, all mistakes at once."""
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.csv", rows(40))
+    test = [("twice", "bad"), ("twice", "good"), ("twice", "good"), ("once", "bad")]
+    write(tmp_path / "data" / "test.csv", test)
+    option = corrections_of(tmp_path / "edited.csv", lines)
+    message = refusal(text_recipe(tmp_path / "data", relabel=option))
+    for fragment in ["--relabel", "edited.csv", *fragments]:
+        assert fragment in message
+
+
+@pytest.mark.contract("C8", "E8")
+def test_suspects_have_the_columns_of_the_user(
+    cli: Callable[..., Any], tmp_path: Path, bert: Path
+) -> None:
+    """Under their names, also those that the toolkit writes itself; the file still corrects."""
+    table = [(*row, f"part {n % 3}", n, f"why {n}") for n, row in enumerate(doubtful())]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "split", "id", "why"))
+    frame = suspects_of(path, cli, bert)
+    assert list(frame["id"]) == [str(number) for number in DOUBTFUL]
+    assert list(frame["why"]) == [f"why {number}" for number in DOUBTFUL]
+    assert list(frame["split"]) == [f"part {number % 3}" for number in DOUBTFUL]
+    frame["new_label"] = ["drop", "", "", ""]
+    frame.to_csv(tmp_path / "edited.csv", index=False)
+    lost = {row[:2] for row in table} - set(
+        all_rows(text_recipe(path, relabel=str(tmp_path / "edited.csv")))
+    )
+    assert lost == {table[4][:2]}
 
 
 @pytest.mark.contract("C8")

@@ -902,23 +902,14 @@ def numbered_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetu
     """Trained on rows with columns of the user: `id` counts down; `author` and others."""
     folder = tmp_path_factory.mktemp("numbered")
     rows = [
-        (239 - n, text, label, f"author {n % 5}", f"t{n}", f"p{n}")
+        (239 - n, text, label, f"author {n % 5}", f"t{n}", f"p{n}", *"xyz")
         for n, (text, label) in enumerate(data.labelled_sentences(240))
     ]
-    header = ["id", "text", "label", "author", "tokens", "prediction"]
+    header = ["id", "text", "label", "author", "tokens", "prediction", "labels", "length", "file"]
     data.write_csv(folder / "own_id.csv", header, rows)
     options = TRAINING | dict(dataset=str(folder / "own_id.csv"), model=str(bert), baseline=False)
     options |= dict(text_column="text", label_column="label", num_train_epochs=1)
     return finetune.train("text", output_dir=str(folder / "run"), **options)
-
-
-def fails(*values: str, reason: str) -> Any:
-    """Return a case that is known to fail."""
-    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
-DROPPED = "case own_id.csv: the user's column is dropped, and ours has its name"
-ABSENT = "case own_id.csv: suspects.csv has none of the user's columns"
 
 
 @pytest.mark.contract("E8")
@@ -927,11 +918,14 @@ ABSENT = "case own_id.csv: suspects.csv has none of the user's columns"
     [
         ("predictions.parquet", "author"),
         ("predictions.parquet", "id"),
-        fails("predictions.parquet", "tokens", reason=DROPPED),
-        fails("predictions.parquet", "prediction", reason=DROPPED),
+        ("predictions.parquet", "tokens"),
+        ("predictions.parquet", "prediction"),
+        ("predictions.parquet", "labels"),
+        ("predictions.parquet", "length"),
+        ("predictions.parquet", "file"),
         ("suspects.csv", "id"),
-        fails("suspects.csv", "author", reason=ABSENT),
-        fails("suspects.csv", "prediction", reason=ABSENT),
+        ("suspects.csv", "author"),
+        ("suspects.csv", "prediction"),
     ],
 )
 def test_columns_of_the_user_are_in_the_files_of_a_run(
@@ -944,3 +938,20 @@ def test_columns_of_the_user_are_in_the_files_of_a_run(
     assert len(table) > 5
     assert column in table
     assert table[column].astype(str).tolist() == source.loc[table["text"], column].tolist()
+
+
+@pytest.mark.contract("E8", "E2")
+def test_columns_of_the_toolkit_are_prefixed_where_the_data_has_their_names(
+    numbered_run: finetune.Run,
+) -> None:
+    """And the verbs that read the table still use them."""
+    table = pd.read_parquet(numbered_run.path / "predictions.parquet")
+    assert {*table["model_prediction"]} <= {*table["label"]}
+    accuracy = (table["model_prediction"] == table["label"]).mean()
+    assert numbered_run.metrics.test["accuracy"] == pytest.approx(accuracy)
+    assert numbered_run.statistics.metrics["accuracy"]["value"] == pytest.approx(accuracy)
+    assert finetune.evaluate(numbered_run).metrics["accuracy"] == pytest.approx(accuracy)
+    assert table["model_tokens"].gt(0).all()
+    listed = pd.read_csv(numbered_run.path / "suspects.csv", dtype=str).set_index("text")
+    predicted = table.set_index("text")["model_prediction"]
+    assert listed["suggested"].tolist() == predicted[listed.index].tolist()
