@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import finetune
-from finetune.checking.finding import Finding
+from finetune.errors import Finding
 from finetune.training import memory
 from tests.test_check_deep import drawn, written
 

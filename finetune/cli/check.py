@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.checking.finding import STATUS
+from finetune.checking.findings import STATUS
 from finetune.cli import console, imports
 from finetune.config.settings import from_command_line, peek
 from finetune.errors import Mistakes, UserError, counted

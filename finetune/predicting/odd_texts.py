@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.checking.texts import LONG, far_longer
+from finetune.checking.texts import LONG, find_far_longer
 from finetune.errors import counted
 
 
@@ -22,7 +22,7 @@ def count(values: Sequence[Any]) -> tuple[int, int]:
     """
     rows = [value if isinstance(value, tuple) else (value,) for value in values]
     texts = [[each for each in row if isinstance(each, str)] for row in rows]
-    is_long, _ = far_longer(np.array([sum(map(len, row)) for row in texts], dtype=np.int64))
+    is_long, _ = find_far_longer(np.array([sum(map(len, row)) for row in texts], dtype=np.int64))
     return sum(any("\0" in each for each in row) for row in texts), int(is_long.sum())
 
 

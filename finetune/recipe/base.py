@@ -191,7 +191,7 @@ class Recipe(Splitting):
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
-        from finetune.checking import first
+        from finetune.checking import tiers
         from finetune.data import findings, group_names, labels, numbers
 
         source = self.source
@@ -219,7 +219,7 @@ class Recipe(Splitting):
             *numbers.remarks(dataset["train"], targets),
         ):
             self.report.warning(remark)
-        self.report.add(*first.findings(source, dataset, self.columns_read(), targets, by))
+        self.report.add(*tiers.check_rows(source, dataset, self.columns_read(), targets, by))
         return dataset
 
     def over(self, rows: Dataset) -> Self:
