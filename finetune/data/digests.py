@@ -208,7 +208,7 @@ def _hashed(value: Any) -> tuple[bytes, bytes]:
     if isinstance(value, list) and value and isinstance(value[0], str):
         return _hash(_bytes(value)), _hash(_bytes([_plain(part) for part in value]))
     if isinstance(value, dict):
-        content = images.content(value)
+        content = images.read_bytes(value)
     elif isinstance(value, str):
         return _hash(value.encode()), _hash(_plain(value).encode())
     else:

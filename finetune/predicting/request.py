@@ -14,7 +14,7 @@ from finetune.data import bounds, files, headers
 from finetune.data.delimited import separator_hint
 from finetune.data.files import Chunk, Mine
 from finetune.data.findings import names_in
-from finetune.data.images import decoded
+from finetune.data.images import decode
 from finetune.data.layout import ReadOptions
 from finetune.errors import Mistakes, UserError, counted, suggestion
 from finetune.predicting import engine, odd_texts, shares
@@ -224,7 +224,7 @@ class Request:
                     _refuse_no_picture(self._image(value))
                 elif isinstance(value, (str, Path, Mapping)):
                     image = value if isinstance(value, Mapping) else {"path": self._image(value)}
-                    decoded(image, "an image")
+                    decode(image, "an image")
         more = len(found.found) - _MOST_NAMED
         told = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
         return [*found.found[:_MOST_NAMED], *told]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import BaseImageProcessor
 
-    from finetune.data.augmentation import Augmentation
+    from finetune.data.image_batches import Augmentation
 
 #: Options that a folder of images has no use for.
 _OF_TABLES = (
@@ -88,7 +88,7 @@ class ImageClassification(Sourced):
             for name in _OF_TABLES:
                 if (given := getattr(self, name)) not in ("", "auto", None):
                     raise UserError(f"--{name} {given}: {self.dataset} is a folder of images")
-            return image_files.read_folders(self.dataset, self.note)
+            return image_files.read_folders(self.dataset, self.report)
         return super().read()
 
     def places(self, split: str, rows: Sequence[int]) -> str:
@@ -111,12 +111,18 @@ class ImageClassification(Sourced):
         Missing labels and images that cannot be decoded are refused. Other columns stay, for the
         slices of the report.
         """
+        import numpy as np
         from datasets import DatasetDict
 
-        from finetune.data import digests, findings, image_columns, labels
+        from finetune.data import columns, digests, findings, images, labels
         from finetune.tasks import doubtful, reading
 
-        image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
+        image = images.find_image_column(dataset, self.image_column, self.label_column, self.report)
+        label = self.label_column
+        if not label:
+            train = dataset["train"]
+            has_label = "label" in train.column_names and image != "label"
+            label = "label" if has_label else columns.chosen(train, image, "", one_class=True)[1]
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
@@ -124,16 +130,12 @@ class ImageClassification(Sourced):
             dataset, [image, label], self.split_columns(), note=self.note
         )
         dataset = DatasetDict(
-            {
-                name: image_columns.with_images(rows, image, self.dataset)
-                for name, rows in dataset.items()
-            }
+            {name: images.with_images(rows, image, self.dataset) for name, rows in dataset.items()}
         )
         if label != "label":
             dataset = dataset.rename_column(label, "label")
-        dataset, hashes = image_columns.inspected(
-            dataset, drop=self.drop_invalid, note=self.note, places=self.places
-        )
+        dataset, hashes = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
+        numbers = {name: rows[ROW][:] for name, rows in dataset.items()}
         dataset = findings.only_valid(
             dataset, drop=self.drop_invalid, note=self.note, places=self.places, texts=()
         )
@@ -147,7 +149,9 @@ class ImageClassification(Sourced):
         doubtful.refuse_several(dataset["train"], how, "images have one label")
         dataset, self._unmapped = reading.encoded(dataset, how, self.note)
         for name, rows in dataset.items():
-            digests.remember(rows, "image", hashes[name][rows[ROW][:]])
+            digests.remember(
+                rows, "image", hashes[name][np.searchsorted(numbers[name], rows[ROW][:])]
+            )
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
@@ -189,7 +193,7 @@ class ImageClassification(Sourced):
     @functools.cached_property
     def augmentation(self) -> Augmentation:
         """The random crops and flips of training."""
-        from finetune.data.augmentation import Augmentation
+        from finetune.data.image_batches import Augmentation
 
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
@@ -224,6 +228,6 @@ class ImageClassification(Sourced):
         return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        from finetune.data.augmentation import Epochs
+        from finetune.data.image_batches import Epochs
 
         return {**super().parts(model), "callbacks": [Epochs(self.augmentation)]}
