@@ -379,7 +379,7 @@ def test_images_are_upright_rgb_on_white(vit: Path, tmp_path: Path) -> None:
 @pytest.mark.contract("B1")
 def test_an_image_run_predicts_what_the_saved_model_returns(image_run: finetune.Run) -> None:
     predictions, rows = image_run.predictions, image_run.recipe().splits["test"]
-    assert predictions["id"].tolist() == rows["id"][:]
+    assert predictions["id"].tolist() == rows["_row"][:]
     model = AutoModelForImageClassification.from_pretrained(image_run.path).eval()
     processor = ViTImageProcessorPil.from_pretrained(image_run.path)
     with torch.inference_mode():
