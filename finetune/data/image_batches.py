@@ -20,6 +20,8 @@ from finetune.data import ROW
 from finetune.data.images import decode
 from finetune.errors import UserError
 
+#: The name of the column ``_row`` in prepared training rows: their crops are drawn from it.
+DRAWN_FROM = "augmented_id"
 #: Width to height of a crop, relative to that of the image, as in Szegedy et al. (2015).
 _RATIOS = 3 / 4, 4 / 3
 _TRIES = 10
@@ -88,10 +90,6 @@ class Epochs(TrainerCallback):
         """Take the seed of the arguments; an epoch that is resumed has begun before."""
         seed = args.seed if args.data_seed is None else args.data_seed
         self.set_epoch(math.floor(state.epoch or 0), seed)
-
-
-#: The name of the column ``_row`` in prepared training rows: their crops are drawn from it.
-DRAWN_FROM = "augmented_id"
 
 
 @dataclass(frozen=True)
