@@ -25,7 +25,7 @@ def checked(path: str, cache: str) -> Callable[[], dict[str, float]]:
     """Check it; the answer has the findings' names and how long the part in a training takes."""
     recipe = _recipe(path, cache)
     import finetune
-    from finetune.checking import first
+    from finetune.checking import tiers
 
     finetune.check(recipe, train_samples=100)  # imports what the turn does
 
@@ -33,7 +33,7 @@ def checked(path: str, cache: str) -> Callable[[], dict[str, float]]:
         whole = _recipe(path, cache)
         found = finetune.check(whole)
         begun = time.process_time()
-        first.findings(whole.source, whole.splits, ["text"], whole.places)
+        tiers.check_rows(whole.source, whole.splits, ["text"])
         return {
             "first tier in a training": time.process_time() - begun,
             "findings": len(found.findings),
@@ -46,7 +46,7 @@ def deep(path: str, cache: str) -> Callable[[], dict[str, Any]]:
     """Check it with `--deep`; the answer has the seconds of the processor of each part."""
     recipe = _recipe(path, cache)
     import finetune
-    from finetune.checking import bag, languages, leaks, noise, resemblance, score
+    from finetune.checking import duplicates, texts, words
 
     finetune.check(recipe, deep=True, train_samples=200)  # imports what the turn does
 
@@ -59,13 +59,12 @@ def deep(path: str, cache: str) -> Callable[[], dict[str, Any]]:
         for kept in Path(cache).glob("finetune-near/*"):
             kept.unlink()
         whole = _recipe(path, cache)
-        words = bag.Bag(whole.splits, "text")
+        rows = whole.splits["train"]
         parts: dict[str, Callable[[], object]] = {
-            "near duplicates": lambda: resemblance.findings(whole.source, "text", whole.places),
-            "words and columns": lambda: leaks.findings(words, ["text"]),
-            "rows that resemble": lambda: score.findings(words, is_split_off=True),
-            "languages": lambda: languages.findings(whole.splits, "text", whole.places),
-            "labels": lambda: noise.findings(words, whole.places),
+            "near duplicates": lambda: duplicates.find_near_duplicates(whole.source, "text"),
+            "words": lambda: words.find_revealing_words(rows, "text"),
+            "languages": lambda: texts.find_other_languages(rows, "text"),
+            "labels": lambda: words.find_suspected_labels(rows, "text"),
         }
         seconds = {name: _processor_seconds(part) for name, part in parts.items()}
         return {"findings": len(found.findings), "took": took, "parts": seconds}

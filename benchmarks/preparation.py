@@ -175,7 +175,7 @@ def _serve(way: str, data: str) -> None:
     import joblib
     import transformers
 
-    import finetune.checking.first
+    import finetune.checking.tiers
     import finetune.data.tokenize
     import finetune.tasks.kinds  # noqa: F401
     from finetune.data import embedded

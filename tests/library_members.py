@@ -288,7 +288,7 @@ MEMBERS = (
             ("on_log", _METER, "each logged loss has its throughput"),
             ("on_prediction_step", f"{_METER} {_STOPS}",
              "the batches of an evaluation are told, and it is stopped between them"),
-            ("on_epoch_begin", "finetune/data/augmentation.py", "each epoch has other crops"),
+            ("on_epoch_begin", "finetune/data/image_batches.py", "each epoch has other crops"),
             ("on_epoch_end", f"{_CHECKPOINT} {_SAVING}", "not every epoch is saved"),
             ("on_evaluate",
              f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS} finetune/pipeline/noise.py",

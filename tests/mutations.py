@@ -111,7 +111,7 @@ MUTATIONS = (
     ),
     Mutation(
         "check exits with 0 where something is suspicious",
-        "finetune/checking/finding.py",
+        "finetune/checking/findings.py",
         '= {"error": 2, "warning": 3, "info": 0}',
         '= {"error": 2, "warning": 0, "info": 0}',
         ("C9",),

@@ -20,7 +20,7 @@ from transformers import (
 
 import finetune
 from finetune import ImageClassification, Run, UserError
-from finetune.data.augmentation import Augmentation
+from finetune.data.image_batches import Augmentation
 from finetune.recipe import catalog
 from finetune.runtime import distributed
 from tests.pictures import LABELS, SIDE, damaged, picture, recipe, saved, table

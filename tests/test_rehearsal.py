@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.test_check_deep import drawn, written
 
 import finetune
-from finetune.checking.finding import Finding
+from finetune.errors import Finding
 from finetune.training import memory
-from tests.test_check_deep import drawn, written
 
 GIVEN: dict[str, Any] = {
     "max_length": 128,

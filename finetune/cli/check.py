@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.checking.finding import STATUS
+from finetune.checking.findings import STATUS
 from finetune.cli import console, imports
 from finetune.config.settings import from_command_line, peek
 from finetune.errors import Mistakes, UserError, counted
@@ -31,9 +31,9 @@ Read and check the data and the options as a training with these flags would. Wi
 nothing is trained and no weights are loaded; no run is written.
 
 options
-  --deep  also near duplicates and the score without them, words and columns that tell the
-          label, labels that are probably wrong, languages, and time, memory and disk of the
-          training, of which four steps are trained: a minute for 25,000 long texts
+  --deep  also near duplicates, words and columns that reveal the label, labels that are
+          probably wrong, languages, and time, memory and disk of the training, of which four
+          steps are trained: two minutes for 25,000 long texts
   --json  one JSON document instead of the page
   --suspects FILE.csv
           write the rows that are suspected, to be corrected in a spreadsheet and given back
@@ -68,24 +68,24 @@ def main(words: Sequence[str]) -> int:
         return 0
     as_json = "--json" in flags
     try:
-        found = _found(recipe, flags)
+        result = _found(recipe, flags)
     except UserError as error:
         if not as_json:
             raise
         from finetune.pipeline import check
 
-        found = check.refused(error.mistakes)
+        result = check.refused(error.mistakes)
     if as_json:
         from finetune.pipeline import check
 
-        print(json.dumps(check.as_json(found), indent=2, ensure_ascii=False))
+        print(json.dumps(check.as_json(result), indent=2, ensure_ascii=False))
     else:
-        _show(found, recipe)
-    return found.status
+        _show(result, recipe)
+    return result.status
 
 
 def _found(recipe: str, flags: list[str]) -> Check:
-    """Return what is found, and write the suspects if that is wanted."""
+    """Run the check, and write the suspects if that is asked for."""
     suspects = _suspects(flags)
     deep = "--deep" in flags
     flags = [flag for flag in flags if flag not in ("--json", "--deep")]
@@ -103,13 +103,13 @@ def _found(recipe: str, flags: list[str]) -> Check:
         refuse_loss(suspects)
     mistakes = Mistakes()
     chosen = from_command_line(recipe, flags, mistakes)
-    found = check.examine(chosen, mistakes=mistakes, deep=deep)
+    result = check.examine(chosen, mistakes=mistakes, deep=deep)
     if suspects is not None:
         from finetune.pipeline.suspects import of_findings
 
-        count = of_findings(suspects, found.findings, chosen.recipe)
+        count = of_findings(suspects, result.findings, chosen.recipe)
         sys.stderr.write(f"{suspects}: {counted(count, 'row')} to look at\n")
-    return found
+    return result
 
 
 def _suspects(flags: list[str]) -> Path | None:
@@ -132,40 +132,40 @@ def _suspects(flags: list[str]) -> Path | None:
     return None
 
 
-def _show(found: Check, recipe: str) -> None:
+def _show(result: Check, recipe: str) -> None:
     """Print the splits, the findings from the worst, and the verdict."""
-    if found.splits:
-        console.say(f"check {recipe}: {found.task.replace('_', ' ')}")
-        console.table(*_table(found))
-        if found.split_how:
-            console.sentence(f"splits: {found.split_how}", indent=8)
+    if result.splits:
+        console.say(f"check {recipe}: {result.task.replace('_', ' ')}")
+        console.table(*_table(result))
+        if result.split_how:
+            console.sentence(f"splits: {result.split_how}", indent=8)
         console.say()
-    for each in found.findings:
-        console.sentence(f"{each.severity:<8} {each.message}", indent=9)
-        if each.fix:
-            console.sentence(f"{'':<8} -> {each.fix}", indent=12)
-    if found.findings:
+    for finding in result.findings:
+        console.sentence(f"{finding.severity:<8} {finding.message}", indent=9)
+        if finding.fix:
+            console.sentence(f"{'':<8} -> {finding.fix}", indent=12)
+    if result.findings:
         console.say()
-    steps = f", {counted(found.steps, 'step')}" if found.steps is not None else ""
+    steps = f", {counted(result.steps, 'step')}" if result.steps is not None else ""
     numbers = {
-        severity: sum(each.severity == severity for each in found.findings)
+        severity: sum(finding.severity == severity for finding in result.findings)
         for severity in ("error", "warning")
     }
     verdict = {
         0: f"nothing suspicious: training would work{steps}",
         2: f"training would refuse: {counted(numbers['error'], 'error')}",
         3: f"training would work{steps}; {counted(numbers['warning'], 'warning')} to look at first",
-    }[found.status]
+    }[result.status]
     console.say(verdict)
-    if found.status != STATUS["error"]:
-        console.say(f"to train: {found.command}")
+    if result.status != STATUS["error"]:
+        console.say(f"to train: {result.command}")
 
 
-def _table(found: Check) -> tuple[list[str], list[list[str]]]:
+def _table(result: Check) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of splits."""
-    names = list(found.splits["train"].classes)
+    names = list(result.splits["train"].classes)
     few = 0 < len(names) <= _FEW_CLASSES
-    whole = sum(facts.rows for facts in found.splits.values())
+    whole = sum(facts.rows for facts in result.splits.values())
     header = [
         "",
         "rows",
@@ -173,7 +173,7 @@ def _table(found: Check) -> tuple[list[str], list[list[str]]]:
         *(names if few else ["classes", "rarest", "most"] if names else []),
     ]
     lines = []
-    for split, facts in found.splits.items():
+    for split, facts in result.splits.items():
         line = [split, f"{facts.rows:,}", f"{facts.rows / max(1, whole):.0%}"]
         if few:
             line += [f"{facts.classes[name]:,}" for name in names]

@@ -30,7 +30,6 @@ KINDS = {
     "finetune-files": "converted file",
     MEMORY: "rows passed in Python",
     "finetune-digests": "hashes of texts",
-    "finetune-images": "hashes of images",
     "finetune-baselines": "baseline",
     "finetune-near": "near duplicates",
 }

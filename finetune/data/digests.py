@@ -147,7 +147,7 @@ def _hash_value(value: Any) -> tuple[bytes, bytes]:
     if isinstance(value, str):
         return _hash(value.encode()), _hash(" ".join(value.split()).encode())
     if isinstance(value, dict):
-        content = images.content(value)
+        content = images.read_bytes(value)
     else:
         content = np.asarray(value, dtype=np.float64).tobytes()
     return _hash(content), _hash(content)

@@ -1,22 +1,95 @@
-"""Batches of images: decoded where they are collated, in the workers of a data loader if any."""
+"""Batches of images: decoded where they are collated, in training randomly cropped and flipped.
+
+Crops and flips are drawn from the seed, the epoch and the row alone. No generator is shared, so one
+process and three, accumulation and a resumed run see the same pixels.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import BaseImageProcessor
+from PIL import Image
+from transformers import BaseImageProcessor, TrainerCallback
 
 from finetune.data import ROW
-from finetune.data.augmentation import Augmentation
-from finetune.data.images import decoded
+from finetune.data.images import decode
 from finetune.errors import UserError
 
-#: What the column row number is called in prepared rows of training: their crops are drawn from it.
+#: The name of the column ``_row`` in prepared training rows: their crops are drawn from it.
 DRAWN_FROM = "augmented_id"
+#: Width to height of a crop, relative to that of the image, as in Szegedy et al. (2015).
+_RATIOS = 3 / 4, 4 / 3
+_TRIES = 10
+
+
+def _shared(*values: int) -> torch.Tensor:
+    """Return numbers that other processes see change."""
+    shared: torch.Tensor = torch.tensor(values).share_memory_()  # type: ignore[no-untyped-call]
+    return shared
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random crops and flips of training images.
+
+    A custom training loop calls :meth:`set_epoch` when an epoch begins.
+
+    Attributes:
+        crop_scale: The least share of its area that a crop keeps of an image; 1 for no crops.
+        horizontal_flip: Whether every other image is mirrored, left to right.
+        state: Seed and epoch, shape ``(2,)``, int64, shared with the workers of a data loader, also
+            with persistent ones.
+    """
+
+    crop_scale: float
+    horizontal_flip: bool
+    state: torch.Tensor = field(default_factory=lambda: _shared(0, 0))
+
+    def set_epoch(self, epoch: int, seed: int = 42) -> None:
+        """Draw other crops and flips from here on, the same ones for the same epoch and seed."""
+        self.state.copy_(torch.tensor([seed, epoch]))
+
+    def __call__(self, image: Image.Image, row: int) -> Image.Image:
+        """Return the image as it is seen in this epoch; ``row`` is its number in the data."""
+        seed, epoch = self.state.tolist()
+        generator = np.random.default_rng([seed, epoch, row])
+        flips = generator.random() < 0.5  # drawn first: whether images are cropped changes nothing
+        if self.crop_scale < 1:
+            image = image.crop(self._box(generator, *image.size))
+        if self.horizontal_flip and flips:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return image
+
+    def _box(
+        self, generator: np.random.Generator, width: int, height: int
+    ) -> tuple[int, int, int, int]:
+        """Return left, top, right and bottom of a crop, drawn until it lies in the image."""
+        for _ in range(_TRIES):
+            area = width * height * generator.uniform(self.crop_scale, 1)
+            ratio = width / height * math.exp(generator.uniform(*np.log(_RATIOS)))
+            wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < wide <= width and 0 < high <= height:
+                left = int(generator.integers(width - wide + 1))
+                top = int(generator.integers(height - high + 1))
+                return left, top, left + wide, top + high
+        return 0, 0, width, height
+
+
+class Epochs(TrainerCallback):
+    """Tells an :class:`Augmentation` the seed and the epoch, also in the library's ``Trainer``."""
+
+    def __init__(self, augmentation: Augmentation) -> None:
+        self.set_epoch = augmentation.set_epoch
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the seed of the arguments; an epoch that is resumed has begun before."""
+        seed = args.seed if args.data_seed is None else args.data_seed
+        self.set_epoch(math.floor(state.epoch or 0), seed)
 
 
 @dataclass(frozen=True)
@@ -28,7 +101,7 @@ class Collator:
     targets: Callable[[list[Any]], np.ndarray]
 
     def set_epoch(self, epoch: int, seed: int = 42) -> None:
-        """Draw other crops and flips; a training loop of one's own calls it as an epoch begins."""
+        """Draw other crops and flips; a custom training loop calls it when an epoch begins."""
         self.augmentation.set_epoch(epoch, seed)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -38,7 +111,7 @@ class Collator:
             UserError: if an image cannot be decoded, or they are not brought to one size.
         """
         pixels = [self._pixels(row) for row in rows]
-        if len({each.shape for each in pixels}) > 1:
+        if len({image.shape for image in pixels}) > 1:
             height, width = pixels[0].shape[1:]
             raise UserError(
                 f"the image processor {type(self.processor).__name__} does not bring images to one "
@@ -52,7 +125,7 @@ class Collator:
     def _pixels(self, row: dict[str, Any]) -> np.ndarray:
         """Return an image as the model takes it; one of training is cropped and flipped first."""
         number = row.get(DRAWN_FROM, row.get(ROW))
-        image = decoded(row["image"], f"row {number}")
+        image = decode(row["image"], f"row {number}")
         if DRAWN_FROM in row:
             image = self.augmentation(image, row[DRAWN_FROM])
         return np.asarray(self.processor(image)["pixel_values"][0], dtype=np.float32)

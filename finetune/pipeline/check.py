@@ -1,4 +1,4 @@
-"""Everything that can be known of a training before it begins: ``check``."""
+"""What can be known of a training before it starts: ``check``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from finetune.checking import deep as deeper
-from finetune.checking import lengths, repeated
-from finetune.checking.finding import STATUS, status
+from finetune.checking import duplicates, tiers
+from finetune.checking.findings import STATUS, exit_status
+from finetune.checking.labels import count_classes
+from finetune.checking.texts import describe_token_lengths
 from finetune.config import settings
 from finetune.config.settings import Settings
-from finetune.errors import SEVERITIES, Finding, Mistakes, UserError
+from finetune.data import targets
+from finetune.errors import SEVERITIES, Finding, Mistakes, Report
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextClassification
@@ -22,20 +24,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-_NOT_DEEP = Finding(
-    name="deep",
-    severity="info",
-    message="--deep looked no further: first fix what training would refuse",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SplitFacts:
-    """What a split is made of.
+    """What a split contains.
 
     Attributes:
-        rows: How many.
-        classes: How many of each class, by name; empty where labels are numbers.
+        rows: The number of rows.
+        classes: The number of rows of each class, by name; empty for numbers.
     """
 
     rows: int
@@ -44,14 +39,14 @@ class SplitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What was found.
+    """The result of a check.
 
     Attributes:
-        findings: From the worst.
-        splits: Of the rows that would be trained and evaluated on; empty if they cannot be read.
-        task: What kind of labels these are; empty likewise.
-        steps: Optimizer steps of the training; None where that is not known.
-        command: What starts the training, as it was typed.
+        findings: The worst first, with file and line in their messages.
+        splits: The rows that would be trained and evaluated on; empty if they cannot be read.
+        task: The task; empty likewise.
+        steps: Optimizer steps of the training; None if that depends on the lengths of all texts.
+        command: The command that starts the training.
         split_how: How rows are split off; empty if the source has all splits.
     """
 
@@ -65,7 +60,7 @@ class Check:
     @property
     def status(self) -> int:
         """The exit status: 0 if training would work, 3 if something is suspicious, 2 if not."""
-        return status(self.findings)
+        return exit_status(self.findings)
 
 
 def check(
@@ -79,17 +74,17 @@ def check(
 
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
-        deep: Whether to look for near duplicates, words and columns that tell the label, labels
-            that are probably wrong and other languages too, and to train four steps, to know what
-            all take. It takes longer, and seeds the random numbers of torch as a training does.
-        progress: Is given :class:`~finetune.pipeline.events.Advanced` while files are read.
-        **options: As of :func:`finetune.train`.
+        deep: Whether to also look for near duplicates, words and columns that reveal the label,
+            suspected labels and other languages, and to train four steps to estimate time, memory
+            and disk. It takes longer, and seeds torch's random numbers as a training does.
+        progress: Called with :class:`~finetune.pipeline.events.Advanced` while files are read.
+        **options: As for :func:`finetune.train`.
 
     Returns:
-        The findings from the worst, and the splits where the rows can be read.
+        The findings, the worst first, and the splits if the rows can be read.
 
     Raises:
-        UserError: if there is no such recipe or config file.
+        UserError: If there is no such recipe or config file.
     """
     versions.warn_once(stacklevel=2)
     mistakes = Mistakes()
@@ -104,115 +99,105 @@ def examine(
     *,
     deep: bool = False,
 ) -> Check:
-    """Return what there is to say of settings: see :func:`check`.
+    """Check settings: see :func:`check`.
 
     Args:
         chosen: The settings.
-        progress: Likewise.
-        mistakes: What is wrong with the settings already.
-        deep: Likewise.
-
-    Returns:
-        Likewise.
+        progress: See :func:`check`.
+        mistakes: What is wrong with the settings.
+        deep: See :func:`check`.
     """
     wrong, recipe = mistakes or Mistakes(), chosen.recipe
-    report = recipe.report
+    report, steps = recipe.report, None
     if deep:
         with wrong:
             extras.require("--deep", extras.NEAR, extras.LANGUAGES)
     with telling(progress):
         values = preparation.look(chosen, wrong)
-        refusals = [*refused(wrong.found).findings]
+        is_read = "splits" in vars(recipe)
         if "source" in vars(recipe):
-            report.add(*repeated.findings(recipe.source, recipe.input_column))
-        if "splits" not in vars(recipe):
-            findings = [*refusals, *report.findings, *[_NOT_DEEP] * deep]
-            return Check(findings=_located(findings, recipe), splits={}, command=chosen.command)
-        if deep and not wrong.found:
-            report.add(*_deep(chosen))
-        elif deep:
-            report.add(_NOT_DEEP)
-        steps = None
-        if values is not None and not wrong.found:
-            try:
-                report.add(*_of_lengths(recipe))
+            report.add(*duplicates.find_repeated_rows(recipe.source, recipe.input_column))
+        if is_read and values is not None and not wrong.found:
+            with wrong:
+                report.add(*_describe_lengths(recipe))
                 steps = preparation.steps_of(values, recipe)
-            except UserError as error:
-                refusals += refused(error.mistakes).findings
         if steps is not None and values is not None:
             for remark in preparation.remarks(recipe, values, steps):
                 report.warning(remark)
-        for sentence in chosen.without_effect if values is not None else []:
+        for sentence in chosen.without_effect if is_read and values is not None else []:
             report.info(sentence)
+        if deep and is_read and not wrong.found:
+            _look_deep(chosen, wrong)
+        elif deep:
+            report.info("--deep looked no further: first fix what training refuses", name="deep")
+    facts: dict[str, Any] = {}
+    if is_read:
+        facts = {"task": recipe.kind.name, "steps": steps, "split_how": recipe.split_how}
     return Check(
-        findings=_located([*refusals, *report.findings], recipe),
-        splits={split: _facts(rows) for split, rows in recipe.splits.items()},
-        task=recipe.kind.name,
-        steps=steps,
+        findings=_sort(report, wrong.found),
+        splits={name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {},
         command=chosen.command,
-        split_how=recipe.split_how,
+        **facts,
     )
 
 
 def refused(mistakes: Sequence[str]) -> Check:
-    """Return the check of something that training would refuse, for these reasons."""
-    found = [Finding(name="refused", severity="error", message=each) for each in mistakes]
-    return Check(findings=found, splits={})
+    """Return the check of something that training refuses, for these reasons."""
+    return Check(findings=_sort(Report(), mistakes), splits={})
 
 
-def _deep(chosen: Settings) -> list[Finding]:
-    """Return what takes longer: a rehearsal of the training, before memory is full of words."""
+def _look_deep(chosen: Settings, wrong: Mistakes) -> None:
+    """Add what takes longer to the report; the training is rehearsed before words fill memory."""
     from finetune.pipeline import rehearsal
 
-    recipe = chosen.recipe
-    try:
-        found = rehearsal.findings(dataclasses.replace(chosen))
-    except UserError as error:
-        found = [*refused(error.mistakes).findings]
-    return found + deeper.findings(
-        recipe.source,
-        recipe.splits,
-        column=recipe.input_column,
-        read=recipe.columns_read(),
-        plan=recipe.plan(),
+    recipe, plan = chosen.recipe, chosen.recipe.plan()
+    with wrong:
+        recipe.report.add(*rehearsal.findings(dataclasses.replace(chosen)))
+    near = {"near_duplicates": plan.drop_duplicates, "near_overlap": plan.drop_overlap}
+    recipe.report.add(
+        *tiers.check_deep(
+            recipe.source,
+            recipe.splits,
+            recipe.input_column,
+            recipe.columns_read(),
+            left_out=[name for name, rule in near.items() if rule == "near"],
+        )
     )
 
 
-def _located(findings: Sequence[Finding], recipe: Recipe) -> list[Finding]:
-    """Return findings from the worst, with file and line in their messages.
-
-    What the report has as an error was raised too: it is left out where it is only a sentence.
-    """
-    raised, reported = UserError(*recipe.report.sentences("error")).mistakes, recipe.report.findings
-    located = [
-        dataclasses.replace(finding, message=recipe.report.text(finding, fix=False))
-        for finding in findings
-        if finding.message not in raised or any(finding is other for other in reported)
+def _sort(report: Report, mistakes: Sequence[str]) -> list[Finding]:
+    """Return findings from the worst, with file and line in their messages."""
+    findings = [
+        dataclasses.replace(finding, message=report.text(finding, fix=False))
+        for finding in report.findings
     ]
-    return sorted(located, key=lambda finding: SEVERITIES.index(finding.severity))
+    errors = {report.text(finding) for finding in report.findings if finding.severity == "error"}
+    findings += [
+        Finding(name="refused", severity="error", message=mistake)
+        for mistake in mistakes
+        if mistake not in errors
+    ]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _facts(rows: Dataset) -> SplitFacts:
-    from finetune.checking import classes
-    from finetune.data import targets
-
+def _count(rows: Dataset) -> SplitFacts:
     names = targets.class_names(rows)
-    counts = dict(zip(names, classes.counts(rows).tolist(), strict=True)) if names else {}
-    return SplitFacts(rows=len(rows), classes=counts)
+    classes = dict(zip(names, count_classes(rows).tolist(), strict=True))
+    return SplitFacts(rows=len(rows), classes=classes)
 
 
-def _of_lengths(recipe: Recipe) -> list[Finding]:
+def _describe_lengths(recipe: Recipe) -> list[Finding]:
     """Return how long the texts are, from a sample of them."""
     if not isinstance(recipe, TextClassification) or recipe.long_texts == "windows":
         return []
     sample = recipe.token_sample
     if sample is None:
         return []  # how it tokenizes is not known
-    return lengths.findings(sample.lengths, sample.total, recipe.max_length, recipe.positions)
+    return describe_token_lengths(sample.lengths, sample.total, recipe.max_length, recipe.positions)
 
 
-def as_json(found: Check) -> dict[str, Any]:
+def as_json(result: Check) -> dict[str, Any]:
     """Return a check as values for JSON; its schema is 2."""
-    content = dataclasses.asdict(found)
-    verdict = {STATUS[each]: each for each in SEVERITIES} | {0: "ok"}
-    return {"schema": 2, "status": found.status, "verdict": verdict[found.status], **content}
+    content = dataclasses.asdict(result)
+    verdicts = {status: severity for severity, status in STATUS.items()} | {0: "ok"}
+    return {"schema": 2, "status": result.status, "verdict": verdicts[result.status], **content}

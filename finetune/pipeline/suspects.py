@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.checking.finding import MOST_SUSPECTS
+from finetune.checking.findings import MOST_SUSPECTS
 from finetune.data import correction_files, corrections
 from finetune.data.correction_files import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted

@@ -12,7 +12,7 @@ import numpy as np
 
 from finetune.data import headers
 from finetune.data.columns import parse_names
-from finetune.data.images import decoded
+from finetune.data.images import decode
 from finetune.data.read_json import refuse_half_characters
 from finetune.data.read_text import ReadOptions
 from finetune.errors import Mistakes, UserError, counted, suggestion
@@ -226,9 +226,9 @@ class Request:
         for value in (value for chunk in self.input.chunks() for value in self._values(chunk)):
             with errors:
                 if isinstance(value, Mapping):
-                    decoded(value, "an image")
+                    decode(value, "an image")
                 elif isinstance(value, (str, Path)):
-                    decoded({"path": self._image(value)}, "an image")
+                    decode({"path": self._image(value)}, "an image")
         more = len(errors.found) - _MOST_NAMED
         rest = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
         return [*errors.found[:_MOST_NAMED], *rest]
@@ -281,7 +281,7 @@ class Request:
             pass  # it says itself which cannot be decoded
         elif self.input.kind == "folder":
             for path in values:
-                decoded({"path": path}, "an image")
+                decode({"path": path}, "an image")
         elif not all(isinstance(value, dict) and "bytes" in value for value in values):
             features = None
         return Dataset.from_dict({name: values}, features)

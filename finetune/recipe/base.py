@@ -191,7 +191,7 @@ class Recipe(Splitting):
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
-        from finetune.checking import first
+        from finetune.checking import tiers
         from finetune.data import labels, numbers, requirements
 
         source, report = self.source, self.report
@@ -206,7 +206,7 @@ class Recipe(Splitting):
         for split, rows in dataset.items():
             numbers.check_targets(rows, split, targets, report)
         report.raise_errors()
-        report.add(*first.findings(source, dataset, self.columns_read(), targets, split_by))
+        report.add(*tiers.check_rows(source, dataset, self.columns_read(), targets, split_by))
         return dataset
 
     def over(self, rows: Dataset) -> Self:

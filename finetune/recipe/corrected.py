@@ -38,7 +38,8 @@ class Corrected(Declared):
         from finetune.data import comma_list
 
         return {
-            name: comma_list.split_values(getattr(self, name) or "") for name in ("relabel", "exclude")
+            name: comma_list.split_values(getattr(self, name) or "")
+            for name in ("relabel", "exclude")
         }
 
     def corrected(self, splits: DatasetDict, source: DatasetDict, column: str) -> DatasetDict:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import BaseImageProcessor
 
-    from finetune.data.augmentation import Augmentation
+    from finetune.data.image_batches import Augmentation
 
 #: Options that a folder of images has no use for.
 _OF_TABLES = (
@@ -113,11 +113,16 @@ class ImageClassification(Sourced):
         """
         from datasets import DatasetDict
 
-        from finetune.data import columns, image_columns
+        from finetune.data import columns, images
         from finetune.data.label_columns import LabelOptions, parse_label_map
         from finetune.tasks import decision
 
-        image, label = image_columns.columns_of(dataset, self.image_column, self.label_column)
+        image = images.find_image_column(dataset, self.image_column, self.label_column, self.report)
+        label = self.label_column
+        if not label:
+            train = dataset["train"]
+            has_label = "label" in train.column_names and image != "label"
+            label = "label" if has_label else columns.find_columns(train, [image], "")[1]
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
@@ -126,14 +131,9 @@ class ImageClassification(Sourced):
         split_columns = [*split_by.values()]
         dataset = columns.drop_clashes(dataset, [image, label], self.report, split_columns)
         dataset = DatasetDict(
-            {
-                name: image_columns.with_images(rows, image, self.dataset)
-                for name, rows in dataset.items()
-            }
+            {name: images.with_images(rows, image, self.dataset) for name, rows in dataset.items()}
         )
-        dataset, _ = image_columns.inspected(
-            dataset, drop=self.drop_invalid, note=self.note, places=self.places
-        )
+        dataset, _ = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
         options = LabelOptions(
             columns=[label],
             task="single_label",
@@ -187,7 +187,7 @@ class ImageClassification(Sourced):
     @functools.cached_property
     def augmentation(self) -> Augmentation:
         """The random crops and flips of training."""
-        from finetune.data.augmentation import Augmentation
+        from finetune.data.image_batches import Augmentation
 
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
@@ -222,6 +222,6 @@ class ImageClassification(Sourced):
         return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        from finetune.data.augmentation import Epochs
+        from finetune.data.image_batches import Epochs
 
         return {**super().parts(model), "callbacks": [Epochs(self.augmentation)]}

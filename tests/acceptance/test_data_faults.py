@@ -405,3 +405,7 @@ def test_a_damaged_image_is_refused_by_its_name(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:50])
     message = refusal(Image(dataset=str(folder), model="none"))
     assert path.name in message
+    assert "--drop_invalid" in message
+    recipe = Image(dataset=str(folder), model="none", drop_invalid=True)
+    assert len(recipe.load()["train"]) == 39
+    assert any(path.name in note for note in recipe.notes)

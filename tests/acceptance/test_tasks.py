@@ -342,6 +342,38 @@ def test_images_in_the_format_of_the_hub_are_those_of_the_image_processor(
 
 
 @pytest.mark.contract("B1")
+def test_images_are_upright_rgb_on_white(vit: Path, tmp_path: Path) -> None:
+    """The orientation of a camera, grey, transparency and 16 bits; hand-written pixels."""
+    draw = np.random.default_rng(0)
+    colors = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    grey = draw.integers(0, 256, (8, 8), dtype=np.uint8)
+    alpha = np.where(np.arange(8) < 4, 0, 255).astype(np.uint8) * np.ones((8, 1), np.uint8)
+    exif = Pillow.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise
+    images = {
+        "camera": (Pillow.fromarray(colors), np.rot90(colors, -1)),
+        "grey": (Pillow.fromarray(grey), np.stack([grey] * 3, 2)),
+        "transparent": (
+            Pillow.fromarray(np.dstack([colors, alpha])), np.where(alpha[..., None], colors, 255)
+        ),
+        "deep": (Pillow.fromarray(grey.astype(np.uint16) << 8), np.stack([grey] * 3, 2)),
+    }  # fmt: skip
+    for number in range(2):
+        (tmp_path / "photos" / "ab"[number]).mkdir(parents=True)
+        for name, (image, _) in images.items():
+            path = tmp_path / "photos" / "ab"[number] / f"{name}.png"
+            image.save(path, exif=exif if name == "camera" else Pillow.Exif())
+    recipe = Image(dataset=str(tmp_path / "photos"), model=str(vit), keep_contradictions="first")
+    rows = recipe.load()["train"]
+    processor, collate = ViTImageProcessorPil.from_pretrained(vit), recipe.data_collator()
+    batch = collate([rows.cast_column("image", datasets.Image(decode=False))[n] for n in range(8)])
+    for number, file in enumerate(rows["file"]):
+        expected = images[Path(file).stem][1].astype(np.uint8)
+        pixels = processor(Pillow.fromarray(expected), return_tensors="np")["pixel_values"][0]
+        np.testing.assert_array_equal(batch["pixel_values"][number].numpy(), pixels, file)
+
+
+@pytest.mark.contract("B1")
 def test_an_image_run_predicts_what_the_saved_model_returns(image_run: finetune.Run) -> None:
     predictions, rows = image_run.predictions, image_run.recipe().splits["test"]
     assert predictions["id"].tolist() == rows["_row"][:]

@@ -1,0 +1,288 @@
+"""What a bag of words knows of labels: words and columns that reveal them, and labels that are
+probably wrong.
+
+A word is reported if nearly all texts with it have one class and it is in much of that class: what
+people write about a film says less. A column is, if its values predict the label of rows that they
+were not counted on. A label is suspected if one of the most confident tenth of the predictions
+contradicts it, each from a model that did not see the row (docs/decisions/suspected-labels.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset
+
+from finetune.checking.findings import MOST_SUSPECTS, RELABEL, row_numbers
+from finetune.data import ROW, arrow, digests, targets
+from finetune.errors import Finding, Suspect, counted
+from finetune.statistics import baseline, intervals, mistakes
+from finetune.statistics.scored import ScoredRows
+
+#: Pairs of shares, one of which a revealing word has to reach: of the texts with it that have one
+#: class (at the lower end of an interval of 99.9%), and of that class that has it.
+_REVEALING, _DEVIATIONS = ((0.95, 0.2), (0.9, 0.5)), 3.29
+_FEWEST_TEXTS = 20
+_MOST_NAMED = 5
+#: The share of mistakes of a constant guess that a revealing column has to save.
+_SAVED = 0.8
+#: Distinct numbers above which a column is taken by twentieths of its range.
+_MOST_NUMBERS, _QUANTILES = 50, 20
+#: A word or a sign.
+_TOKEN = r"(?u)\w+|[^\w\s]+"
+_FOLDS = 5
+#: The share of wrong labels from which it is suspicious: of clean data up to 2% are estimated.
+_SUSPICIOUS_LABELS = 0.03
+
+
+class _Rule(NamedTuple):
+    """Of the ``texts`` with a term ``hits`` are of a class, which has so many ``rows``."""
+
+    term: int
+    label: int
+    hits: int
+    texts: int
+    rows: int
+
+
+def sample_rows(rows: Dataset) -> Dataset:
+    """Return training rows with one class each; of many, a sample for which there is memory."""
+    classes = len(targets.class_names(rows))
+    most = min(baseline.MOST_ROWS, baseline.MOST_SCORES // classes)
+    if len(rows) <= most:
+        return rows
+    return rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
+
+
+def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
+    """Return the words, and pairs of words, that nearly determine the class of training rows."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    if len(rows) < _FEWEST_TEXTS:
+        return []
+    names, labels = targets.class_names(rows), targets.strata(rows)
+    vectorizer = CountVectorizer(
+        binary=True, ngram_range=(1, 2), min_df=_FEWEST_TEXTS, token_pattern=_TOKEN
+    )
+    try:
+        terms = vectorizer.fit_transform(rows[column][:])
+    except ValueError as error:  # scikit-learn has no other way to say that no word is left
+        if "vocabulary" not in str(error) and "no terms remain" not in str(error):
+            raise
+        return []
+    rules = _find_rules(terms, labels)
+    if not rules:
+        return []
+    named: list[_Rule] = []
+    for rule in rules:
+        texts = terms[:, rule.term]
+        shared = [texts.multiply(terms[:, other.term]).sum() for other in named]
+        if len(named) < _MOST_NAMED and max(shared, default=0) < rule.texts / 2:
+            named.append(rule)  # its texts are not mostly those of a word that is named
+    words = vectorizer.get_feature_names_out()
+    sentences = [
+        f"'{words[rule.term]}' is in {rule.hits / rule.rows:.0%} of the training texts of "
+        f"'{names[rule.label]}', and {rule.hits / rule.texts:.1%} of the {rule.texts:,} with it "
+        f"are '{names[rule.label]}'"
+        for rule in named
+    ]
+    if others := len(rules) - len(named):
+        sentences.append(f"and {counted(others, 'term')} like these")
+    return [
+        Finding(
+            name="revealing_words",
+            severity="warning",
+            message="; ".join(sentences),
+            fix="if a text has it only because its label was known, remove it from the texts",
+            count=max(rule.texts for rule in named),
+            examined=len(rows),
+        )
+    ]
+
+
+def _find_rules(terms: Any, labels: np.ndarray) -> list[_Rule]:
+    """Return the terms that nearly determine a class, those in most of its texts first."""
+    texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
+    rules = []
+    for label, rows in zip(*np.unique(labels, return_counts=True), strict=True):
+        hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
+        low, _ = intervals.ends_of_shares(hits, texts, _DEVIATIONS)
+        share = rows / len(labels)
+        is_revealing = np.zeros(len(texts), bool)
+        for precision, coverage in _REVEALING:
+            is_revealing |= (low >= precision) & (hits >= coverage * rows)
+        is_revealing &= low - share > (1 - share) / 2  # a word of a dominant class says nothing
+        rules += [
+            _Rule(term, int(label), int(hits[term]), int(texts[term]), int(rows))
+            for term in np.flatnonzero(is_revealing).tolist()
+        ]
+    return sorted(rules, key=lambda rule: (-rule.hits, rule.term))
+
+
+def find_revealing_columns(rows: Dataset, read: Sequence[str]) -> list[Finding]:
+    """Return the columns whose values nearly determine the class of training rows.
+
+    Args:
+        rows: With one class each.
+        read: The columns of the data that the model reads.
+    """
+    labels = targets.strata(rows)
+    constant = float(np.bincount(labels).max()) / len(labels)
+    findings = []
+    for name, codes in _number_columns(rows, read).items():
+        accuracy = float((_predict_by_value(codes, labels) == labels).mean())
+        if constant == 1 or accuracy - constant < _SAVED * (1 - constant):
+            continue
+        is_read = name in read
+        findings.append(
+            Finding(
+                name="revealing_column",
+                severity="warning" if is_read else "info",
+                message=f"the column '{name}' alone determines the label of {accuracy:.1%} of the "
+                f"training rows (the most frequent class: {constant:.1%})"
+                + ("" if is_read else "; the model does not read it"),
+                fix="leave it out of --text_columns, unless it is known before the label is"
+                if is_read
+                else "is the label made of it? Then a rule may do",
+                count=round(accuracy * len(labels)),
+                examined=len(labels),
+            )
+        )
+    return findings
+
+
+def _number_columns(rows: Dataset, read: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the number of each row's value in every column but texts and labels, lists and images.
+
+    Columns that were joined to one text are there by their own names.
+    """
+    columns = {}
+    for name in rows.column_names:
+        if name not in {ROW, "label", "text", digests.TEXTS}:
+            columns[name] = arrow.column(rows, name).combine_chunks()
+    if digests.TEXTS in rows.column_names:
+        parts = arrow.column(rows, digests.TEXTS).combine_chunks()
+        columns |= {name: pc.list_element(parts, number) for number, name in enumerate(read)}
+    codes = {}
+    for name, values in columns.items():
+        if arrow.is_text(values.type):
+            with contextlib.suppress(pa.ArrowInvalid):  # text that holds numbers
+                values = values.cast(pa.float64())
+        kind = values.type
+        if arrow.is_number(kind):
+            series = values.cast(pa.float64()).to_pandas()
+            if series.nunique() > _MOST_NUMBERS:
+                series = pd.qcut(series, _QUANTILES, labels=False, duplicates="drop")
+        elif arrow.is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
+            series = values.to_pandas()
+        else:
+            continue
+        codes[name] = pd.factorize(series)[0]
+    return codes
+
+
+def _predict_by_value(codes: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the most frequent class of each row's value in the half of the rows without it."""
+    half = np.random.default_rng(0).permutation(len(labels)) % 2
+    frame = pd.DataFrame({"code": codes, "label": labels})
+    predicted = np.zeros(len(labels), np.int64)
+    for number in (0, 1):
+        counts = frame[half != number].value_counts()  # the most frequent pairs first
+        most_frequent = counts.reset_index().drop_duplicates("code").set_index("code")["label"]
+        values = frame.loc[half == number, "code"].map(most_frequent)
+        constant = np.bincount(labels[half != number]).argmax()
+        predicted[half == number] = values.fillna(constant)
+    return predicted
+
+
+def find_suspected_labels(rows: Dataset, column: str) -> list[Finding]:
+    """Return the labels that the predictions of a cross-validated bag of words contradict.
+
+    Args:
+        rows: Training rows with ``_row`` and one class each.
+        column: Of the texts.
+    """
+    names, labels = targets.class_names(rows), targets.strata(rows)
+    probabilities = _cross_validate(rows[column][:], labels, len(names))
+    if probabilities is None:
+        return []
+    scored = ScoredRows(names, labels, probabilities)
+    suspicion = mistakes.suspicion(scored)
+    right = intervals.of_share(float(scored.right.sum()), len(scored))
+    # else it mostly predicts the most frequent class, and contradicts all others
+    beats_constant = right.low > np.bincount(labels).max() / len(labels)
+    if suspicion is None or not beats_constant:
+        return [
+            Finding(
+                name="suspected_labels",
+                severity="info",
+                message="the labels could not be checked: a bag of words trained on other rows is "
+                f"wrong about {1 - right.value:.0%} of them",
+                fix="train, and read suspects.csv of the run: the model knows more",
+                examined=len(labels),
+            )
+        ]
+    if not len(suspicion.rows):
+        return []
+    positions = suspicion.rows[:MOST_SUSPECTS]
+    numbers = row_numbers(rows, positions)
+    return [
+        Finding(
+            name="suspected_labels",
+            severity="warning" if suspicion.wrong.low > _SUSPICIOUS_LABELS else "info",
+            message=f"at most about {suspicion.wrong.value:.1%} of the labels are wrong: "
+            f"{len(suspicion.rows):,} of the {suspicion.confident:,} most confident predictions of "
+            "a bag of words, each for a training row that it was not trained on, contradict the "
+            "label",
+            fix=f"read them, some are right and only unusual; {RELABEL}",
+            split="train",
+            rows=numbers,
+            count=len(suspicion.rows),
+            examined=len(labels),
+            suspects=[
+                Suspect(
+                    row=number,
+                    reason=f"label '{names[labels[position]]}' is contradicted",
+                    suggested=names[int(probabilities[position].argmax())],
+                    score=float(f"{probabilities[position].max():.3g}"),
+                )
+                for number, position in zip(numbers, positions.tolist(), strict=True)
+            ],
+        )
+    ]
+
+
+def _cross_validate(texts: Sequence[str], labels: np.ndarray, classes: int) -> np.ndarray | None:
+    """Return each row's class probabilities from the other four fifths, shape ``(rows, classes)``.
+
+    None if the texts hold no words.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from threadpoolctl import threadpool_limits
+
+    vectorizer = TfidfVectorizer(
+        ngram_range=(1, 2),
+        sublinear_tf=True,
+        min_df=2,  # a term of a single row says nothing of others
+        max_features=baseline.bounds(classes)[1],
+    )
+    try:
+        terms = vectorizer.fit_transform(texts)
+    except ValueError as error:
+        if "vocabulary" not in str(error) and "no terms remain" not in str(error):
+            raise
+        return None
+    fold = np.random.default_rng(0).permutation(len(labels)) % _FOLDS
+    probabilities = np.zeros((len(labels), classes))
+    with threadpool_limits(1):  # more threads wait for each other: three times slower
+        for number in range(_FOLDS):
+            is_held_out = fold == number
+            predict = baseline.classifier(terms[~is_held_out], labels[~is_held_out], classes)
+            probabilities[is_held_out] = predict(terms[is_held_out])
+    return probabilities
