@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from finetune.checking import deep as deeper
 from finetune.checking import lengths, repeated
 from finetune.checking.finding import STATUS, status
-from finetune.config import settings
 from finetune.config.settings import Settings
-from finetune.errors import SEVERITIES, Finding, Mistakes, UserError
+from finetune.errors import SEVERITIES, Finding, UserError
 from finetune.pipeline import lengths as of_recipe
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
@@ -93,60 +92,47 @@ def check(
         UserError: if there is no such recipe or config file.
     """
     versions.warn_once(stacklevel=2)
-    mistakes = Mistakes()
-    chosen = settings.from_keywords(recipe, options, mistakes)
-    return examine(chosen, progress, mistakes, deep=deep)
+    return examine(Settings.from_keywords(recipe, options), progress, deep=deep)
 
 
-def examine(
-    chosen: Settings,
-    progress: Progress = ignore,
-    mistakes: Mistakes | None = None,
-    *,
-    deep: bool = False,
-) -> Check:
+def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
     """Return what there is to say of settings: see :func:`check`.
 
     Args:
         chosen: The settings.
         progress: Likewise.
-        mistakes: What is wrong with the settings already.
         deep: Likewise.
 
     Returns:
         Likewise.
     """
-    wrong, recipe = mistakes or Mistakes(), chosen.recipe
-    report = recipe.report
+    recipe, report = chosen.recipe, chosen.report
     if deep:
-        with wrong:
+        with report.collect():
             extras.require("--deep", extras.NEAR, extras.LANGUAGES)
     with telling(progress):
-        values = preparation.look(chosen, wrong)
-        refusals = [*refused(wrong.found).findings]
+        values = preparation.look(chosen)
         if "source" in vars(recipe):
             report.add(*repeated.findings(recipe.source, recipe.input_column))
         if "splits" not in vars(recipe):
-            findings = [*refusals, *report.findings, *[_NOT_DEEP] * deep]
-            return Check(findings=_located(findings, recipe), splits={}, command=chosen.command)
-        if deep and not wrong.found:
+            report.add(*[_NOT_DEEP] * deep)
+            return Check(findings=_located(recipe), splits={}, command=chosen.command)
+        if deep and not report.has_errors:
             report.add(*_deep(chosen))
         elif deep:
             report.add(_NOT_DEEP)
         steps = None
-        if values is not None and not wrong.found:
-            try:
+        if values is not None and not report.has_errors:
+            with report.collect():
                 report.add(*_of_lengths(recipe))
                 steps = preparation.steps_of(values, recipe)
-            except UserError as error:
-                refusals += refused(error.mistakes).findings
         if steps is not None and values is not None:
             for remark in preparation.remarks(recipe, values, steps):
                 report.warning(remark)
         for sentence in chosen.without_effect if values is not None else []:
             report.info(sentence)
     return Check(
-        findings=_located([*refusals, *report.findings], recipe),
+        findings=_located(recipe),
         splits={split: _facts(rows) for split, rows in recipe.splits.items()},
         task=recipe.kind.name,
         steps=steps,
@@ -179,11 +165,11 @@ def _deep(chosen: Settings) -> list[Finding]:
     )
 
 
-def _located(findings: Sequence[Finding], recipe: Recipe) -> list[Finding]:
-    """Return findings from the worst, with file and line in their messages."""
+def _located(recipe: Recipe) -> list[Finding]:
+    """Return the findings from the worst, with file and line in their messages."""
     located = [
         dataclasses.replace(finding, message=recipe.report.text(finding, fix=False))
-        for finding in findings
+        for finding in recipe.report.findings
     ]
     return sorted(located, key=lambda finding: SEVERITIES.index(finding.severity))
 

@@ -16,7 +16,7 @@ from finetune.data.files import Chunk, Mine
 from finetune.data.findings import names_in
 from finetune.data.images import decoded
 from finetune.data.layout import ReadOptions
-from finetune.errors import Mistakes, UserError, counted, suggestion
+from finetune.errors import Report, UserError, counted, suggestion
 from finetune.predicting import engine, odd_texts, shares
 from finetune.predicting.inputs import STANDARD_INPUT, Input
 from finetune.predicting.options import Options, mistakes
@@ -217,17 +217,18 @@ class Request:
         reads_files = isinstance(recipe, ImageClassification)
         if self.input.kind == STANDARD_INPUT or not (reads_files or self.input.kind == "folder"):
             return []
-        found = Mistakes()
+        report = Report()
         for value in (each for chunk in self.input.chunks() for each in self._values(chunk)):
-            with found:
+            with report.collect():
                 if not reads_files:
                     _refuse_no_picture(self._image(value))
                 elif isinstance(value, (str, Path, Mapping)):
                     image = value if isinstance(value, Mapping) else {"path": self._image(value)}
                     decoded(image, "an image")
-        more = len(found.found) - _MOST_NAMED
-        told = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
-        return [*found.found[:_MOST_NAMED], *told]
+        errors = report.sentences("error")
+        more = len(errors) - _MOST_NAMED
+        rest = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
+        return [*errors[:_MOST_NAMED], *rest]
 
     def _advance(self, tell: Tell, start: int, step: float, done: int) -> None:
         """Tell the position in the middle of a chunk: one of long texts takes a minute."""
