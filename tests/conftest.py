@@ -44,7 +44,7 @@ QUICK = {
     *("class_weights", "cpu", "division", "encoding", "exchange", "head", "kappa", "kernels"),
     *("labels", "layout", "libraries", "library_behaviour", "library_hooks", "library_scan"),
     *("loss", "losses", "multi_label_statistics", "near", "number_losses", "number_metrics"),
-    *("rooms", "sampler", "settings", "shares", "splits", "statistics", "stratification"),
+    *("rooms", "sampler", "shares", "splits", "statistics", "stratification"),
     *("threshold", "tokenize", "trend", "versions", "words"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from finetune import UserError
 from finetune.cli import cache, dispatch
-from finetune.config import settings
+from finetune.config.settings import Settings
 from finetune.data import arrow, caches, digests, sources, tokenize
 from finetune.data.encoding import Encoder
 from finetune.errors import RunError
@@ -83,7 +83,7 @@ def test_learning_rate_launcher_and_workers_are_no_part_of_the_key(
     given: dict[str, Any] = {"dataset": str(reviews), "model": tiny_model, "eval_samples": 9}
 
     def files(**others: Any) -> dict[str, list[str]]:
-        chosen = settings.from_keywords("text", {**given, **others})
+        chosen = Settings.from_keywords("text", {**given, **others})
         prepared = preparation.prepare(chosen).settings.recipe.prepared
         lock.release()
         return {
@@ -100,10 +100,9 @@ def test_learning_rate_launcher_and_workers_are_no_part_of_the_key(
 
 
 def test_too_few_workers_are_refused() -> None:
-    with pytest.raises(
-        UserError, match="--preprocessing_num_workers 0: expected 1 process or more"
-    ):
-        settings.from_keywords("text", {"preprocessing_num_workers": 0, "embedded": True})
+    options = {"preprocessing_num_workers": 0, "embedded": True}
+    (mistake,) = Settings.from_keywords("text", options).report.sentences("error")
+    assert mistake == "--preprocessing_num_workers 0: expected 1 process or more"
 
 
 # ---- worker processes ----------------------------------------------------------------------------
@@ -318,7 +317,7 @@ def test_other_ranks_read_split_hash_and_tokenize_nothing(
     def prepared(rank: str) -> preparation.Prepared:
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", rank)
-        return preparation.prepare(settings.from_keywords("text", options))
+        return preparation.prepare(Settings.from_keywords("text", options))
 
     first = prepared("0")
     lock.release()

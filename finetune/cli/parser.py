@@ -1,4 +1,4 @@
-"""The flags of the subcommands; those of a recipe are read by ``config/flags.py``."""
+"""The flags of the subcommands; those of a recipe are read by ``config/parser.py``."""
 
 from __future__ import annotations
 

@@ -142,16 +142,21 @@ def _shipped() -> dict[str, Path]:
 
 
 def _import_shipped(name: str) -> ModuleType:
-    directory = HOUSE / "recipes"
-    if (package := sys.modules.get("recipes")) is None:
-        init = directory / "__init__.py"
-        import_source("recipes", init, init.read_bytes(), str(init))
-    elif directory not in [Path(place).resolve() for place in getattr(package, "__path__", [])]:
+    _import_package()
+    package, directory = sys.modules["recipes"], HOUSE / "recipes"
+    if directory not in [Path(place).resolve() for place in getattr(package, "__path__", [])]:
         raise UserError(
             f"another package named 'recipes' is imported already, {package}; the toolkit's is "
             f"{directory}, and a process can import only one: rename the other"
         )
     return importlib.import_module(f"recipes.{name}")
+
+
+def _import_package() -> None:
+    """Import the toolkit's ``recipes`` before another package of that name is found."""
+    init = HOUSE / "recipes" / "__init__.py"
+    if "recipes" not in sys.modules:
+        import_source("recipes", init, init.read_bytes(), str(init))
 
 
 def _module_name(path: Path) -> str:
@@ -178,6 +183,7 @@ def _import_file(
 ) -> ModuleType:
     source, sha256 = read_source(path, "recipe")
     tell(f"importing the recipe {path} (sha256 {sha256})")
+    _import_package()  # a recipe may derive from one of them
     if (finder := _BesideRecipe(str(path.parent))) not in sys.meta_path:
         sys.meta_path.append(finder)
     return import_source(_module_name(path), path, source, name)

@@ -613,17 +613,8 @@ def test_a_recipe_file_is_a_recipe(weather: Path, cli: Cli, tmp_path: Path) -> N
         assert (event.settings.recipe.days, event.steps) == (90, 8)
 
 
-NAMED_BY_FILE = "run.json names the file of a module's entry point, so it is not trusted"
-
-
 @pytest.mark.contract("A4")
-@pytest.mark.parametrize(
-    "value",
-    [
-        "weather_tasks:Headlines",
-        pytest.param("weather_tasks", marks=pytest.mark.xfail(strict=True, reason=NAMED_BY_FILE)),
-    ],
-)
+@pytest.mark.parametrize("value", ["weather_tasks:Headlines", "weather_tasks"])
 def test_an_installed_package_registers_recipes(
     value: str, weather: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
