@@ -653,6 +653,19 @@ def test_text_and_image_need_no_code(
         assert right > 0.7
 
 
+@pytest.mark.contract("A4", "F3")
+def test_a_step_imports_the_modules_beside_the_recipe(tmp_path: Path, cli: Cli) -> None:
+    """But not a folder beside it that is named like an optional package."""
+    step = "        import network_beside_it\n        from importlib.util import find_spec\n"
+    step += "        assert find_spec('clearml') is None\n"
+    body = WEATHER.replace("    def load(self):", f"    def load(self):\n{step}", 1)
+    (tmp_path / "beside.py").write_text(body)
+    (tmp_path / "network_beside_it.py").write_text("")
+    (tmp_path / "clearml").mkdir()
+    finished = cli(tmp_path / "beside.py", "--dry_run")
+    assert finished.status == 0, finished.output
+
+
 MISTAKEN_RECIPES = {
     "import": ("import no_such_module\n", ["line 1", "no_such_module"]),
     "syntax": ("class Mine(\n", ["line 1"]),
