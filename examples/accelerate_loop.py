@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from transformers import Trainer, get_scheduler, set_seed
 
 from finetune import UserError
-from finetune.config import settings
+from finetune.config.settings import Settings
 from finetune.runtime import distributed, faults
 
 
@@ -36,9 +36,10 @@ def main(recipe: str = "", *flags: str) -> int:
     return 0
 
 
-def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
+def prepare(recipe: str, flags: tuple[str, ...]) -> Settings:
     """Check the flags, load the data and return the settings; mistakes raise ``UserError``."""
-    chosen = settings.from_command_line(recipe, flags)
+    chosen = Settings.from_command_line(recipe, flags)
+    chosen.report.raise_errors()
     if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
         chosen.training["output_dir"] += "-accelerate"
     if getattr(chosen.recipe, "long_texts", "cut") != "cut":
@@ -48,7 +49,7 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     return chosen
 
 
-def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
+def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
     """Train, on every rank; return the loss of each step and the last evaluation."""
     arguments = chosen.arguments  # built first: they reset the state of the Accelerator
     accumulation, batch_size = arguments.gradient_accumulation_steps, arguments.global_batch_size

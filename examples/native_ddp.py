@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from transformers import Trainer, get_scheduler, set_seed
 
 from finetune import UserError
-from finetune.config import settings
+from finetune.config.settings import Settings
 from finetune.runtime import distributed, faults
 
 
@@ -41,9 +41,10 @@ def main(recipe: str = "", *flags: str) -> int:
     return 0
 
 
-def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
+def prepare(recipe: str, flags: tuple[str, ...]) -> Settings:
     """Check the flags, load the data and return the settings; mistakes raise ``UserError``."""
-    chosen = settings.from_command_line(recipe, flags)
+    chosen = Settings.from_command_line(recipe, flags)
+    chosen.report.raise_errors()
     if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
         chosen.training["output_dir"] += "-native"
     if getattr(chosen.recipe, "long_texts", "cut") != "cut":
@@ -53,7 +54,7 @@ def prepare(recipe: str, flags: tuple[str, ...]) -> settings.Settings:
     return chosen
 
 
-def train(chosen: settings.Settings) -> tuple[list[float], dict[str, float]]:
+def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
     """Train, on every rank; return the loss of each step and the last evaluation."""
     arguments, me = chosen.arguments, distributed.ranks()
     set_seed(arguments.seed)  # all ranks initialise the same classification head

@@ -9,7 +9,16 @@
 The names are imported when they are first used: ``import finetune`` costs nothing.
 """
 
-from finetune.runtime import import_path as import_path
+import os
+import sys
+
+# `python -m finetune` puts the current directory first on the import path: a `csv.py` or a folder
+# `wandb` there would be imported instead of the package. A checkout stays, as the last entry.
+if sys.argv[:1] == ["-m"]:
+    here = os.path.realpath(os.curdir)
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != here]
+    if here == os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir)):
+        sys.path.append(here)
 
 # isort: split
 import importlib
@@ -18,65 +27,57 @@ from typing import TYPE_CHECKING, Any
 from finetune.runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from finetune.errors import UserError
+    from finetune.errors import Diverged, RunError, UserError
     from finetune.pipeline.check import Check, check
     from finetune.pipeline.compare import Comparison, compare
     from finetune.pipeline.evaluate import Evaluation, evaluate
+    from finetune.pipeline.events import (
+        Advanced,
+        Collated,
+        Event,
+        Finished,
+        Interrupted,
+        Logged,
+        MovedAside,
+        Noted,
+        Predicted,
+        Started,
+    )
     from finetune.pipeline.launch import launch
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
     from finetune.pipeline.report import Report, report
     from finetune.pipeline.train import train
     from finetune.recipe import ImageClassification, Recipe, TextClassification, option
+    from finetune.recipe.scoring import Scoring
     from finetune.runs.run import Run
 
-_HOME = {
-    "Check": "finetune.pipeline.check",
-    "Comparison": "finetune.pipeline.compare",
-    "Evaluation": "finetune.pipeline.evaluate",
-    "FilePrediction": "finetune.pipeline.predict",
-    "ImageClassification": "finetune.recipe",
-    "Recipe": "finetune.recipe",
-    "Report": "finetune.pipeline.report",
-    "Run": "finetune.runs.run",
-    "TextClassification": "finetune.recipe",
-    "UserError": "finetune.errors",
-    "check": "finetune.pipeline.check",
-    "compare": "finetune.pipeline.compare",
-    "evaluate": "finetune.pipeline.evaluate",
-    "launch": "finetune.pipeline.launch",
-    "option": "finetune.recipe",
-    "predict": "finetune.pipeline.predict",
-    "predict_file": "finetune.pipeline.predict",
-    "report": "finetune.pipeline.report",
-    "train": "finetune.pipeline.train",
+_MODULES = {
+    "errors": "Diverged RunError UserError",
+    "pipeline.check": "Check check",
+    "pipeline.compare": "Comparison compare",
+    "pipeline.evaluate": "Evaluation evaluate",
+    "pipeline.events": "Advanced Collated Event Finished Interrupted Logged MovedAside Noted "
+    "Predicted Started",
+    "pipeline.launch": "launch",
+    "pipeline.predict": "FilePrediction predict predict_file",
+    "pipeline.report": "Report report",
+    "pipeline.train": "train",
+    "recipe": "ImageClassification Recipe TextClassification option",
+    "recipe.scoring": "Scoring",
+    "runs.run": "Run",
 }
-__all__ = [
-    "Check",
-    "Comparison",
-    "Evaluation",
-    "FilePrediction",
-    "ImageClassification",
-    "Recipe",
-    "Report",
-    "Run",
-    "TextClassification",
-    "UserError",
-    "check",
-    "compare",
-    "evaluate",
-    "launch",
-    "option",
-    "predict",
-    "predict_file",
-    "report",
-    "train",
-]
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = ["Advanced", "Check", "Collated", "Comparison", "Diverged", "Evaluation", "Event"]
+__all__ += ["FilePrediction", "Finished", "ImageClassification", "Interrupted", "Logged"]
+__all__ += ["MovedAside", "Noted", "Predicted", "Recipe", "Report", "Run", "RunError", "Scoring"]
+__all__ += ["Started", "TextClassification", "UserError", "check", "compare", "evaluate", "launch"]
+__all__ += ["option", "predict", "predict_file", "report", "train"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(f"finetune.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

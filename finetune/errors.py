@@ -1,18 +1,17 @@
-"""What a user did wrong, said so that they know what to type next.
+"""Mistakes of the user, and findings about their data and options.
 
 A :class:`UserError` is a mistake of the person at the keyboard; a broken invariant is an
-``assert``. The command line prints it without a traceback, from rank 0 only, and exits with status
-2.
+``assert``. The command line prints it without a traceback, from rank 0 only, with exit status 2.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 #: Rows whose place a message names.
@@ -40,12 +39,12 @@ class UserError(Exception):
     """
 
     def __init__(self, *mistakes: str) -> None:
-        self.mistakes = tuple(masked(_IN_WORKER.sub("", each).strip()) for each in mistakes)
+        self.mistakes = tuple(masked(_IN_WORKER.sub("", mistake).strip()) for mistake in mistakes)
         super().__init__("\n".join(self.mistakes))
 
 
 class RunError(Exception):
-    """What ended a run through no mistake in what was typed: told without a traceback.
+    """What ended a run through no mistake of the user; shown without a traceback.
 
     The command line prints it once and exits with status 1.
 
@@ -156,10 +155,26 @@ class Report:
         self.error(message, name, **details)
         raise UserError(*self.sentences("error"))
 
-    def raise_errors(self) -> None:
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        """Add the mistakes of a :class:`UserError` as errors, and carry on after the block."""
+        try:
+            yield
+        except UserError as error:
+            errors = self.sentences("error")
+            for mistake in error.mistakes:
+                if mistake not in errors:
+                    self.error(mistake)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether a training would refuse."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+    def raise_errors(self, prefix: str = "") -> None:
         """Raise a :class:`UserError` with all errors, if there are any."""
         if errors := self.sentences("error"):
-            raise UserError(*errors)
+            raise UserError(*(f"{prefix}{error}" for error in errors))
 
     def sentences(self, *severities: Severity) -> list[str]:
         """Return the findings of these severities as text, with file and line."""
@@ -178,89 +193,16 @@ def row_numbers(split: str, rows: Sequence[int]) -> str:
     return f"row{'s' * (len(rows) > 1)} {shown}{', ...' * (len(rows) > SHOWN_PLACES)}"
 
 
-class Mistakes:
-    """Collects mistakes, so that all are told at once::
-
-        mistakes = Mistakes()
-        with mistakes:
-            refuse_this()
-        with mistakes:
-            refuse_that()
-        mistakes.refuse()
-
-    Args:
-        found: Those that are known already.
-    """
-
-    def __init__(self, found: Sequence[str] = ()) -> None:
-        self.found = list(found)
-        #: Whether an option is unknown; it may be the one that says where data or model are.
-        self.has_unknown_option = False
-
-    def add(self, *mistakes: str) -> None:
-        """Add mistakes, but for those that are there already."""
-        self.found += [each for each in dict.fromkeys(mistakes) if each not in self.found]
-
-    def __enter__(self) -> None:
-        """Begin a block whose ``UserError`` is collected."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool:
-        if isinstance(error, UserError):
-            self.add(*error.mistakes)
-        return isinstance(error, UserError)
-
-    def hand_to(self, others: Mistakes | None) -> None:
-        """Add them to ``others``, or raise them if that is None."""
-        if others is None:
-            self.refuse()
-        else:
-            others.add(*self.found)
-            others.has_unknown_option |= self.has_unknown_option
-
-    def refuse(self) -> None:
-        """Raise a ``UserError`` if there is any."""
-        if self.found:
-            raise UserError(*self.found)
-
-
-#: What other tools call an option, and what it is called here.
-_ALSO_CALLED = {
-    **dict.fromkeys(("lr", "rate"), "learning_rate"),
-    **dict.fromkeys(("bs", "batch", "batch_size"), "global_batch_size"),
-    **dict.fromkeys(("epoch", "epochs", "n_epochs"), "num_train_epochs"),
-    **dict.fromkeys(("accum", "grad_accum"), "gradient_accumulation_steps"),
-    **dict.fromkeys(("resume", "checkpoint"), "resume_from_checkpoint"),
-    **dict.fromkeys(("out", "output"), "output_dir"),
-    "wd": "weight_decay",
-    "patience": "early_stopping_patience",
-    "text": "text_column",
-    "label": "label_column",
-}
-
-
-def suggestion(name: str, known: Iterable[object], cutoff: float = 0.5) -> str:
-    """``"; did you mean 'yelp'?"`` for the nearest of ``known``, or an empty string."""
-    nearest = difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=cutoff)
+def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:
+    """Return ``"; did you mean 'yelp'?"`` for the nearest of ``names``, or an empty string."""
+    nearest = difflib.get_close_matches(name, list(map(str, names)), n=1, cutoff=cutoff)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
-
-
-def option_suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the same for an option, ``lr`` or ``--lr``, which may have another name elsewhere."""
-    bare = name.lstrip("-")
-    dashes, bare_known = name[: len(name) - len(bare)], [each.lstrip("-") for each in known]
-    usual = _ALSO_CALLED.get(bare.replace("-", "_"))
-    if usual in bare_known:
-        return f"; did you mean '{dashes}{usual}'?"
-    found = suggestion(bare, bare_known, cutoff=0.65)
-    return found.replace("'", f"'{dashes}", 1)
 
 
 def typed_as(kind: type) -> str:
     """Return what a value of a type is called where one is expected: ``a whole number``."""
-    known = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return known.get(kind, kind.__name__)
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return names.get(kind, kind.__name__)
 
 
 def counted(number: int, noun: str) -> str:

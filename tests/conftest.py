@@ -44,7 +44,7 @@ QUICK = {
     *("class_weights", "cpu", "encoding", "exchange", "head", "kappa", "kernels"),
     *("libraries", "library_behaviour", "library_hooks", "library_scan"),
     *("loss", "losses", "multi_label_statistics", "number_losses", "number_metrics"),
-    *("rooms", "sampler", "settings", "statistics", "threshold", "trend", "versions", "words"),
+    *("rooms", "sampler", "statistics", "threshold", "trend", "versions", "words"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -126,8 +126,8 @@ MUTATIONS = (
     Mutation(
         "the config file wins over flags",
         "finetune/config/settings.py",
-        '{**_read_config(cls, typed.get("config"), wrong), **typed}',
-        '{**typed, **_read_config(cls, typed.get("config"), wrong)}',
+        'given = {**_read_config(parser, typed.get("config"), report), **typed}',
+        'given = {**typed, **_read_config(parser, typed.get("config"), report)}',
         ("A5",),
     ),
     Mutation(
@@ -391,9 +391,9 @@ MUTATIONS = (
     ),
     Mutation(
         "modules in the current directory are imported",
-        "finetune/runtime/import_path.py",
-        "sys.path[:] = [entry for entry in sys.path if entry not in found]",
-        "sys.path[:] = [entry for entry in sys.path]",
+        "finetune/__init__.py",
+        "[entry for entry in sys.path if os.path.realpath(entry or os.curdir) != here]",
+        "[entry for entry in sys.path]",
         ("F3",),
     ),
 )

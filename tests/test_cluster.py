@@ -18,7 +18,8 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from finetune.cli import dispatch
-from finetune.config.flags import Flags
+from finetune.config.parser import RecipeParser
+from finetune.errors import Report
 from finetune.recipe import catalog
 from tests.conftest import ROOT
 
@@ -124,13 +125,21 @@ def test_batch_script_passes_a_signal_on_and_queues_the_job_again(place: Path) -
     assert "SIGUSR1" in torchrun(words).signals_to_handle.split(",")
 
 
+def typed(recipe: str, flags: list[str]) -> dict[str, Any]:
+    """Return the options that the flags of a recipe are."""
+    report = Report()
+    options = RecipeParser(catalog.find(recipe)).read(flags, report)
+    report.raise_errors()
+    return options
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_in_words(command: str) -> None:
     name, *flags = shlex.split(command.partition("`")[0])
     if name in dispatch.VERBS:
         assert not flags
     else:
-        assert Flags(catalog.find(name)).read(flags) or not flags
+        assert typed(name, flags) or not flags
 
 
 def test_there_are_commands_in_words() -> None:
@@ -146,7 +155,7 @@ def test_manifest_starts_the_same_command() -> None:
         assert (program, container["name"]) == ("torchrun", "pytorch")
         assert (given.module, given.training_script) == (True, "finetune")
         name, *flags = given.training_script_args
-        written = Flags(catalog.find(name)).read(flags)["output_dir"]
+        written = typed(name, flags)["output_dir"]
         kept = {each["name"]: each["value"] for each in container["env"]}["HF_HOME"]
         assert {Path(written).parts[1], Path(kept).parts[1]} == {"shared"}
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from datasets import DatasetDict
 
-from finetune.config.settings import from_keywords
+from finetune.config.settings import Settings
 from finetune.data import embedded
 from finetune.data.sources import Source
 from finetune.errors import UserError
@@ -83,7 +83,7 @@ def test_duplicates_of_imdb_are_dropped_and_counted(
     imdb: DatasetDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Source, "load", lambda *_: imdb)
-    recipe = from_keywords("yelp", {"embedded": True}).recipe
+    recipe = Settings.from_keywords("yelp", {"embedded": True}).recipe
 
     splits = recipe.splits
 
@@ -101,7 +101,7 @@ def test_duplicates_of_imdb_are_dropped_and_counted(
 
 
 def test_sentiment_brings_positive_to_the_front(rotten_tomatoes: DatasetDict) -> None:
-    recipe = from_keywords("sentiment", {"embedded": True}).recipe
+    recipe = Settings.from_keywords("sentiment", {"embedded": True}).recipe
     source = rotten_tomatoes["train"]
 
     assert recipe.labels == ["positive", "negative"]

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from examples import accelerate_loop, native_ddp
-from finetune.config import settings
+from finetune.config.settings import Settings
 from finetune.runtime import distributed
 from tests.conftest import HANGS
 from tests.warm import Servers, in_warm_processes
@@ -42,7 +42,7 @@ EPOCHS: dict[str, Any] = dict(global_batch_size=20, num_train_epochs=2)  # with 
 PER_EPOCH = 7
 
 
-def choose(source: dict[str, str], output_dir: Path | str, **options: Any) -> settings.Settings:
+def choose(source: dict[str, str], output_dir: Path | str, **options: Any) -> Settings:
     """The settings of one training; they are the same for `Trainer` and for a loop."""
     given = dict(
         eval_samples=EVALUATED,
@@ -54,10 +54,10 @@ def choose(source: dict[str, str], output_dir: Path | str, **options: Any) -> se
         disable_tqdm=True,
         output_dir=str(output_dir),
     )
-    return settings.from_keywords("yelp", {**source, **given, **options})
+    return Settings.from_keywords("yelp", {**source, **given, **options})
 
 
-def train_with_trainer(chosen: settings.Settings) -> Result:
+def train_with_trainer(chosen: Settings) -> Result:
     trainer = chosen.recipe.trainer(**chosen.training)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -66,7 +66,7 @@ def train_with_trainer(chosen: settings.Settings) -> Result:
     return losses, {"rows": EVALUATED, **scores}
 
 
-WAYS: dict[str, Callable[[settings.Settings], Result]] = {
+WAYS: dict[str, Callable[[Settings], Result]] = {
     "Trainer": train_with_trainer,
     **{name: loop.train for name, loop in LOOPS.items()},
 }

@@ -17,7 +17,8 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
-from finetune.config.flags import Flags
+from finetune.config.parser import RecipeParser
+from finetune.errors import Report
 from finetune.models.cpu import attention
 from finetune.models.cpu.packing import PackedLinear
 from finetune.recipe import scoring
@@ -112,9 +113,10 @@ def test_a_mask_is_true_where_a_token_is_seen(
 
 
 def test_the_parser_makes_actions_of_the_fields() -> None:
-    flags = Flags(Yelp)
-    assert flags.read(["--learning-rate", "0.5", "--bf16"]) == {"learning_rate": 0.5, "bf16": True}
-    assert {"learning_rate", "max_length", "embedded"} <= set(flags.defaults)
+    parser = RecipeParser(Yelp)
+    options = parser.read(["--learning-rate", "0.5", "--bf16"], Report())
+    assert options == {"learning_rate": 0.5, "bf16": True}
+    assert {"learning_rate", "max_length", "embedded"} <= set(parser.defaults)
     with pytest.raises(argparse.ArgumentTypeError, match="Truthy value expected: got x but "):
         resolve("transformers.hf_argparser:string_to_bool")("x")
 

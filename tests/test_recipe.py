@@ -12,8 +12,8 @@ from datasets import Dataset, DatasetDict
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from finetune.config.flags import Flags
-from finetune.errors import UserError
+from finetune.config.parser import RecipeParser
+from finetune.errors import Report, UserError
 from finetune.recipe import Recipe, TextClassification, catalog, option
 from tests.hub.repositories import UNCASED
 
@@ -58,11 +58,9 @@ def test_fields_are_options_with_their_help() -> None:
 
     assert (recipe.max_length, recipe.temperature) == (32, 2.0)
     assert helps(Reviews)["temperature"] == "an option of its own"
-    assert Flags(Reviews).read(["--temperature", "3", "--max-length", "9"]) == {
-        "temperature": 3.0,
-        "max_length": 9,
-    }
-    assert "an option of its own (default: 1.0)" in " ".join(Flags(Reviews).help().split())
+    options = RecipeParser(Reviews).read(["--temperature", "3", "--max-length", "9"], Report())
+    assert options == {"temperature": 3.0, "max_length": 9}
+    assert "an option of its own (default: 1.0)" in " ".join(RecipeParser(Reviews).help().split())
 
 
 def test_rows_without_an_id_get_their_number() -> None:
@@ -81,7 +79,8 @@ def test_rows_without_an_id_get_their_number() -> None:
 
 
 def test_an_option_with_choices_has_one_of_them() -> None:
-    assert Flags(Reviews).read(["--csv-quoting", "none"]) == {"csv_quoting": "none"}
+    options = RecipeParser(Reviews).read(["--csv-quoting", "none"], Report())
+    assert options == {"csv_quoting": "none"}
     for options in ({"csv_quoting": "minimum"}, {"csv_quoting": None}):
         with pytest.raises(UserError, match=r"--csv_quoting .*: expected auto, minimal or none"):
             Reviews(**options)
@@ -140,7 +139,7 @@ def test_a_field_that_is_taken_is_refused_by_name(name: str) -> None:
     wrong = type("Wrong", (TextClassification,), {"__annotations__": {name: float}, name: 0.1})
 
     with pytest.raises(UserError, match=rf"Wrong: the options {name} are training arguments"):
-        Flags(wrong)
+        RecipeParser(wrong)
 
 
 @pytest.mark.parametrize("name", ["training", "embedded"])
@@ -190,8 +189,8 @@ def test_every_recipe_keeps_the_contract(name: str) -> None:
         "image",
         "text",
     )  # whose labels are those of the data
-    Flags(cls)  # none of its options is a training argument
-    names = {each.name for each in dataclasses.fields(cls)} | set(Flags(cls).defaults)
+    RecipeParser(cls)  # none of its options is a training argument
+    names = {each.name for each in dataclasses.fields(cls)} | set(RecipeParser(cls).defaults)
     assert set(cls.training) | set(cls.embedded) <= names
 
 
@@ -309,19 +308,6 @@ def test_a_base_class_that_is_imported_is_no_recipe_of_the_file(tmp_path: Path) 
     path = write(tmp_path / "child.py", "Child", before="from recipes.yelp import Yelp")
 
     assert catalog.find(str(path)).__name__ == "Child"
-
-
-def test_a_recipe_is_found_by_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "my_tasks" / "titles.py", "Titles")
-    monkeypatch.chdir(tmp_path)
-    path = list(sys.path)
-
-    cls = catalog.find("my_tasks.titles")
-
-    assert cls().dataset == "data of Titles"
-    assert sys.path == path
-    with pytest.raises(UserError, match=r"no module 'my_tasks.headlines'"):
-        catalog.find("my_tasks.headlines")
 
 
 def test_a_recipe_of_the_toolkit_is_not_taken_from_the_current_directory(

@@ -352,11 +352,11 @@ def test_a_baseline_that_fails_costs_nothing_else(
 def test_too_few_steps_are_told_before_the_training(
     training: dict[str, Any], said: str | None, data: Path, tiny_model: str, tmp_path: Path
 ) -> None:
-    from finetune.config.settings import from_keywords
+    from finetune.config.settings import Settings
     from finetune.pipeline.preparation import prepare
 
     options = dict(dataset=str(data), model=tiny_model, output_dir=str(tmp_path / "run"))
-    chosen = from_keywords(Reviews, {**options, **training})
+    chosen = Settings.from_keywords(Reviews, {**options, **training})
     for _ in range(2):
         prepare(chosen)
     notes = [note for note in chosen.recipe.notes if "optimizer step" in note]

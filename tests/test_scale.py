@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import EvalLoopContainer
 
 import finetune
 from finetune import Run, UserError
-from finetune.config import settings
+from finetune.config.settings import Settings
 from finetune.pipeline import preparation, provenance
 from finetune.pipeline.compare import compare
 from finetune.runs import classes
@@ -253,7 +253,7 @@ def test_the_loss_of_a_long_run_is_logged_at_shares_of_it(
         "output_dir": str(tmp_path / "run"),
         **options,
     }
-    prepared = preparation.prepare(settings.from_keywords("text", given)).settings
+    prepared = preparation.prepare(Settings.from_keywords("text", given)).settings
     lock.release()
     assert {"logging_steps": 10, **prepared.training}["logging_steps"] == steps
 

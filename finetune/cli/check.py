@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from finetune.checking.findings import STATUS
 from finetune.cli import console, imports
-from finetune.config.settings import from_command_line, peek
-from finetune.errors import Mistakes, UserError, counted
+from finetune.config.settings import Settings, peek
+from finetune.errors import UserError, counted
 from finetune.recipe import catalog
 from finetune.runtime import distributed, hub
 
@@ -89,8 +89,8 @@ def _found(recipe: str, flags: list[str]) -> Check:
     suspects = _suspects(flags)
     deep = "--deep" in flags
     flags = [flag for flag in flags if flag not in ("--json", "--deep")]
-    wanted = peek(catalog.find(recipe), flags)
-    if wanted is not None and not hub.missing(wanted):
+    sources, _ = peek(catalog.find(recipe), flags) or (None, True)
+    if sources is not None and not hub.missing(sources):
         hub.go_offline()
     imports.at_once("datasets", "finetune.training.arguments")
 
@@ -101,9 +101,8 @@ def _found(recipe: str, flags: list[str]) -> Check:
         from finetune.pipeline.suspects import refuse_loss
 
         refuse_loss(suspects)
-    mistakes = Mistakes()
-    chosen = from_command_line(recipe, flags, mistakes)
-    result = check.examine(chosen, mistakes=mistakes, deep=deep)
+    chosen = Settings.from_command_line(recipe, flags, ("--deep", "--json", "--suspects"))
+    result = check.examine(chosen, deep=deep)
     if suspects is not None:
         from finetune.pipeline.suspects import of_findings
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from finetune.cli.parser import Parser
-from finetune.config import wrapping
 from finetune.errors import RunError, UserError, suggestion
 from finetune.recipe import catalog
-from finetune.runtime import distributed, faults, import_path, namesakes, signals, versions
+from finetune.runtime import distributed, faults, signals, versions
 from finetune.runtime.terminal import visible
 from finetune.runtime.version import __version__
 
@@ -44,7 +43,6 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # "USDT: profiler_start", with --profile
-    import_path.forget_current_directory()
     faults.keep_secrets()
     try:
         return _run(list(words))
@@ -79,9 +77,7 @@ def _run(words: list[str]) -> int:
     verb, *rest = words
     if verb == "list":
         Parser("list", "List the recipes, one line each.").parse_args(rest)
-        recipes = {name: catalog.summary(name) for name in catalog.names()}
-        width = max(map(len, recipes), default=0)  # not wrapped: scripts read it line by line
-        print("\n".join(f"  {name:<{width}}  {text}" for name, text in recipes.items()))
+        print("\n".join(_table({name: catalog.summary(name) for name in catalog.names()})))
         return 0
     if hint := suggestion(verb, ("--help", "--version"), 0.7) if verb.startswith("-") else "":
         raise UserError(f"unknown option {verb}{hint}")
@@ -94,9 +90,7 @@ def _run(words: list[str]) -> int:
                 f"(recipes: {', '.join(catalog.names())}; subcommands: {', '.join(VERBS)}; "
                 "a recipe of your own is the path of a .py file)"
             )
-    # doctor shows namesakes in its table
-    told = [*versions.once(), *(namesakes.claim() if verb != "doctor" else ())]
-    for sentence in told if distributed.ranks().rank == 0 else ():
+    for sentence in versions.once() if distributed.ranks().rank == 0 else ():
         print(f"warning: {visible(sentence)}", file=sys.stderr)
     return int(importlib.import_module(f"finetune.cli.{verb}").main(rest))
 
@@ -111,10 +105,10 @@ def usage() -> str:
             "       accelerate launch -m finetune RECIPE [flags]",
             "",
             "recipes (or the path of your own, path/to/mine.py)",
-            *wrapping.table(recipes),
+            *_table(recipes),
             "",
             "subcommands",
-            *wrapping.table(VERBS),
+            *_table(VERBS),
             "",
             "python -m finetune RECIPE --help   the flags of a recipe",
             "python -m finetune --version",
@@ -123,4 +117,10 @@ def usage() -> str:
 
 
 def _may_be_recipe(word: str) -> bool:
-    return word in catalog.names() or word.endswith(".py") or "." in word or word.startswith("-")
+    return word in catalog.names() or word.endswith(".py") or word.startswith("-")
+
+
+def _table(descriptions: Mapping[str, str]) -> list[str]:
+    """Return a line for each name, which scripts can read."""
+    width = max(map(len, descriptions), default=0)
+    return [f"  {name:<{width}}  {text}" for name, text in descriptions.items()]

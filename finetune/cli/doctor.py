@@ -16,7 +16,7 @@ from finetune.cli.parser import Parser
 from finetune.doctor import machine
 from finetune.doctor.network import Network, lines
 from finetune.errors import UserError
-from finetune.runtime import distributed, namesakes
+from finetune.runtime import distributed
 
 
 def main(words: Sequence[str]) -> int:
@@ -53,8 +53,6 @@ def describe(network: Network) -> None:
     console.block("versions", _versions(machine.versions()))
     console.block("Hub", machine.reach())
     console.block("caches", machine.caches())
-    if others := [*namesakes.overwritten(), *namesakes.found()]:
-        console.block("name conflicts", {"packages": others})
     console.say()
     _say_what_to_set(network)
 

@@ -1,15 +1,15 @@
-"""The flags of the subcommands; those of a recipe are read by ``config/flags.py``."""
+"""The flags of the subcommands; those of a recipe are read by ``config/parser.py``."""
 
 from __future__ import annotations
 
 import argparse
-import re
+import inspect
 from typing import Any, NoReturn
 
 from finetune.cli import console
-from finetune.config import wrapping
-from finetune.errors import UserError, option_suggestion
+from finetune.errors import UserError
 from finetune.runs.run import Run
+from finetune.training.retired import option_suggestion
 
 
 def load_run(path: str, trust_recipe: bool) -> Run:
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, verb: str, description: str | None) -> None:
         super().__init__(
             prog=f"python -m finetune {verb}",
-            description=description and wrapping.prose(description.replace("``", "`")),
+            description=description and inspect.cleandoc(description.replace("``", "`")),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a ``UserError``, for unknown flags with the nearest known ones."""
         _, _, left = message.partition("unrecognized arguments: ")
-        known = ["--help", *re.findall(r"--\w+", self.format_usage())]
+        known = [*self._option_string_actions]
         flags = [word.partition("=")[0] for word in left.split() if word.startswith("--")]
         unknown = [f"unknown option {flag}{option_suggestion(flag, known)}" for flag in flags]
         found = unknown or [f"unexpected words: {left}" if left else message]

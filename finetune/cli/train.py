@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finetune.cli import console, imports
-from finetune.config.flags import Flags
-from finetune.config.settings import from_command_line, may_have_mistakes, peek
-from finetune.errors import Mistakes, UserError
+from finetune.config.settings import Settings, peek
+from finetune.errors import UserError
 from finetune.recipe import catalog
 from finetune.runtime import distributed, hub, signals
 
@@ -33,18 +32,20 @@ def main(words: Sequence[str]) -> int:
     cls = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
         imports.at_once("finetune.training.arguments")
-        print(Flags(cls).help(), end="")
+        from finetune.config.parser import RecipeParser
+
+        print(RecipeParser(cls).help(), end="")
         return 0
-    wanted = peek(cls, flags)
-    missing = [] if wanted is None else hub.missing(wanted)
+    sources, may_have_mistakes = peek(cls, flags) or (None, True)
+    missing = [] if sources is None else hub.missing(sources)
     unreachable = (
         hub.unreachable(missing, embedded=bool(cls.embedded), packaged=cls.packaged_model)
         if distributed.ranks().rank == 0
         else None
     )
-    if unreachable and wanted is not None and not may_have_mistakes(flags, wanted):
+    if unreachable and not may_have_mistakes:
         raise unreachable  # before the flags are read: for that the libraries are imported
-    if not missing and wanted is not None:
+    if not missing and sources is not None:
         hub.go_offline()
     if not missing or unreachable:  # all at once: rank 0 waits for the others before it begins
         imports.at_once("datasets", "finetune.training.trainer")
@@ -56,8 +57,7 @@ def main(words: Sequence[str]) -> int:
     show = screen.Screen()
 
     def prepare() -> preparation.Prepared:
-        mistakes = Mistakes()
-        return preparation.prepare(from_command_line(recipe, flags, mistakes), show, mistakes)
+        return preparation.prepare(Settings.from_command_line(recipe, flags), show)
 
     with signals.handled():
         if distributed.under_launcher():

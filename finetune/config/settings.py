@@ -1,12 +1,14 @@
 """Recipe defaults < embedded overrides < config file < flags: from what was typed to a recipe.
 
 The values of a YAML file are read as strings and go through the parser of the flags, so that both
-are checked alike.
+are checked alike. Mistakes are errors in the report of the recipe: who trains raises them together
+with what is wrong with the data.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
@@ -17,16 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.config.flags import CHOICES, Flags, add_unknown, reads_dataset, refuse_clashes
 from finetune.data.comma_list import format_option
-from finetune.errors import Mistakes, UserError, masked
+from finetune.errors import Report, UserError, masked
 from finetune.recipe import Recipe, TextClassification, catalog
-from finetune.recipe.options import of_several
+from finetune.recipe.options import comma_lists
 from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
-
 
 #: Options that say where data and model come from.
 _SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
@@ -37,7 +37,7 @@ class Settings:
     """What one run is made from.
 
     Attributes:
-        recipe: The recipe, with its options.
+        recipe: The recipe, with its options; its report has the mistakes in what was typed.
         training: The training arguments that are not the library's defaults, by name.
         overrides: What ``--embedded`` changed, by name.
         given: What the config file and the flags set, by name.
@@ -54,6 +54,119 @@ class Settings:
     command: str = ""
     resuming: str = ""
 
+    @classmethod
+    def from_command_line(
+        cls, recipe: str, flags: Sequence[str], more_flags: Sequence[str] = ()
+    ) -> Settings:
+        """Return the settings of ``python -m finetune RECIPE FLAGS``.
+
+        Args:
+            recipe: What :func:`~finetune.recipe.catalog.find` takes.
+            flags: The words after it.
+            more_flags: Flags of the subcommand, which are suggested for a misspelled one.
+
+        Raises:
+            UserError: If there is no such recipe. Other mistakes are in the report.
+        """
+        from finetune.config.parser import RecipeParser
+
+        recipe_class, report = catalog.find(recipe), Report()
+        parser = RecipeParser(recipe_class, more_flags)
+        typed = parser.read(flags, report)
+        given = {**_read_config(parser, typed.get("config"), report), **typed}
+        words = _without_secrets([*distributed.launcher(), "-m", "finetune", recipe, *flags])
+        resume = r"\0--resume([_-]from[_-]checkpoint)?([=\0](?!--)[^\0]*)?(?=\0|$)"
+        again = re.sub(resume, "", "\0".join(words)).split("\0")
+        command, resuming = (masked(shlex.join(line)) for line in (words, [*again, "--resume"]))
+        return cls._resolve(recipe_class, given, command, resuming, report)
+
+    @classmethod
+    def from_keywords(
+        cls, recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]
+    ) -> Settings:
+        """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values.
+
+        Args:
+            recipe: A name, a class, or an instance whose options count as given.
+            options: Options of the recipe, training arguments, ``embedded`` and ``config``.
+
+        Raises:
+            UserError: If there is no such recipe. Other mistakes are in the report.
+        """
+        from finetune.config.parser import RecipeParser
+
+        changed: dict[str, Any] = {}
+        if isinstance(recipe, Recipe):
+            recipe_class = type(recipe)
+            for option in dataclasses.fields(recipe):
+                if (value := getattr(recipe, option.name)) != option.default:
+                    changed[option.name] = value
+        else:
+            recipe_class = catalog.find(recipe) if isinstance(recipe, str) else recipe
+        report = Report()
+        options = _known(options, recipe_class, report)
+        if not isinstance(options.get("dataset", ""), str):
+            from finetune.data import memory
+
+            options["dataset"] = memory.store(options["dataset"])
+        config: dict[str, Any] = {}
+        if options.get("config") is not None:
+            config = _read_config(RecipeParser(recipe_class), options["config"], report)
+        given = {**config, **changed, **options}
+        shown = {name: "***" if name == "hub_token" else value for name, value in given.items()}
+        again = {name: shown[name] for name in shown if name != "resume_from_checkpoint"}
+        name = repr(catalog.origin(recipe_class))
+        command, resuming = (
+            f"finetune.train({', '.join([name, *(f'{key}={line[key]!r}' for key in line)])})"
+            for line in (shown, {**again, "resume": True})
+        )
+        return cls._resolve(recipe_class, given, command, resuming, report)
+
+    @classmethod
+    def _resolve(
+        cls,
+        recipe: type[Recipe],
+        given: Mapping[str, Any],
+        command: str,
+        resuming: str,
+        report: Report,
+    ) -> Settings:
+        from finetune.config.parser import RUN_OPTIONS, reads_dataset
+        from finetune.training.defaults import keep_secret
+
+        if given.get("embedded") and not recipe.embedded:
+            report.error(f"--embedded: the recipe '{catalog.shown(recipe)}' has no embedded data")
+        for name in {"dataset", "dataset_revision"} & given.keys():
+            if not reads_dataset(recipe):
+                report.error(
+                    f"--{name}: the recipe '{catalog.shown(recipe)}' loads its own data; if its "
+                    "load() reads self.dataset, write `dataset: str = ...` in the class"
+                )
+        embedded = recipe.embedded if given.get("embedded") else {}
+        overrides = {name: value for name, value in embedded.items() if name not in given}
+        merged = {**overrides, **given}
+        names = {option.name for option in dataclasses.fields(recipe)}
+        training = {n: value for n, value in merged.items() if n not in {*names, *RUN_OPTIONS}}
+        keep_secret(training)
+        directory = training.get("output_dir", recipe.defaults()["output_dir"])
+        training["output_dir"] = str(Path(directory).expanduser())
+        built = _build(recipe, {n: value for n, value in merged.items() if n in names}, report)
+        built.report.add(*report.findings)
+        return cls(
+            recipe=built,
+            training=training,
+            overrides=overrides,
+            given={name: value for name, value in given.items() if name != "hub_token"},
+            dry_run=bool(given.get("dry_run")),
+            command=command,
+            resuming=resuming,
+        )
+
+    @property
+    def report(self) -> Report:
+        """What is wrong with the settings, and later with the data."""
+        return self.recipe.report
+
     @property
     def name(self) -> str:
         """The words that find the recipe again."""
@@ -69,25 +182,22 @@ class Settings:
         """The training arguments as values, checked without touching the device.
 
         Raises:
-            UserError: if they contradict each other.
+            UserError: If they contradict each other.
         """
-        from finetune.recipe import scoring
         from finetune.training.defaults import argument_values
 
-        given = scoring.with_computed(self.training, self.recipe.known_scoring)
-        return argument_values(self.recipe.training_defaults(given), given)
+        return argument_values(self.recipe.training_defaults(self.training), self.training)
 
     @property
     def without_effect(self) -> list[str]:
         """A sentence for each option that was set and has no effect beside the others."""
         from finetune.training.effects import without_effect
 
-        own = (
-            self.recipe.without_effect(self.given)
-            if isinstance(self.recipe, TextClassification)
-            else []
-        )
-        return [*own, *without_effect(self.given, self.values)]
+        recipe = self.recipe
+        sentences = without_effect(self.given, self.values)
+        if isinstance(recipe, TextClassification):
+            return [*recipe.without_effect(self.given), *sentences]
+        return sentences
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
@@ -95,181 +205,92 @@ class Settings:
         return self.values.build()
 
 
-def from_command_line(
-    recipe: str, flags: Sequence[str], mistakes: Mistakes | None = None
-) -> Settings:
-    """Return the settings of ``python -m finetune RECIPE FLAGS``.
+def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bool] | None:
+    """Return where data and model come from, without importing the libraries.
 
-    Args:
-        recipe: What :func:`~finetune.recipe.catalog.find` takes.
-        flags: The words after it.
-        mistakes: Takes what is wrong with flags and config file; the settings are those that the
-            rest of them make.
-
-    Raises:
-        UserError: what is wrong, unless ``mistakes`` takes it.
-    """
-    cls, wrong = catalog.find(recipe), Mistakes()
-    typed = Flags(cls).read(flags, mistakes=wrong)
-    given = {**_read_config(cls, typed.get("config"), wrong), **typed}
-    words = [*distributed.launcher(), "-m", "finetune", recipe, *flags]
-    command = masked(shlex.join(_without_secrets(words)))
-    settled = _settle(cls, given, command, masked(_resuming(words)), wrong)
-    wrong.hand_to(mistakes)
-    return settled
-
-
-def from_keywords(
-    recipe: str | type[Recipe] | Recipe,
-    options: Mapping[str, Any],
-    mistakes: Mistakes | None = None,
-) -> Settings:
-    """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values.
-
-    Args:
-        recipe: A name, a class, or an instance whose options count as given.
-        options: Options of the recipe, training arguments, ``embedded`` and ``config``.
-        mistakes: As for :func:`from_command_line`.
-
-    Raises:
-        UserError: what is wrong, unless ``mistakes`` takes it.
-    """
-    set_here: dict[str, Any] = {}
-    if isinstance(recipe, Recipe):
-        cls = type(recipe)
-        set_here = {
-            each.name: value
-            for each in dataclasses.fields(recipe)
-            if (value := getattr(recipe, each.name)) != each.default
-        }
-    else:
-        cls = catalog.find(recipe) if isinstance(recipe, str) else recipe
-    wrong = Mistakes()
-    options = _known(options, cls, wrong)
-    if not isinstance(options.get("dataset", ""), str):
-        from finetune.data import memory
-
-        options["dataset"] = memory.store(options["dataset"])
-    given = {**_read_config(cls, options.get("config"), wrong), **set_here, **options}
-    shown = {name: "***" if name == "hub_token" else value for name, value in given.items()}
-    again = {name: value for name, value in shown.items() if name != "resume_from_checkpoint"}
-    command, resuming = (
-        f"finetune.train({', '.join([repr(catalog.origin(cls)), *words])})"
-        for words in (_keywords(shown), _keywords({**again, "resume": True}))
-    )
-    settled = _settle(cls, given, command, resuming, wrong)
-    wrong.hand_to(mistakes)
-    return settled
-
-
-def peek(cls: type[Recipe], flags: Sequence[str]) -> dict[str, Any] | None:
-    """Return the options that say where data and model come from, without importing the libraries.
-
-    Only to know early whether the Hub is needed; mistakes are left to :func:`from_command_line`.
+    It is for knowing early whether the Hub is needed; mistakes are left to the parser.
 
     Returns:
-        None if they cannot be told, or if the Hub is needed anyway, to push to it.
+        These options, and whether there are other words that may be mistaken, or local data; None
+        if they cannot be told, or if the Hub is needed anyway, to push to it.
     """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("embedded", "push_to_hub"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
+    for name in (*_SOURCES, "config"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     try:
-        typed, _ = _sources_in(flags)
-        config = _load_yaml(Path(typed["config"]).expanduser()) if "config" in typed else {}
+        namespace, others = parser.parse_known_args(list(flags))
+        typed = {name: value for name, value in vars(namespace).items() if value is not None}
+        config, _ = _load_yaml(Path(typed["config"]).expanduser()) if "config" in typed else ({}, 0)
     except (argparse.ArgumentError, UserError):
         return None
     given = {**config, **typed}
-    if _is_true(given.get("push_to_hub")):
+    is_true = {
+        name: str(given.get(name)).lower() in ("true", "1", "yes", "y", "t")
+        for name in ("push_to_hub", "embedded")
+    }
+    if is_true["push_to_hub"]:
         return None
-    embedded = _is_true(given.get("embedded"))
-    defaults = {each.name: each.default for each in dataclasses.fields(cls)}
-    merged = {**defaults, **(cls.embedded if embedded else {}), **given}
-    return {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
+    defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
+    merged = {**defaults, **(recipe.embedded if is_true["embedded"] else {}), **given}
+    sources = {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
+    is_local = bool(sources.get("dataset")) and not hub.names_repository(sources["dataset"])
+    return sources, bool(others or typed.keys() - {*_SOURCES} or is_local)
 
 
-def may_have_mistakes(flags: Sequence[str], wanted: Mapping[str, Any]) -> bool:
-    """Return whether more than the Hub can be in the way of a run.
-
-    Args:
-        flags: As for :func:`peek`, which they satisfy.
-        wanted: What it returned.
-    """
-    typed, others = _sources_in(flags)
-    local = not hub.names_repository(wanted.get("dataset"))
-    return bool(others or typed.keys() - set(_SOURCES) or (wanted.get("dataset") and local))
-
-
-def _sources_in(flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the flags that say where data and model come from, as typed; and the other words."""
-    light = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("embedded", "push_to_hub"):
-        light.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
-    for name in (*_SOURCES, "config"):
-        light.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
-    typed, others = light.parse_known_args(list(flags))
-    return {name: value for name, value in vars(typed).items() if value is not None}, others
-
-
-def _settle(
-    cls: type[Recipe], given: Mapping[str, Any], command: str, resuming: str, mistakes: Mistakes
-) -> Settings:
-    from finetune.training.defaults import keep_secret
-
-    if given.get("embedded") and not cls.embedded:
-        mistakes.add(f"--embedded: the recipe '{catalog.shown(cls)}' has no embedded data")
-    for name in ("dataset", "dataset_revision"):
-        if name in given and not reads_dataset(cls):
-            mistakes.add(
-                f"--{name}: the recipe '{catalog.shown(cls)}' loads its own data; if its load() "
-                "reads self.dataset, write `dataset: str = ...` in the class"
-            )
-    for one, other in cls.exclusive:
-        if given.get(one) is not None and given.get(other) is not None:
-            mistakes.add(f"--{one} {given[one]} and --{other} {given[other]}: give one of the two")
-    own = {each.name for each in dataclasses.fields(cls)}
-    embedded = cls.embedded if given.get("embedded") else {}
-    overrides = {name: value for name, value in embedded.items() if name not in given}
-    merged = {**overrides, **{name: value for name, value in given.items() if name not in CHOICES}}
-    training = {name: value for name, value in merged.items() if name not in own}
-    keep_secret(training)
-    directory = training.get("output_dir", cls.defaults()["output_dir"])
-    training["output_dir"] = str(Path(directory).expanduser())
-    return Settings(
-        recipe=_built(cls, {name: each for name, each in merged.items() if name in own}, mistakes),
-        training=training,
-        overrides=overrides,
-        given={name: value for name, value in given.items() if name != "hub_token"},
-        dry_run=bool(given.get("dry_run")),
-        command=command,
-        resuming=resuming,
-    )
-
-
-def _built(cls: type[Recipe], options: Mapping[str, Any], mistakes: Mistakes) -> Recipe:
-    """Return the recipe; if it refuses some options, without those that it refuses by themselves
-    or beside the ones before them.
-    """
+def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> Recipe:
+    """Return the recipe; options that it refuses are reported and left out."""
     try:
-        return cls(**options)
+        return recipe(**options)
     except UserError as error:
-        mistakes.add(*error.mistakes)
+        for mistake in error.mistakes:
+            report.error(mistake)
     accepted: dict[str, Any] = {}
     for name, value in options.items():
-        with Mistakes():
-            accepted[name] = getattr(cls(**accepted, **{name: value}), name)
-    return cls(**accepted)
+        with contextlib.suppress(UserError):
+            accepted[name] = getattr(recipe(**{**accepted, name: value}), name)
+    return recipe(**accepted)
 
 
-def _is_true(word: Any) -> bool:
-    return str(word).lower() in ("true", "1", "yes", "y", "t")
+def _known(options: Mapping[str, Any], recipe: type[Recipe], report: Report) -> dict[str, Any]:
+    """Return the keywords that are options; the others are reported."""
+    from finetune.config.parser import RUN_OPTIONS, refuse_clashes, report_unknown
+    from finetune.training.defaults import training_names
+
+    refuse_clashes(recipe)
+    names = {option.name for option in dataclasses.fields(recipe)}
+    names |= training_names() | {*RUN_OPTIONS}
+    known, forms = {}, comma_lists(recipe)
+    for name, value in options.items():
+        if name in forms:
+            with report.collect():
+                known[name] = format_option(value, forms[name], f"--{name}")
+        elif name in ("embedded", "dry_run") and not isinstance(value, bool):
+            report.error(f"{name}: expected True or False, found {value!r}")
+        elif name in names:
+            known[name] = value
+        else:
+            report_unknown(f"'{name}'", recipe, names, report)
+    return known
 
 
-def _read_config(cls: type[Recipe], config: str | None, mistakes: Mistakes) -> dict[str, Any]:
+def _read_config(parser: Any, config: str | None, report: Report) -> dict[str, Any]:
+    """Return the options in a YAML file, read by the parser of the flags."""
     if config is None:
         return {}
     words: list[str] = []
-    with mistakes:
-        forms = of_several(cls)
-        for name, value in _load_yaml(Path(config).expanduser()).items():
+    with report.collect():
+        content, lines = _load_yaml(Path(config).expanduser())
+        for name, (first, second) in lines.items():
+            report.error(
+                f"--config: {config}: '{name}' is there twice, in lines {first} and {second}; keep "
+                "one"
+            )
+        forms = comma_lists(parser.recipe)
+        for name, value in content.items():
             if name in forms and not isinstance(value, str):
-                with mistakes:
+                with report.collect():
                     text = format_option(value, forms[name], f"{config}: '{name}'")
                     words.append(f"--{name}={text}")
             elif isinstance(value, list):
@@ -278,13 +299,14 @@ def _read_config(cls: type[Recipe], config: str | None, mistakes: Mistakes) -> d
                 words.append(f"--{name}={json.dumps(value)}")
             elif value not in ("", "null", "~"):
                 words.append(f"--{name}={value}")
-    given = Flags(cls).read(words, where=f"{config}: ", mistakes=mistakes)
-    if given.pop("config", None) is not None:
-        mistakes.add(f"{config}: 'config' cannot name another file")
-    return given
+    options: dict[str, Any] = parser.read(words, report, config)
+    if options.pop("config", None) is not None:
+        report.error(f"{config}: 'config' cannot name another file")
+    return options
 
 
-def _load_yaml(path: Path) -> dict[str, Any]:
+def _load_yaml(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    """Return the values of a YAML file as strings, and the lines of keys that it has twice."""
     import yaml
 
     if not path.exists():
@@ -292,60 +314,21 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         # BaseLoader reads every value as a string: `no` stays "no", and the parser judges it like
         # a flag
-        node = yaml.compose(text := path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-        content = yaml.load(text, Loader=yaml.BaseLoader)
+        text = path.read_text(encoding="utf-8")
+        node, content = yaml.compose(text, yaml.BaseLoader), yaml.load(text, yaml.BaseLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config: {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"--config: {path}: expected lines like `learning_rate: 2e-5`")
-    if repeated := _repeated(node):
-        raise UserError(*(f"--config: {path}: {each}; keep one" for each in repeated))
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
-
-
-def _repeated(node: Any) -> list[str]:
-    """Return the keys that a YAML mapping, or one within it, has twice, with their lines."""
     lines: dict[str, int] = {}
-    found = []
-    for key, value in node.value:
-        name, line = str(key.value).replace("-", "_"), key.start_mark.line + 1
+    repeated = {}
+    assert isinstance(node, yaml.MappingNode)
+    for key, _ in node.value:
+        name, line = key.value.replace("-", "_"), key.start_mark.line + 1
         if name in lines:
-            found.append(f"'{name}' is there twice, in lines {lines[name]} and {line}")
+            repeated[name] = lines[name], line
         lines[name] = line
-        if value.id == "mapping":
-            found += _repeated(value)
-    return found
-
-
-def _known(options: Mapping[str, Any], cls: type[Recipe], mistakes: Mistakes) -> dict[str, Any]:
-    """Return the options that there are, of the right type where no parser has looked at it."""
-    from finetune.training.defaults import training_names
-
-    refuse_clashes(cls)
-    known = {each.name for each in dataclasses.fields(cls)} | training_names() | set(CHOICES)
-    kept, forms = {}, of_several(cls)
-    for name, value in options.items():
-        if name in forms:
-            with mistakes:
-                kept[name] = format_option(value, forms[name], f"--{name}")
-        elif name in ("embedded", "dry_run") and not isinstance(value, bool):
-            mistakes.add(f"{name}: expected True or False, found {value!r}")
-        elif name in known:
-            kept[name] = value
-        else:
-            add_unknown(f"'{name}'", cls, known, mistakes)
-    return kept
-
-
-def _keywords(options: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={value!r}" for name, value in options.items()]
-
-
-def _resuming(words: Sequence[str]) -> str:
-    """Return the command that goes on with what a command began."""
-    flag = r"\0--resume([_-]from[_-]checkpoint)?([=\0](?!--)[^\0]*)?(?=\0|$)"
-    again = re.sub(flag, "", "\0".join(_without_secrets(words))).split("\0")
-    return shlex.join([*again, "--resume"])
+    return {name.replace("-", "_"): value for name, value in content.items()}, repeated
 
 
 def _without_secrets(words: Sequence[str]) -> list[str]:

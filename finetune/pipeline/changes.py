@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageClassification, TextClassification, catalog, metric_files
+from finetune.recipe import ImageClassification, TextClassification, catalog, metric_modules
 from finetune.runtime.files import to_json
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def configuration(chosen: Settings, values: ArgumentValues) -> dict[str, Any]:
     if model and Path(str(model)).expanduser().exists():
         options["model"] = str(Path(str(model)).expanduser().resolve())
     if recipe.metrics:
-        options["metrics"] = metric_files.without_places(recipe.metrics)
+        options["metrics"] = metric_modules.with_file_names(recipe.metrics)
     scoring = recipe.known_scoring
     facts = {
         "recipe": chosen.name,
         "recipe_file": catalog.file_hash(type(recipe)),
         **_files_of(recipe),
-        **({"metric_files": hashes} if (hashes := metric_files.hashes(scoring)) else {}),
+        **({"metric_files": hashes} if (hashes := metric_modules.hashes(scoring)) else {}),
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,

@@ -11,10 +11,9 @@ from finetune.checking import duplicates, tiers
 from finetune.checking.findings import STATUS, exit_status
 from finetune.checking.labels import count_classes
 from finetune.checking.texts import describe_token_lengths
-from finetune.config import settings
 from finetune.config.settings import Settings
 from finetune.data import targets
-from finetune.errors import SEVERITIES, Finding, Mistakes, Report
+from finetune.errors import SEVERITIES, Finding, Report
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextClassification
@@ -87,38 +86,31 @@ def check(
         UserError: If there is no such recipe or config file.
     """
     versions.warn_once(stacklevel=2)
-    mistakes = Mistakes()
-    chosen = settings.from_keywords(recipe, options, mistakes)
-    return examine(chosen, progress, mistakes, deep=deep)
+    return examine(Settings.from_keywords(recipe, options), progress, deep=deep)
 
 
-def examine(
-    chosen: Settings,
-    progress: Progress = ignore,
-    mistakes: Mistakes | None = None,
-    *,
-    deep: bool = False,
-) -> Check:
-    """Check settings: see :func:`check`.
+def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
+    """Return what there is to say of settings: see :func:`check`.
 
     Args:
         chosen: The settings.
-        progress: See :func:`check`.
-        mistakes: What is wrong with the settings.
-        deep: See :func:`check`.
+        progress: Likewise.
+        deep: Likewise.
+
+    Returns:
+        Likewise.
     """
-    wrong, recipe = mistakes or Mistakes(), chosen.recipe
-    report, steps = recipe.report, None
+    recipe, report, steps = chosen.recipe, chosen.report, None
     if deep:
-        with wrong:
+        with report.collect():
             extras.require("--deep", extras.NEAR, extras.LANGUAGES)
     with telling(progress):
-        values = preparation.look(chosen, wrong)
+        values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)
         if "source" in vars(recipe):
             report.add(*duplicates.find_repeated_rows(recipe.source, recipe.input_column))
-        if is_read and values is not None and not wrong.found:
-            with wrong:
+        if is_read and values is not None and not report.has_errors:
+            with report.collect():
                 report.add(*_describe_lengths(recipe))
                 steps = preparation.steps_of(values, recipe)
         if steps is not None and values is not None:
@@ -126,15 +118,15 @@ def examine(
                 report.warning(remark)
         for sentence in chosen.without_effect if is_read and values is not None else []:
             report.info(sentence)
-        if deep and is_read and not wrong.found:
-            _look_deep(chosen, wrong)
+        if deep and is_read and not report.has_errors:
+            _look_deep(chosen)
         elif deep:
             report.info("--deep looked no further: first fix what training refuses", name="deep")
     facts: dict[str, Any] = {}
     if is_read:
         facts = {"task": recipe.kind.name, "steps": steps, "split_how": recipe.split_how}
     return Check(
-        findings=_sort(report, wrong.found),
+        findings=_sort(report),
         splits={name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {},
         command=chosen.command,
         **facts,
@@ -143,18 +135,21 @@ def examine(
 
 def refused(mistakes: Sequence[str]) -> Check:
     """Return the check of something that training refuses, for these reasons."""
-    return Check(findings=_sort(Report(), mistakes), splits={})
+    report = Report()
+    for mistake in mistakes:
+        report.error(mistake)
+    return Check(findings=_sort(report), splits={})
 
 
-def _look_deep(chosen: Settings, wrong: Mistakes) -> None:
+def _look_deep(chosen: Settings) -> None:
     """Add what takes longer to the report; the training is rehearsed before words fill memory."""
     from finetune.pipeline import rehearsal
 
     recipe, plan = chosen.recipe, chosen.recipe.plan()
-    with wrong:
-        recipe.report.add(*rehearsal.findings(dataclasses.replace(chosen)))
+    with chosen.report.collect():
+        chosen.report.add(*rehearsal.findings(dataclasses.replace(chosen)))
     near = {"near_duplicates": plan.drop_duplicates, "near_overlap": plan.drop_overlap}
-    recipe.report.add(
+    chosen.report.add(
         *tiers.check_deep(
             recipe.source,
             recipe.splits,
@@ -165,17 +160,11 @@ def _look_deep(chosen: Settings, wrong: Mistakes) -> None:
     )
 
 
-def _sort(report: Report, mistakes: Sequence[str]) -> list[Finding]:
+def _sort(report: Report) -> list[Finding]:
     """Return findings from the worst, with file and line in their messages."""
     findings = [
         dataclasses.replace(finding, message=report.text(finding, fix=False))
         for finding in report.findings
-    ]
-    errors = {report.text(finding) for finding in report.findings if finding.severity == "error"}
-    findings += [
-        Finding(name="refused", severity="error", message=mistake)
-        for mistake in mistakes
-        if mistake not in errors
     ]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 

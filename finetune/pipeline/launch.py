@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from finetune.config import settings
-from finetune.errors import Mistakes, UserError
+from finetune.config.settings import Settings
+from finetune.errors import UserError
 from finetune.pipeline.events import Progress, ignore
 from finetune.pipeline.preparation import prepare
 from finetune.pipeline.train import settled, work
@@ -20,7 +20,6 @@ from finetune.recipe import catalog
 from finetune.runs.run import Run
 
 if TYPE_CHECKING:
-    from finetune.config.settings import Settings
     from finetune.recipe import Recipe
 
 Result = TypeVar("Result")
@@ -59,12 +58,11 @@ def launch(
 
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes}: expected 1 or more")
-    mistakes = Mistakes()
-    chosen = settled(recipe, options, mistakes)
+    chosen = settled(recipe, options)
     if num_processes == 1:
-        return work(chosen, progress, mistakes)
+        return work(chosen, progress)
     port = _free_port(port)
-    prepare(chosen, progress, mistakes, rehearsal=True)
+    prepare(chosen, progress, rehearsal=True)
     chosen = dataclasses.replace(chosen)  # the workers divide the batch anew, among themselves
     screen = sys.stdout
     screen.flush()
@@ -115,7 +113,7 @@ def _work_forked(chosen: Settings, screen: TextIO, progress: Progress) -> None:
 
 
 def _work_fresh(recipe: str, given: dict[str, Any], progress: Progress) -> None:
-    work(settings.from_keywords(recipe, given), progress)
+    work(Settings.from_keywords(recipe, given), progress)
 
 
 def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Progress) -> None:

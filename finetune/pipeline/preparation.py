@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.settings import Settings
-from finetune.errors import Mistakes, UserError, counted, suggestion
+from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import Recipe, TextClassification, metric_files
+from finetune.recipe import Recipe, TextClassification, metric_modules
 from finetune.runtime import distributed, hub, lock, sharing
 from finetune.training.effects import NO_WARMUP
 
@@ -63,7 +63,6 @@ class Prepared:
 def prepare(
     chosen: Settings,
     progress: Progress = ignore,
-    mistakes: Mistakes | None = None,
     *,
     rehearsal: bool = False,
 ) -> Prepared:
@@ -72,33 +71,32 @@ def prepare(
     Args:
         chosen: The settings.
         progress: Is told how far reading and tokenizing are.
-        mistakes: What is wrong with the settings, to be told with what is wrong with the data.
         rehearsal: Leave the output directory to another process, which trains.
 
     Raises:
-        UserError: what is wrong with the options, the data, the directory or the Hub.
+        UserError: All errors in the report: options, data, directory and Hub.
     """
     try:
-        return _prepare(chosen, progress, mistakes or Mistakes(), rehearsal)
+        return _prepare(chosen, progress, rehearsal)
     except BaseException:
         lock.release()
         raise
 
 
-def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: bool) -> Prepared:
+def _prepare(chosen: Settings, progress: Progress, rehearsal: bool) -> Prepared:
     from finetune.pipeline import provenance
     from finetune.training.directory import occupy, refuse_foreign
     from finetune.training.pickles import refuse_code
     from finetune.training.profile import BEFORE
 
-    recipe = chosen.recipe
+    recipe, report = chosen.recipe, chosen.report
     values: ArgumentValues | None = None
     found: Resumption | None = None
     done = False
-    with wrong:
+    with report.collect():
         values = chosen.values
     touch = not (rehearsal or chosen.dry_run) and leads(values)
-    with wrong:
+    with report.collect():
         if leads(values):  # who has locked it for the others
             refuse_foreign(chosen.output_dir)
         if values is not None and (wish := resumption.wanted(values, chosen.output_dir)):
@@ -108,20 +106,18 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
             if found is not None and found.path is not None:
                 refuse_code(found.path)
     if values is not None:
-        _refuse_unknown_metric(values, recipe, wrong)
-    _refuse_corrections_inside(recipe, chosen.output_dir, wrong)
+        _refuse_unknown_metric(values, recipe)
+    _refuse_corrections_inside(recipe, chosen.output_dir)
     with telling(progress) as tell:
         if (shared := sharing.taken(_SHARED)) is None:
-            _look_at_sources(recipe, values, wrong)
-            with wrong:
-                recipe.report.raise_errors()
+            _look_at_sources(recipe, values)
         else:  # of the same data; the process that gave it has looked at everything
             vars(recipe).update(shared["recipe"])
-        wrong.refuse()
+        report.raise_errors()
         chosen = replace(chosen)  # the task, which the data decides, has defaults too
         values = chosen.values
-        _refuse_unknown_metric(values, recipe, wrong)
-        wrong.refuse()
+        _refuse_unknown_metric(values, recipe)
+        report.raise_errors()
         configuration = shared["configuration"] if shared else changes.configuration(chosen, values)
         if found is not None:
             for sentence in found.notes:
@@ -141,36 +137,36 @@ def _prepare(chosen: Settings, progress: Progress, wrong: Mistakes, rehearsal: b
         )
     if "logging_steps" not in chosen.given and steps > MOST_LOGGED * values.logging_steps:
         chosen = replace(chosen, training={**chosen.training, "logging_steps": 1 / MOST_LOGGED})
-    for note in remarks(recipe, values, steps):
-        if note and note not in recipe.notes:  # a recipe may be prepared twice
-            recipe.note(note)
+    for remark in remarks(recipe, values, steps):
+        if remark:
+            report.warning(remark)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
     sharing.give(_SHARED, {"recipe": vars(recipe), "configuration": configuration, "steps": steps})
     return Prepared(chosen, found, configuration, steps, is_done=done)
 
 
-def look(chosen: Settings, wrong: Mistakes) -> ArgumentValues | None:
+def look(chosen: Settings) -> ArgumentValues | None:
     """Load the data and look at it, tokenizing and writing nothing.
 
     Args:
-        chosen: The settings.
-        wrong: Takes what training would refuse.
+        chosen: The settings; their report takes what training would refuse.
 
     Returns:
         The training arguments; None if they contradict each other.
     """
     values: ArgumentValues | None = None
-    with wrong:
+    report = chosen.report
+    with report.collect():
         values = chosen.values
-        _refuse_unknown_metric(values, chosen.recipe, wrong)
-    _look_at_sources(chosen.recipe, values, wrong)
-    if wrong.found or "splits" not in vars(chosen.recipe):
+        _refuse_unknown_metric(values, chosen.recipe)
+    _look_at_sources(chosen.recipe, values)
+    if report.has_errors or "splits" not in vars(chosen.recipe):
         return values
-    with wrong:
+    with report.collect():
         chosen.recipe.kind.refuse_metrics(chosen.recipe.known_scoring)
-    with wrong:
+    with report.collect():
         values = replace(chosen).values  # the task, which the data decides, has defaults too
-        _refuse_unknown_metric(values, chosen.recipe, wrong)
+        _refuse_unknown_metric(values, chosen.recipe)
     return values
 
 
@@ -208,35 +204,37 @@ def leads(values: ArgumentValues | None) -> bool:
     return (me.local_rank if values is not None and values.save_on_each_node else me.rank) == 0
 
 
-def _refuse_corrections_inside(recipe: Recipe, directory: Path, wrong: Mistakes) -> None:
+def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
     """Refuse files of corrections that will be moved aside with the run that suspected the rows."""
     for flag, names in recipe.files_of_corrections().items():
         for name in names:
             path = Path(name).expanduser().resolve()
             if path.is_relative_to(directory.resolve()):
-                wrong.add(
+                recipe.report.error(
                     f"--{flag} {name}: is in the directory of the run, which is moved aside; copy "
                     "it to where it stays, and name the copy"
                 )
 
 
-def _look_at_sources(recipe: Recipe, values: ArgumentValues | None, mistakes: Mistakes) -> None:
+def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     from finetune.data import targets
     from finetune.pipeline import lengths
     from finetune.training import sampler
 
+    report = recipe.report
     # an unknown option may be meant to say where data and model are
-    missing = [] if mistakes.has_unknown_option else hub.missing(vars(recipe))
+    has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
+    missing = [] if has_unknown else hub.missing(vars(recipe))
     packaged = recipe.packaged_model
     if unreachable := hub.unreachable(missing, embedded=bool(recipe.embedded), packaged=packaged):
-        mistakes.add(*unreachable.mistakes)
-    if not (mistakes.found and hub.missing({**vars(recipe), "dataset": None})):
-        with mistakes:
+        report.error(str(unreachable))
+    if not (report.has_errors and hub.missing({**vars(recipe), "dataset": None})):
+        with report.collect():
             recipe.check()
-    if mistakes.found and hub.missing({**vars(recipe), "model": None}):
+    if report.has_errors and hub.missing({**vars(recipe), "model": None}):
         return
-    with mistakes:
+    with report.collect():
         rows = recipe.splits["train"]
         if values is not None:
             is_cut = not isinstance(recipe, TextClassification) or recipe.long_texts == "cut"
@@ -335,7 +333,7 @@ def _repeated_rows(recipe: Recipe, values: ArgumentValues) -> str | None:
     )
 
 
-def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> None:
+def _refuse_unknown_metric(values: Any, recipe: Recipe) -> None:
     """Refuse a metric that is not computed, which the library does after the first epoch.
 
     Before the data is loaded, which may decide the task, the metrics of the task are not known.
@@ -344,12 +342,12 @@ def _refuse_unknown_metric(values: Any, recipe: Recipe, mistakes: Mistakes) -> N
     is_loaded = "splits" in vars(recipe)
     if not (recipe.own_metrics or recipe.metrics or is_loaded):
         return
-    if not is_loaded and metric_files.named_in(recipe.known_scoring):
+    if not is_loaded and metric_modules.paths_in(recipe.known_scoring):
         return  # what these compute is not known before the task is
     names = recipe.metric_names if is_loaded else recipe.own_metrics or recipe.known_scoring
     known = ["loss", *names]
     if values.load_best_model_at_end and name not in known:
-        mistakes.add(
+        recipe.report.error(
             f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "
             f"(it computes: {', '.join(known)})"
         )
@@ -371,12 +369,12 @@ def refuse_different_machines(prepared: Prepared) -> None:
         if Path(str(given.get(place) or "-")).expanduser().exists():
             given[place] = "a local path"
     if chosen.recipe.metrics:
-        given["metrics"] = metric_files.without_places(chosen.recipe.metrics)
+        given["metrics"] = metric_modules.with_file_names(chosen.recipe.metrics)
     agree(
         {
             "the recipe": type(chosen.recipe).__name__,
             **{f"--{name}": value for name, value in given.items()},
-            "the metric files (sha256)": metric_files.hashes(chosen.recipe.known_scoring),
+            "the metric files (sha256)": metric_modules.hashes(chosen.recipe.known_scoring),
             "the data (fingerprint)": prepared.configuration["data"],
             "the checkpoint to resume": Path(checkpoint).name if checkpoint else None,
             "versions": versions(),

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import sources
 from finetune.data.digests import fingerprint
-from finetune.recipe import metric_files
-from finetune.runtime import distributed, hub, namesakes
+from finetune.recipe import metric_modules
+from finetune.runtime import distributed, hub
+from finetune.runtime.importing import HOUSE
 from finetune.runtime.version import __version__
 from finetune.training import checks
 from finetune.training.manifest import Data, Launch, Manifest, Process
@@ -97,7 +98,7 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     path = Path(recipe.dataset).expanduser()
     named = recipe.dataset and path.exists()
     if recipe.metrics:
-        options["metrics"] = metric_files.absolute(recipe.metrics)
+        options["metrics"] = metric_modules.with_absolute_paths(recipe.metrics)
     return options | ({"dataset": str(path.resolve())} if named else {})
 
 
@@ -198,11 +199,10 @@ def steps(arguments: FinetuneArguments | ArgumentValues, rows: Dataset) -> int:
 
 def git_revision() -> str | None:
     """Return the revision of the toolkit's checkout, ``-dirty`` if it was changed."""
-    house = namesakes.HOUSE
-    if not (house / ".git").exists():
+    if not (HOUSE / ".git").exists():
         return None
     described = subprocess.run(
-        ["git", "-C", str(house), "describe", "--always", "--dirty", "--abbrev=12"],
+        ["git", "-C", str(HOUSE), "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
         text=True,
         check=False,

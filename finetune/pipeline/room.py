@@ -6,7 +6,7 @@ import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from finetune.errors import Mistakes, RunError, UserError
+from finetune.errors import Report, RunError, UserError
 from finetune.pipeline.events import Noted, Progress
 from finetune.pipeline.preparation import Prepared, leads
 from finetune.runtime import distributed
@@ -25,7 +25,7 @@ def refuse_too_little(prepared: Prepared, trainer: Trainer) -> None:
     from finetune.training import disk, memory
     from finetune.training.sampler import GlobalBatchSampler
 
-    chosen, wrong = prepared.settings, Mistakes()
+    chosen, report = prepared.settings, Report()
     assert trainer.model is not None
     if leads(chosen.values):
         sampler = GlobalBatchSampler.of(trainer.args, trainer.train_dataset)
@@ -33,9 +33,9 @@ def refuse_too_little(prepared: Prepared, trainer: Trainer) -> None:
         tokens = memory.largest(
             iter(sampler), trainer.train_dataset, trainer.args.length_column_name
         )
-        with wrong:
+        with report.collect():
             memory.refuse_too_little(trainer.model, trainer.args, tokens)
-        with wrong:
+        with report.collect():
             disk.refuse_too_little(
                 chosen.output_dir,
                 trainer.model,
@@ -44,8 +44,8 @@ def refuse_too_little(prepared: Prepared, trainer: Trainer) -> None:
                 epochs,
                 resumes=prepared.resumption is not None and prepared.resumption.in_place,
             )
-    mistakes = [each for found in distributed.gather(wrong.found) for each in found]
-    if mistakes:
+    gathered = distributed.gather(report.sentences("error"))
+    if mistakes := [mistake for mistakes in gathered for mistake in mistakes]:
         raise UserError(*dict.fromkeys(mistakes))
 
 

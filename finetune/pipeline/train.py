@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.config import settings
 from finetune.config.settings import Settings
-from finetune.errors import Diverged, Mistakes, RunError, UserError
+from finetune.errors import Diverged, RunError, UserError
 from finetune.pipeline import changes, results, resumption
 from finetune.pipeline.events import (
     Collated,
@@ -62,38 +61,33 @@ def train(
     Raises:
         UserError: what is wrong with the options or the data.
     """
-    mistakes = Mistakes()
-    return work(settled(recipe, options, mistakes), progress, mistakes)
+    return work(settled(recipe, options), progress)
 
 
-def settled(
-    recipe: str | type[Recipe] | Recipe, options: dict[str, Any], mistakes: Mistakes
-) -> Settings:
-    """Return the settings that keywords make; :func:`prepare` refuses the ``mistakes`` in them.
+def settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Settings:
+    """Return the settings that keywords make; :func:`prepare` raises the mistakes in them.
 
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
         options: As of :func:`train`.
-        mistakes: Takes what is wrong with them.
     """
     versions.warn_once(stacklevel=3)  # the line that calls `train` or `launch`
-    chosen = settings.from_keywords(recipe, options, mistakes)
+    chosen = Settings.from_keywords(recipe, options)
     if chosen.dry_run:
-        mistakes.add(
+        chosen.report.error(
             "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
         )
     return chosen
 
 
-def work(chosen: Settings, progress: Progress = ignore, mistakes: Mistakes | None = None) -> Run:
+def work(chosen: Settings, progress: Progress = ignore) -> Run:
     """Prepare and train; every process of a job calls it.
 
     Args:
         chosen: The settings.
         progress: Is told how far it is.
-        mistakes: What is wrong with the settings already.
     """
-    prepared = distributed.rank_zero_first(lambda: prepare(chosen, progress, mistakes))
+    prepared = distributed.rank_zero_first(lambda: prepare(chosen, progress))
     return fit(prepared, progress)
 
 

@@ -15,7 +15,7 @@ from finetune.data.columns import parse_names
 from finetune.data.images import decode
 from finetune.data.read_json import refuse_half_characters
 from finetune.data.read_text import ReadOptions
-from finetune.errors import Mistakes, UserError, counted, suggestion
+from finetune.errors import Report, UserError, counted, suggestion
 from finetune.predicting import engine
 from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Chunk, Input
 from finetune.predicting.options import Options, mistakes
@@ -222,16 +222,17 @@ class Request:
         reads_files = isinstance(recipe, ImageClassification)
         if self.input.kind == STANDARD_INPUT or not (reads_files or self.input.kind == "folder"):
             return []
-        errors = Mistakes()
+        report = Report()
         for value in (value for chunk in self.input.chunks() for value in self._values(chunk)):
-            with errors:
+            with report.collect():
                 if isinstance(value, Mapping):
                     decode(value, "an image")
                 elif isinstance(value, (str, Path)):
                     decode({"path": self._image(value)}, "an image")
-        more = len(errors.found) - _MOST_NAMED
+        errors = report.sentences("error")
+        more = len(errors) - _MOST_NAMED
         rest = [f"{counted(more, 'more image')} cannot be decoded"] if more > 0 else []
-        return [*errors.found[:_MOST_NAMED], *rest]
+        return [*errors[:_MOST_NAMED], *rest]
 
     def _predict(
         self, predictor: engine.Predictor, chunk: Chunk, values: list[Any], advance: Advance

@@ -60,6 +60,8 @@ class Recipe(Splitting):
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
     exclusive: ClassVar[Sequence[tuple[str, str]]] = ()
+    help_group = "data"
+    help_groups = dict.fromkeys(("loss_function", "class_weights", "metrics"), "training")
     thresholds = "none"  # no option, but of recipes whose rows may have several labels
     dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
     dataset_revision: str | None = option(
@@ -173,7 +175,7 @@ class Recipe(Splitting):
         from finetune.recipe import scoring
 
         names = self.metric_names if is_loaded else self.known_scoring
-        return scoring.with_best(usual, [*names], given or {}, are_known=is_loaded)
+        return scoring.with_best(usual, [*names], given or {}, is_final=is_loaded)
 
     # ---- put together ----------------------------------------------------------------------------
 
@@ -373,7 +375,6 @@ class Recipe(Splitting):
         Raises:
             UserError: if an argument is unknown, or if the data cannot be trained on.
         """
-        from finetune.recipe import scoring
         from finetune.training.defaults import argument_values
         from finetune.training.trainer import build_trainer
 
@@ -381,8 +382,8 @@ class Recipe(Splitting):
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # which may decide the task, and so what the best model is chosen by
-        given = scoring.with_computed(training_arguments, self.known_scoring)
-        arguments = argument_values(self.training_defaults(given), given).build()
+        defaults = self.training_defaults(training_arguments)
+        arguments = argument_values(defaults, training_arguments).build()
         trainer = build_trainer(self.parts, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

@@ -1,7 +1,7 @@
-"""Finds recipes: by name, dotted module, file path or entry point. There is no hand-kept list.
+"""Find recipes by name, by the path of a file, or by entry point; nobody keeps a list.
 
-The recipes that come with the toolkit lie in ``recipes/`` beside this package and are found there,
-whatever else of that name is on the import path (:mod:`finetune.runtime.namesakes`).
+The recipes of the toolkit are the files of ``recipes/`` beside this package. They are imported from
+there, whatever else is named ``recipes`` on the import path.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import ast
 import hashlib
 import importlib
 import sys
-import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
@@ -22,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime import distributed, namesakes
+from finetune.runtime.importing import HOUSE, import_source, only_class, read_source
 
 if TYPE_CHECKING:
     from finetune.recipe import Recipe
@@ -31,7 +29,7 @@ ENTRY_POINTS = "finetune.recipes"
 
 
 def names() -> list[str]:
-    """Return the toolkit's own recipes, by file, then those that installed packages register."""
+    """Return the recipes of the toolkit, then those that installed packages register."""
     shipped = list(_shipped())
     return shipped + sorted({*entry_points(group=ENTRY_POINTS).names} - set(shipped))
 
@@ -46,18 +44,16 @@ def summary(name: str) -> str:
 
 
 def find(name: str) -> type[Recipe]:
-    """Return the recipe class that ``name`` stands for.
+    """Return the recipe class that a name stands for.
 
     Args:
-        name: ``yelp``, ``path/to/mine.py``, ``package.module`` or a registered entry point.
+        name: ``yelp``, ``path/to/mine.py`` or a registered entry point.
 
     Raises:
-        UserError: if there is none, if the file does not define exactly one recipe, or if another
-            package named ``recipes`` is in the place of the toolkit's.
+        UserError: If there is none, or if the file does not define exactly one recipe.
     """
     if name in _shipped():
-        _claim()
-        return _only_recipe(importlib.import_module(f"recipes.{name}"), name)
+        return _only_recipe(_import_shipped(name), name)
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
         if not path.exists():
@@ -66,35 +62,21 @@ def find(name: str) -> type[Recipe]:
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
-    if "." in name:
-        if name.startswith("recipes."):
-            _claim()
-        _let_import(Path.cwd(), named=name.partition(".")[0])
-        try:
-            return _only_recipe(importlib.import_module(name), name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-            hint = "; a file of your own is given by its path" * name.startswith("recipes.")
-            raise UserError(f"no module '{error.name}' (recipe '{name}'){hint}") from None
-    known = names()
     raise UserError(
-        f"unknown recipe '{name}'{suggestion(name, known)} (available: {', '.join(known)}; "
+        f"unknown recipe '{name}'{suggestion(name, names())} (available: {', '.join(names())}; "
         "a recipe of your own is a path that ends in .py)"
     )
 
 
 def of_run(name: str, manifest: Path) -> type[Recipe]:
-    """Return the recipe that a manifest names, which is data and must not make code run.
-
-    That is an installed recipe, or one whose file this process has imported before.
+    """Return the recipe that a manifest names: it is data, and must not make code run.
 
     Args:
         name: As :func:`origin` returned it.
         manifest: The file, for messages.
 
     Raises:
-        UserError: if the recipe would have to be imported from elsewhere.
+        UserError: If the recipe is neither installed nor imported by this process.
     """
     if name in names():
         return find(name)
@@ -112,43 +94,69 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
 
 
 def trust(name: str, tell: Callable[[str], object]) -> None:
-    """Import the recipe file that a manifest names, if it names one; the user has said so.
+    """Import the recipe file that a manifest names, if it names one; the user trusts it.
 
     Args:
         name: As :func:`origin` returned it.
-        tell: Is given a sentence with the file and its hash, before it is imported.
+        tell: Called with the path and the sha256 before the file is imported.
 
     Raises:
-        UserError: if there is no such file.
+        UserError: If the file cannot be imported.
     """
     if _is_file(name) and not _imported(name):
         _import_file(Path(name), name, tell)
 
 
 def origin(recipe: type[Recipe]) -> str:
-    """Return the words that make :func:`find` find this class again, for the manifest of a run."""
+    """Return the name by which :func:`find` finds this class, for the manifest of a run."""
     for point in entry_points(group=ENTRY_POINTS):
-        defined = point.module == recipe.__module__ and point.attr in ("", recipe.__qualname__)
-        if defined and point.name not in _shipped():
+        is_there = point.module == recipe.__module__ and point.attr in (
+            None,
+            "",
+            recipe.__qualname__,
+        )
+        if is_there and point.name not in _shipped():
             return point.name
     file = getattr(sys.modules.get(recipe.__module__), "__file__", None)
-    if file is None:
+    if file is None:  # defined in a notebook
         return recipe.__module__
     path = Path(file).resolve()
     return path.stem if path in _shipped().values() else str(path)
 
 
 def file_hash(recipe: type[Recipe]) -> str | None:
-    """Return the sha256 of a recipe file of the user's; None of one that is installed."""
+    """Return the sha256 of a recipe file of the user's; None for an installed recipe."""
     name = origin(recipe)
-    return hashlib.sha256(Path(name).read_bytes()).hexdigest() if _is_file(name) else None
+    return read_source(Path(name), "recipe")[1] if _is_file(name) else None
 
 
 def shown(recipe: type[Recipe]) -> str:
-    """Return the same for people: of a file below the current directory the relative path."""
+    """Return the name for people: the relative path of a file below the current directory."""
     name = origin(recipe)
-    below = name.endswith(".py") and Path(name).is_relative_to(Path.cwd())
-    return str(Path(name).relative_to(Path.cwd())) if below else name
+    is_below = name.endswith(".py") and Path(name).is_relative_to(Path.cwd())
+    return str(Path(name).relative_to(Path.cwd())) if is_below else name
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in sorted((HOUSE / "recipes").glob("[!_]*.py"))}
+
+
+def _import_shipped(name: str) -> ModuleType:
+    _import_package()
+    package, directory = sys.modules["recipes"], HOUSE / "recipes"
+    if directory not in [Path(place).resolve() for place in getattr(package, "__path__", [])]:
+        raise UserError(
+            f"another package named 'recipes' is imported already, {package}; the toolkit's is "
+            f"{directory}, and a process can import only one: rename the other"
+        )
+    return importlib.import_module(f"recipes.{name}")
+
+
+def _import_package() -> None:
+    """Import the toolkit's ``recipes`` before another package of that name is found."""
+    init = HOUSE / "recipes" / "__init__.py"
+    if "recipes" not in sys.modules:
+        import_source("recipes", init, init.read_bytes(), str(init))
 
 
 def _module_name(path: Path) -> str:
@@ -160,90 +168,45 @@ def _is_file(name: str) -> bool:
 
 
 def _imported(name: str) -> ModuleType | None:
-    """Return the module that this process has imported from a file, if it has."""
+    """Return the module that this process imported from a file, under whatever name."""
     if not _is_file(name):
         return None
-    path, loaded = Path(name), list(sys.modules.values())
-    alike = [m for m in loaded if str(getattr(m, "__file__", None)).endswith(path.name)]
-    return next((m for m in alike if Path(str(m.__file__)).resolve() == path), None)
+    for module in list(sys.modules.values()):
+        file = str(getattr(module, "__file__", None))
+        if file.endswith(Path(name).name) and Path(file).resolve() == Path(name):
+            return module
+    return None
 
 
 def _import_file(
     path: Path, name: str, tell: Callable[[str], object] = lambda sentence: None
 ) -> ModuleType:
-    """Import a recipe file; what is hashed is what is run, and not a compiled copy beside it."""
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"recipe file {path} cannot be read: {error.strerror}") from error
-    tell(f"importing the recipe {path} (sha256 {hashlib.sha256(source).hexdigest()})")
-    _let_import(path.parent)
-    return _loaded(path, name, source)
-
-
-def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in namesakes.files("recipes")}
-
-
-def _loaded(path: Path, name: str, source: bytes) -> ModuleType:
-    """Return the module of a recipe file; what stops it is told by file and line."""
-    try:
-        return namesakes.load_file(_module_name(path), path, source)
-    except UserError as error:
-        raise UserError(*(f"{name}: {mistake}" for mistake in error.mistakes)) from error
-    except SyntaxError as error:
-        place = name if error.filename == str(path) else error.filename
-        raise UserError(f"{place}, line {error.lineno}: {error.msg}") from error
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        line = [frame.lineno for frame in frames if frame.filename == str(path)][-1]
-        raise UserError(f"{name}, line {line}: {type(error).__name__}: {error}") from error
-
-
-def _claim() -> None:
-    told = namesakes.claim()
-    for sentence in told if distributed.ranks().rank == 0 else ():
-        warnings.warn(sentence, stacklevel=4)
+    source, sha256 = read_source(path, "recipe")
+    tell(f"importing the recipe {path} (sha256 {sha256})")
+    _import_package()  # a recipe may derive from one of them
+    if (finder := _BesideRecipe(str(path.parent))) not in sys.meta_path:
+        sys.meta_path.append(finder)
+    return import_source(_module_name(path), path, source, name)
 
 
 def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
     from finetune.recipe import Recipe
 
-    defined = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, Recipe)
-        and value.__module__ == module.__name__
-    ]
-    if len(defined) != 1:
-        found = ", ".join(cls.__name__ for cls in defined) or "none"
-        raise UserError(
-            f"'{name}': expected one class derived from Recipe defined there, found {found}"
-        )
-    return defined[0]
+    return only_class(module, Recipe, f"'{name}'")
 
 
 @dataclass(frozen=True)
-class _Beside(MetaPathFinder):
-    """Finds modules and packages in one directory, after everything else was asked.
+class _BesideRecipe(MetaPathFinder):
+    """Lets a recipe import the modules beside its file, also later, in one of its steps.
 
-    Unlike an entry of ``sys.path`` it leaves out folders without ``__init__.py``: one that is named
-    like an optional dependency (``wandb``, ``mlx``) would pass for it. The one folder ``named`` may
-    do without, because the user named it.
+    An entry of ``sys.path`` would also offer folders without ``__init__.py``: one that is named
+    like an optional package (``wandb``, ``mlx``) would be taken for it.
     """
 
     directory: str
-    named: str
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, [self.directory]) if path is None else None
-        return spec if spec is not None and (spec.loader or fullname == self.named) else None
-
-
-def _let_import(directory: Path, named: str = "") -> None:
-    """Let a recipe import what lies beside it, also later, in one of its steps."""
-    if (finder := _Beside(str(directory), named)) not in sys.meta_path:
-        sys.meta_path.append(finder)
+        return spec if spec is not None and spec.loader is not None else None

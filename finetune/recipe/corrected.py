@@ -21,6 +21,7 @@ class Corrected(Declared):
         corrections: What each file did, once the splits are made.
     """
 
+    help_group = "data"
     relabel: str | None = option(
         None,
         "correct labels by a suspects.csv (of report or check) whose column new_label was filled "

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from finetune.data.comma_list import format_option
-from finetune.errors import Mistakes, Report, UserError
-from finetune.recipe.options import mistakes, of_several, option
+from finetune.errors import Report, UserError
+from finetune.recipe.options import comma_lists, mistakes, option
 from finetune.training.resolution import BATCH_SIZES
 
 
@@ -52,18 +52,20 @@ class Declared:
             )
         dataclasses.dataclass(kw_only=True)(cls)
         for merged in ("training", "embedded"):
-            above, own = dict(getattr(cls.__mro__[1], merged)), cls.__dict__.get(merged, {})
-            if any(name in own for name in BATCH_SIZES):
-                above = {name: each for name, each in above.items() if name not in BATCH_SIZES}
-            setattr(cls, merged, {**above, **own})
+            base_values, values = getattr(cls.__mro__[1], merged), cls.__dict__.get(merged, {})
+            replaced = () if values.keys().isdisjoint(BATCH_SIZES) else BATCH_SIZES
+            merged_values = {
+                name: value for name, value in base_values.items() if name not in replaced
+            }
+            setattr(cls, merged, {**merged_values, **values})
 
     if not TYPE_CHECKING:  # type checkers go by the fields
 
         def __new__(cls, *_: Any, **options: Any) -> Self:
             """Refuse ``embedded``, which belongs to a run, and say what the recipe takes."""
             if "embedded" in options:
-                own = {each.name for each in dataclasses.fields(cls)}
-                instead = {name: cls.embedded[name] for name in cls.embedded if name in own}
+                names = {field.name for field in dataclasses.fields(cls)}
+                instead = {name: cls.embedded[name] for name in cls.embedded if name in names}
                 shown = ", ".join(f"{name}={value!r}" for name, value in instead.items())
                 raise UserError(
                     f"{cls.__name__}(embedded=...): 'embedded' is an option of finetune.train and "
@@ -74,13 +76,13 @@ class Declared:
     def __post_init__(self) -> None:
         self.report = Report()
         self.report.locate = self.places
-        wrong = Mistakes()
-        for name, form in of_several(self).items():
-            with wrong:
+        wrong = Report()
+        for name, form in comma_lists(self).items():
+            with wrong.collect():
                 setattr(self, name, format_option(getattr(self, name), form, f"--{name}"))
-        wrong.refuse()
-        if found := mistakes(self):
-            raise UserError(*found)
+        wrong.raise_errors()
+        if lines := mistakes(self):
+            raise UserError(*lines)
 
     def note(self, sentence: str) -> None:
         """Remember what the user must be told, in the start block and the manifest."""

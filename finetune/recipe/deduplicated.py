@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class Deduplicated(Labelled):
     """Rows of which one is kept where several have the same text."""
 
+    help_group = "splits"
     drop_duplicates: Literal["exact", "near"] = option(
         "exact",
         "keep one of the training rows with the same text; near: also of nearly the same text",

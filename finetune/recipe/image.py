@@ -39,6 +39,11 @@ class ImageClassification(Sourced):
 
     input_column = "image"
     packaged_model = "embedded:vit"
+    help_group = "image"
+    help_groups = {
+        **dict.fromkeys(("model", "model_revision"), "model"),
+        **dict.fromkeys(("label_column", "label_map", "drop_invalid"), "labels"),
+    }
     training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
 
     dataset: str = option(

@@ -21,6 +21,7 @@ class Labelled(Sourced):
     """Rows with a label of any kind, in one column or in several."""
 
     exclusive: ClassVar[Sequence[tuple[str, str]]] = (("label_column", "label_columns"),)
+    help_group = "labels"
     label_column: str = option("label", "column that holds the label")
     label_columns: str | None = option(
         None,

@@ -22,9 +22,21 @@ def option(default: Any, help: str, several: str | None = None) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def of_several(recipe: Any) -> dict[str, str]:
+def help_group(recipe: type, name: str) -> str:
+    """Return the topic under which the help shows an option; empty for one that a recipe adds.
+
+    It is the ``help_group`` of the class that declares the option first, or the topic that a
+    class gives it by name in ``help_groups``.
+    """
+    for cls in reversed(recipe.__mro__):
+        if name in vars(cls).get("__annotations__", {}):
+            return str(vars(cls).get("help_groups", {}).get(name, vars(cls).get("help_group", "")))
+    return ""
+
+
+def comma_lists(recipe: Any) -> dict[str, str]:
     """Return how the options that take several values are written, by name."""
-    forms = {each.name: each.metadata.get("metavar", "") for each in dataclasses.fields(recipe)}
+    forms = {field.name: field.metadata.get("metavar", "") for field in dataclasses.fields(recipe)}
     return {name: form for name, form in forms.items() if "," in form}
 
 
@@ -33,24 +45,24 @@ def mistakes(recipe: Any) -> list[str]:
 
     Flags are typed by their parser; what comes from a notebook is not.
     """
-    hints, found = get_type_hints(type(recipe)), []
-    for name in (each.name for each in dataclasses.fields(recipe)):
+    hints, lines = get_type_hints(type(recipe)), []
+    for name in (field.name for field in dataclasses.fields(recipe)):
         value, allowed = getattr(recipe, name), get_args(hints[name]) or (hints[name],)
-        plain = all(each in (bool, int, float, str, NoneType) for each in allowed)
+        is_plain = all(kind in (bool, int, float, str, NoneType) for kind in allowed)
         if get_origin(hints[name]) is Literal and value not in allowed:
-            found.append(
+            lines.append(
                 f"--{name} {value}: expected {', '.join(allowed[:-1])} or {allowed[-1]}"
                 f"{suggestion(str(value), allowed)}"
             )
-        elif plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
-            wanted = " or ".join(typed_as(each) for each in allowed if each is not NoneType)
+        elif is_plain and type(value) not in ((*allowed, int) if float in allowed else allowed):
+            expected = " or ".join(typed_as(kind) for kind in allowed if kind is not NoneType)
             is_short = "\n" not in repr(value)
             shown = repr(value) if is_short else f"an object of type {type(value).__name__}"
-            found.append(f"--{name}: expected {wanted}, found {shown}")
+            lines.append(f"--{name}: expected {expected}, found {shown}")
         elif name in ("train_samples", "eval_samples") and value is not None and value < 1:
-            found.append(f"--{name} {value}: expected a number of rows, 1 or more")
+            lines.append(f"--{name} {value}: expected a number of rows, 1 or more")
         elif name == "metrics" and value and recipe.own_metrics:
-            found.append(f"--metrics {value}: the recipe computes its own")
+            lines.append(f"--metrics {value}: the recipe computes its own")
         elif name == "split_seed" and not 0 <= value < 2**32 - 2:  # two more are made of it
-            found.append(f"--{name} {value}: expected a number from 0 to {2**32 - 3}")
-    return found
+            lines.append(f"--{name} {value}: expected a number from 0 to {2**32 - 3}")
+    return lines

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from finetune.data.comma_list import split_values
-from finetune.errors import Mistakes, UserError, suggestion
-from finetune.recipe import metric_files, metric_inputs
-from finetune.recipe.metric_files import is_path, shown
-from finetune.runtime import namesakes
+from finetune.errors import Report, UserError, suggestion
+from finetune.recipe import metric_modules
+from finetune.recipe.metric_modules import is_path
+from finetune.runtime.importing import describe_error, path_below_cwd
 from finetune.statistics.directions import DIRECTIONS
 from finetune.statistics.resampling import MODULE, Compute, module_of
 from finetune.tasks.base import OF_LABEL_SETS, Task
@@ -25,17 +24,16 @@ if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
 
-#: Metrics of classes, each averaged in several ways.
+#: Metrics of classes, which are averaged over the classes in several ways.
 _AVERAGED, _AVERAGES = ("f1", "precision", "recall"), ("macro", "micro", "weighted")
+_INPUTS = ("predictions", "prediction_scores", "references")
 
 
 class Scoring:
     """Computes metrics of what a task decides, or of its probabilities where a metric takes these.
 
     ``evaluate.combine`` would hand every metric the same arguments, and refuse ``average`` where
-    one of them lacks it. The modules are loaded by path, so that neither the Hub nor a folder of
-    the same name in the current directory is asked, and compute in memory, so that two runs do not
-    share a lock. They are imported when they are first called: it takes half a second.
+    one of them lacks it. The modules are imported when they are first called.
 
     Args:
         **arguments: For each metric, the arguments of its ``compute``, like ``accuracy={},
@@ -47,49 +45,47 @@ class Scoring:
         arguments: Likewise, with the absolute path of each file.
 
     Raises:
-        UserError: for each metric that there is not.
+        UserError: For each metric that does not exist.
     """
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
-        known = [path.stem for path in namesakes.files("metrics")]
         self.arguments: dict[str, Mapping[str, Any]] = dict(arguments)
-        self.flag, mistakes = "", Mistakes()
-        for name, each in arguments.items():
-            module = str(each.get(MODULE, name))
-            with mistakes:
-                if is_path(each.get(MODULE)):
-                    path = metric_files.file_of(module)
-                    self.arguments[name] = {**each, MODULE: str(path)}
-                    if name in {*known, *named()}:
-                        raise UserError(
-                            f"{shown(path)} has the name of a metric of the toolkit, '{name}': "
-                            "give it another"
-                        )
-                elif module not in known:
-                    raise UserError(_unknown(module, {*known, *named()}))
-        mistakes.refuse()
+        self._flag, report = "", Report()
+        for name, options in arguments.items():
+            module = options.get(MODULE, name)
+            with report.collect():
+                if is_path(module):
+                    path = metric_modules.resolve(str(module))
+                    self.arguments[name] = {**options, MODULE: str(path)}
+                elif module not in metric_modules.shipped():
+                    raise UserError(_unknown_metric(str(module)))
+        report.raise_errors()
 
     @classmethod
     def of_names(cls, names: str) -> Scoring:
         """Return the metrics of ``--metrics``: ``accuracy,f1_micro,./cost.py``.
 
         Raises:
-            UserError: if there is no such metric, or two of a name.
+            UserError: If a metric does not exist, or two have the same name.
         """
+        report, arguments = Report(), dict[str, Mapping[str, Any]]()
         if not names.strip(", "):
-            raise UserError(f"--metrics '{names}': expected names of metrics, accuracy,f1")
-        mistakes, arguments = Mistakes(), dict[str, Mapping[str, Any]]()
+            report.error(f"'{names}': expected names of metrics, accuracy,f1")
         for word in split_values(names):
-            with mistakes:
-                name, each = _entry(word)
-                if arguments.setdefault(name, each) != each:
-                    raise UserError(f"two metrics have the name '{name}': give {word} another")
-        with mistakes:
-            found = cls(**arguments)
-            found.flag = "--metrics: "
-        if mistakes.found:
-            raise UserError(*(f"--metrics: {each}" for each in mistakes.found))
-        return found
+            with report.collect():
+                name, options = word, _variants().get(word, {})
+                if word in _AVERAGED:
+                    options = {"average": "macro"}
+                elif is_path(word):
+                    path = metric_modules.resolve(word)
+                    name, options = path.stem, {MODULE: str(path)}
+                if arguments.setdefault(name, options) != options:
+                    raise UserError(f"two metrics have the name '{name}': rename {word}")
+        with report.collect():
+            scoring = cls(**arguments)
+        report.raise_errors(prefix="--metrics: ")
+        scoring._flag = "--metrics: "
+        return scoring
 
     def __call__(
         self, prediction: EvalPrediction, task: Task[Any] | None = None
@@ -102,181 +98,146 @@ class Scoring:
             task: Of the labels; one class a row if None.
 
         Raises:
-            UserError: if a module of one's own cannot compute, or does not return numbers.
+            UserError: If a module of the user's cannot compute, or does not return numbers.
         """
-        outputs, true = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-        rows = metric_inputs.Rows(task or SingleLabel(), outputs, true)
+        rows = _Rows(task or SingleLabel(), prediction.predictions, prediction.label_ids)
         scores: dict[str, float] = {}
-        for name, each in self.arguments.items():
-            scores |= _Metric(name, each)(rows)
+        for name, options in self.arguments.items():
+            scores |= _compute(name, options, rows)
         return scores
 
     def names(self, task: Task[Any]) -> list[str]:
         """Return the names of what is computed.
 
-        Those of modules of one's own are known once they have computed: a few made-up rows of the
-        task, as does every other metric, unless they are the usual ones of the task.
+        A module of the user's tells them by computing a few made-up rows of the task, which also
+        shows early what cannot be computed. The usual metrics of the task are not tried.
 
         Raises:
-            UserError: for each metric that cannot be computed for this task, or has the name of
+            UserError: For each metric that cannot be computed for this task, or has the name of
                 another.
         """
         if self.arguments == task.metrics:
             return [*self.arguments]
-        rows = metric_inputs.Rows(task, *task.made_up())
-        mistakes, owners = Mistakes(), dict[str, str]()
-        for metric in (_Metric(name, each) for name, each in self.arguments.items()):
-            with mistakes:
-                for key in metric.tried(rows):
-                    if owners.setdefault(key, metric.shown) != metric.shown:
-                        raise UserError(
-                            f"{owners[key]} and {metric.shown} both compute '{key}': rename one"
-                        )
-        if mistakes.found:
-            raise UserError(*(f"{self.flag}{each}" for each in mistakes.found))
+        rows, report, owners = _Rows(task, *task.made_up()), Report(), dict[str, str]()
+        for name, options in self.arguments.items():
+            with report.collect():
+                shown = _shown(name, options)
+                for score in _try(name, options, rows):
+                    if (owner := owners.setdefault(score, shown)) != shown:
+                        raise UserError(f"{owner} and {shown} both compute '{score}': rename one")
+        report.raise_errors(prefix=self._flag)
         return [*owners]
 
 
-@dataclass(frozen=True)
-class _Metric:
-    """One metric of a :class:`Scoring`, by its name there and its arguments."""
+class _Rows:
+    """Rows with the outputs of a model, shape ``(rows, outputs)``, as metric modules take them."""
 
-    name: str
-    arguments: Mapping[str, Any]
+    def __init__(self, task: Task[Any], outputs: Any, targets: Any) -> None:
+        self.task, self.outputs = task, np.asarray(outputs)
+        self.decided = task.decided(self.outputs)
+        self.true = np.asarray(targets).astype(self.decided.dtype)
 
-    @property
-    def path(self) -> Path | None:
-        """The file of a module of one's own."""
-        return Path(self.arguments[MODULE]) if is_path(self.arguments.get(MODULE)) else None
-
-    @property
-    def shown(self) -> str:
-        """What a message calls it."""
-        return shown(self.path) if self.path else f"'{self.name}'"
-
-    def module(self, task: Task[Any]) -> EvaluationModule:
-        """Return the module as it is called for a task."""
-        if self.path:
-            return metric_files.load(self.path, task.metric_config)
-        return load(module_of(self.name, self.arguments)[0], task.metric_config)
-
-    def __call__(self, rows: metric_inputs.Rows) -> dict[str, float]:
-        """Return what it computes of rows, by name; one number alone is called like the metric."""
-        module = self.module(rows.task)
-        _, arguments = module_of(self.name, self.arguments)
-        inputs = rows.inputs(module, self.shown)
-        if self.path is None:
-            found = module.compute(**inputs, **arguments)
-        else:
-            try:
-                found = module.compute(**inputs, **arguments)
-            except UserError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise UserError(metric_files.told(error, self.path)) from error
-            found = metric_inputs.numbers(found, self.shown)
-            if self.name == self.path.stem:
-                return found
-        return {self.name: next(iter(found.values()))} if len(found) == 1 else dict(found)
-
-    def tried(self, rows: metric_inputs.Rows) -> dict[str, float]:
-        """Return the same of made-up rows.
+    def inputs(self, module: EvaluationModule, shown: str) -> dict[str, np.ndarray]:
+        """Return what a module takes: predictions, prediction scores (probabilities), references.
 
         Raises:
-            UserError: if it cannot be used.
+            UserError: If it takes something else, or probabilities where there are none.
         """
-        if self.path:
-            metric_files.refresh(self.path)
-        metric_inputs.refuse_others(self.module(rows.task), rows, self.shown)
-        try:
-            found = self(rows)
-        except (TypeError, ValueError) as error:  # of a module of the toolkit
-            first = str(error).partition("\n")[0]
-            raise UserError(f"{self.shown} cannot be computed: {first}") from error
-        if self.path:
-            taken = {*(path.stem for path in namesakes.files("metrics")), *named()}
-            for key in found:
-                metric_inputs.refuse_name(key, taken, self.shown)
-        return found
+        names = [*_alternatives(module)[0]]
+        if unknown := [name for name in names if name not in _INPUTS]:
+            raise UserError(
+                f"{shown} takes {' and '.join(map(repr, unknown))}: a metric gets 'predictions' "
+                "or 'prediction_scores', and 'references'"
+            )
+        inputs = {"predictions": self.decided, "references": self.true}
+        if "prediction_scores" in names:
+            if not self.task.has_probabilities:
+                raise UserError(
+                    f"{shown} takes 'prediction_scores', and a task of {self.task.name} has no "
+                    "probabilities"
+                )
+            inputs["prediction_scores"] = self.task.probabilities(self.outputs)
+        return {name: inputs[name] for name in names}
 
 
-def with_best(
-    usual: Mapping[str, Any], names: Sequence[str], given: Mapping[str, Any], *, are_known: bool
-) -> dict[str, Any]:
-    """Return training arguments that choose the best model by one of the metrics.
+def _compute(name: str, options: Mapping[str, Any], rows: _Rows) -> dict[str, float]:
+    """Return what a metric computes, by name; one number alone has the name of the metric."""
+    path, shown = _path(name, options), _shown(name, options)
+    module = metric_modules.load(path, rows.task.metric_config)
+    inputs, (_, arguments) = rows.inputs(module, shown), module_of(name, options)
+    try:
+        scores = module.compute(**inputs, **arguments)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError) or not is_path(options.get(MODULE)):
+            raise
+        raise UserError(describe_error(error, path, shown)) from error
+    if is_path(options.get(MODULE)):
+        scores = _numbers(scores, shown)
+        if name == path.stem:
+            return scores
+    return {name: next(iter(scores.values()))} if len(scores) == 1 else dict(scores)
 
-    Args:
-        usual: The defaults of a recipe.
-        names: Of the metrics.
-        given: What is set over the defaults.
-        are_known: Whether modules of one's own have said what they compute.
 
-    Raises:
-        UserError: if it is not known whether more of that metric is better, or if
-            ``greater_is_better`` says the opposite of what is known.
+def _try(name: str, options: Mapping[str, Any], rows: _Rows) -> dict[str, float]:
+    """Return what a metric computes of made-up rows, or refuse a metric that cannot be used."""
+    shown, is_own = _shown(name, options), is_path(options.get(MODULE))
+    module = metric_modules.load(_path(name, options), rows.task.metric_config, refresh=is_own)
+    _refuse_features(module, rows, shown)
+    try:
+        scores = _compute(name, options, rows)
+    except (TypeError, ValueError) as error:  # of a module of the toolkit
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{shown} cannot be computed: {reason}") from error
+    reserved = {*metric_modules.shipped(), *_variants(), *DIRECTIONS, "loss"}
+    for score in scores if is_own else ():
+        if score in reserved or score.startswith(("eval_", "test_")):
+            raise UserError(
+                f"{shown} computes '{score}', which is a name of the toolkit or of the library's "
+                "evaluation: return it by another name"
+            )
+    return scores
+
+
+def _refuse_features(module: EvaluationModule, rows: _Rows, shown: str) -> None:
+    """Refuse whole numbers as the features of a module where the rows have others: ``evaluate``
+    would make 0 of 0.9.
     """
-    found = dict(usual)
-    if str(found.get("metric_for_best_model")) not in (*names, "loss"):
-        found["metric_for_best_model"] = names[0]
-    told = {**found, **given}
-    chosen = str(told.get("metric_for_best_model")).removeprefix("eval_")
-    known = {**DIRECTIONS, "loss": -1}.get(chosen) if chosen in (*names, "loss") else None
-    is_greater = told.get("greater_is_better")
-    if are_known and known and is_greater is not None and is_greater != (known > 0):
-        raise UserError(
-            f"--greater_is_better {str(is_greater).lower()}: of {chosen}, "
-            f"{'more' if known > 0 else 'less'} is better, and the worst checkpoint would be kept; "
-            "leave it out"
-        )
-    unknown = chosen in names and chosen not in DIRECTIONS
-    if are_known and unknown and told.get("greater_is_better") is None:
-        instead = next((name for name in names if name in DIRECTIONS), "loss")
-        raise UserError(
-            f"--metric_for_best_model {chosen}: whether more of it is better is not known; add "
-            f"--greater_is_better true or false, or --metric_for_best_model {instead}"
-        )
-    return found
+    features = _alternatives(module)[0]
+    for name, values in rows.inputs(module, shown).items():
+        if values.dtype.kind == "f" and "int" in str(features[name]):
+            raise UserError(
+                f"{shown} takes {name} as {features[name]}, and a task of {rows.task.name} gives "
+                f"{values.dtype}"
+            )
 
 
-def with_computed(
-    given: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return training arguments with ``metric_for_best_model`` under the name by which it is
-    computed: ``f1_macro`` may be called ``f1``, and the other way around.
-
-    Args:
-        given: The arguments.
-        known: The arguments of each metric, by its name; none of metrics of a recipe's own.
-    """
-    found = dict(given)
-    prefix, name = "", str(given.get("metric_for_best_model"))
-    if name.startswith("eval_"):
-        prefix, name = "eval_", name.removeprefix("eval_")
-    if not known or name in known or is_path(name) or not (wanted := _entry(name)[1]):
-        return found
-    for other, each in known.items():
-        if module_of(other, each) == module_of(name, wanted):
-            found["metric_for_best_model"] = prefix + other
-    return found
+def _numbers(scores: Any, shown: str) -> dict[str, float]:
+    """Return what a module computed as numbers by name, or refuse it."""
+    if not isinstance(scores, Mapping) or not scores:
+        raise UserError(f"{shown} returns {scores!r:.60}: expected a dict of numbers by name")
+    for name, value in scores.items():
+        is_number = np.ndim(value) == 0 and isinstance(np.asarray(value).item(), Real)
+        if not isinstance(name, str) or not name or not is_number:
+            raise UserError(f"{shown} returns {value!r:.60} as {name!r}: expected a number by name")
+    return {name: float(value) for name, value in scores.items()}
 
 
-def without_counted(
-    compute: Compute, scoring: Mapping[str, Mapping[str, Any]], task: Task[Any]
-) -> Compute:
-    """Return what computes of resamples only the metrics of which the task does not know more.
-
-    Args:
-        compute: The metrics of a recipe.
-        scoring: Those that it is made of; empty if it is the recipe's own.
-        task: Of the labels.
-    """
-    counted = task.counted(scoring)
-    others = {name: each for name, each in scoring.items() if name not in counted}
-    return functools.partial(Scoring(**others), task=task) if others else compute
+def _alternatives(module: EvaluationModule) -> list[Any]:
+    """Return the features of a module; of several, the library takes the first that fit."""
+    return module.features if isinstance(module.features, list) else [module.features]
 
 
-def named() -> dict[str, Mapping[str, Any]]:
-    """Return what ``--metrics`` knows beside the folders: ``f1_micro`` and the like."""
+def _path(name: str, options: Mapping[str, Any]) -> Path:
+    module = str(options.get(MODULE, name))
+    return Path(module) if is_path(module) else metric_modules.shipped()[module]
+
+
+def _shown(name: str, options: Mapping[str, Any]) -> str:
+    return path_below_cwd(_path(name, options)) if is_path(options.get(MODULE)) else f"'{name}'"
+
+
+def _variants() -> dict[str, Mapping[str, Any]]:
+    """Return what ``--metrics`` accepts beside the folders: ``f1_micro`` and the like."""
     averaged = {
         f"{name}_{average}": {MODULE: name, "average": average}
         for name in _AVERAGED
@@ -285,46 +246,68 @@ def named() -> dict[str, Mapping[str, Any]]:
     return {**averaged, **OF_LABEL_SETS}
 
 
-def _entry(word: str) -> tuple[str, Mapping[str, Any]]:
-    """Return name and arguments of a metric in ``--metrics``; the mean is over classes."""
-    if is_path(word):
-        path = metric_files.file_of(word)
-        return path.stem, {MODULE: str(path)}
-    if word in _AVERAGED:
-        return word, {"average": "macro"}
-    return word, named().get(word, {})
+def _unknown_metric(module: str) -> str:
+    names = sorted({*metric_modules.shipped(), *_variants()})
+    hint = suggestion(module, names)
+    return (
+        f"no metric '{module}' in metrics/{hint} (available: {', '.join(names)}; a module of your "
+        "own is named by its path: ./NAME.py)"
+    )
 
 
-def _unknown(module: str, known: set[str]) -> str:
-    """Return what to type instead of a metric that there is not."""
-    hint = suggestion(module, known)
-    if Path(module, f"{module}.py").is_file():
-        hint = f"; a module of your own is named by its path: ./{module}"
-    elif not hint:
-        hint = "; a module of your own is named by its path: ./NAME.py"
-    return f"no metric '{module}' in metrics/{hint} (available: {', '.join(sorted(known))})"
-
-
-@functools.cache
-def load(name: str, config: str | None = None) -> EvaluationModule:
-    """Return the metric in ``metrics/NAME`` of the toolkit.
-
-    ``evaluate.load`` would run the copy that it keeps in a cache, which others may write to.
+def with_best(
+    defaults: Mapping[str, Any], names: Collection[str], given: Mapping[str, Any], *, is_final: bool
+) -> dict[str, Any]:
+    """Return training arguments that choose the best model by one of the metrics.
 
     Args:
-        name: Of the folder.
-        config: The configuration, which says what shape the inputs have: ``multilabel``.
-    """
-    from evaluate import EvaluationModule
+        defaults: The training arguments of a recipe.
+        names: The metrics.
+        given: What the user set.
+        is_final: Whether the names are final; before the data is loaded they may change.
 
-    path = namesakes.HOUSE / "metrics" / name / f"{name}.py"
-    own = f"finetune_metric_{name}"
-    module = sys.modules.get(own) or namesakes.load_file(own, path)
-    (metric,) = (
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, EvaluationModule)
-        and value.__module__ == own
-    )
-    return metric(config_name=config, keep_in_memory=True)
+    Raises:
+        UserError: If it is not clear whether more of the metric is better, or if
+            ``greater_is_better`` contradicts it.
+    """
+    arguments = dict(defaults)
+    if str(arguments.get("metric_for_best_model")) not in (*names, "loss"):
+        arguments["metric_for_best_model"] = next(iter(names))
+    merged = {**arguments, **given}
+    metric = str(merged.get("metric_for_best_model")).removeprefix("eval_")
+    is_greater, direction = merged.get("greater_is_better"), {**DIRECTIONS, "loss": -1}.get(metric)
+    if not is_final or metric not in (*names, "loss"):
+        return arguments
+    if direction and is_greater is not None and is_greater != (direction > 0):
+        raise UserError(
+            f"--greater_is_better {str(is_greater).lower()}: of {metric}, "
+            f"{'more' if direction > 0 else 'less'} is better, and the worst checkpoint would be "
+            "saved; leave it out"
+        )
+    if direction is None and is_greater is None:
+        instead = next((name for name in names if name in DIRECTIONS), "loss")
+        raise UserError(
+            f"--metric_for_best_model {metric}: it is not known whether more of it is better; add "
+            f"--greater_is_better true or false, or use --metric_for_best_model {instead}"
+        )
+    return arguments
+
+
+def without_counted(
+    compute: Compute, scoring: Mapping[str, Mapping[str, Any]], task: Task[Any]
+) -> Compute:
+    """Return a function of the metrics whose intervals the task does not compute itself.
+
+    Args:
+        compute: The metrics of a recipe.
+        scoring: The metrics that it is made of; empty for a recipe's own ``compute_metrics``.
+        task: Of the labels.
+    """
+    counted = task.counted(scoring)
+    others = {name: options for name, options in scoring.items() if name not in counted}
+    return functools.partial(Scoring(**others), task=task) if others else compute
+
+
+def load(name: str, config: str | None = None) -> EvaluationModule:
+    """Return the metric in ``metrics/NAME``, without the copy in the cache of ``evaluate``."""
+    return metric_modules.load(metric_modules.shipped()[name], config)

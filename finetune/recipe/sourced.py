@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Sourced(Recipe):
     """Rows from the Hub or from files; how a file is written is detected unless it is said."""
 
+    help_group = "data"
     dataset_config: str | None = option(
         None, "configuration of a data set on the Hub that has several"
     )

@@ -23,6 +23,7 @@ class Splitting(Corrected):
     """
 
     input_column: ClassVar[str] = "text"
+    help_group = "splits"
     train_samples: int | None = option(None, "train on this many rows, sampled by class")
     eval_samples: int | None = option(
         None, "evaluate on at most this many rows of validation and of test"

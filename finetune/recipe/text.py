@@ -37,6 +37,10 @@ class TextClassification(Deduplicated):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
     packaged_model = "embedded:minilm"
+    help_group = "text"
+    help_groups = dict.fromkeys(
+        ("model", "model_revision", "hidden_dropout", "attention_dropout"), "model"
+    )
     exclusive = (*Deduplicated.exclusive, ("text_column", "text_columns"))
     dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")

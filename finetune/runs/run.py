@@ -83,13 +83,13 @@ class Run:
         Raises:
             UserError: if there is no such recipe, or a file cannot be imported.
         """
-        from finetune.recipe import catalog, metric_files
+        from finetune.recipe import catalog, metric_modules
 
         manifest = self.manifest
         catalog.trust(manifest.recipe, tell)
-        option = metric_files.in_option(manifest.options.get("metrics"))
-        recorded = manifest.configuration.get("metric_files", {})
-        metric_files.trust([*metric_files.named_in(manifest.scoring), *option], recorded, tell)
+        paths = metric_modules.paths_in(manifest.scoring)
+        paths += metric_modules.paths_in_option(manifest.options.get("metrics"))
+        metric_modules.trust(paths, manifest.configuration.get("metric_files", {}), tell)
 
     def require_model(self) -> None:
         """Refuse a run whose training has left no model.
@@ -301,13 +301,13 @@ class Run:
             UserError: if the recipe, or a metric that the run names by path, is neither installed
                 nor imported: a manifest is data, which may come from elsewhere.
         """
-        from finetune.recipe import catalog, metric_files
+        from finetune.recipe import catalog, metric_modules
 
         manifest = self.manifest
         options = dict(manifest.options)
         if scores:
-            files = metric_files.in_option(options.get("metrics"))
-            metric_files.refuse_unknown(files, self.path / MANIFEST)
+            files = metric_modules.paths_in_option(options.get("metrics"))
+            metric_modules.refuse_unknown(files, self.path / MANIFEST)
         elif options.get("metrics"):
             options["metrics"] = None
         if "model" in options:
@@ -324,13 +324,13 @@ class Run:
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         """The metrics of the recipe, which is not imported if they are those of the toolkit."""
-        from finetune.recipe import metric_files
+        from finetune.recipe import metric_modules
         from finetune.recipe.scoring import Scoring
 
         scoring = self.manifest.scoring
         if not scoring:
             return self.recipe().compute_metrics
-        metric_files.refuse_unknown(metric_files.named_in(scoring), self.path / MANIFEST)
+        metric_modules.refuse_unknown(metric_modules.paths_in(scoring), self.path / MANIFEST)
         return functools.partial(Scoring(**scoring), task=self.kind)
 
     def model(self) -> torch.nn.Module:

@@ -12,7 +12,6 @@ from scipy.special import expit, logit
 from finetune.data import labels as class_labels
 from finetune.data import targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
-from finetune.runtime import namesakes
 from finetune.statistics import average_precision, label_baseline, multi_label
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.resampling import Metrics, Scoring, module_of
@@ -218,8 +217,7 @@ class MultiLabel(Task[ScoredLabels]):
         """Return it of metrics of one class a row, too."""
         if why := super().unsuited(name, module):
             return why
-        known = (path.stem for path in namesakes.files("metrics"))
-        if module in _OF_LABELS or module not in known:
+        if module in _OF_LABELS or module.endswith(".py"):  # the user's own
             return ""
         return (
             "a metric of one class a row, and these rows have any number of labels (expected "

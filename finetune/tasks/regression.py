@@ -11,7 +11,6 @@ import numpy as np
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.data.targets import values as label_values
 from finetune.errors import UserError
-from finetune.runtime import namesakes
 from finetune.statistics import groups, number_baseline, numbers, resampling
 from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import ScoredNumbers
@@ -220,8 +219,7 @@ class Regression(Task[ScoredNumbers]):
 
     def unsuited(self, name: str, module: str) -> str:
         """Return it of metrics of classes, which would round the numbers."""
-        known = (path.stem for path in namesakes.files("metrics"))
-        if module in numbers.METRICS or module not in known:
+        if module in numbers.METRICS or module.endswith(".py"):  # the user's own
             return ""
         return (
             "a metric of classes, and the labels are numbers (expected "

@@ -9,11 +9,11 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from finetune.errors import UserError, option_suggestion, typed_as
+from finetune.errors import UserError, typed_as
 from finetune.statistics.directions import DIRECTIONS
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
 from finetune.training.resolution import BATCH_SIZES
-from finetune.training.retired import successor
+from finetune.training.retired import option_suggestion, successor
 
 #: What counts as a value of a type: NumPy's numbers, and paths, do too.
 _ABSTRACT: dict[Any, Any] = {

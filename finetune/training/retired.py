@@ -1,9 +1,28 @@
-"""Training arguments of older releases of ``transformers``, and what to type instead of each.
+"""Options by their names elsewhere, and what to type instead.
 
-From its migration guide to version 5 and the fields that 4.57 had.
+Those of older releases of ``transformers`` are from its migration guide to version 5 and the fields
+that 4.57 had.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+from finetune.errors import suggestion
+
+#: What other tools call an option, and its name here.
+_ALIASES = {
+    **dict.fromkeys(("lr", "rate"), "learning_rate"),
+    **dict.fromkeys(("bs", "batch", "batch_size"), "global_batch_size"),
+    **dict.fromkeys(("epoch", "epochs", "n_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("accum", "grad_accum"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("out", "output"), "output_dir"),
+    "checkpoint": "resume_from_checkpoint",
+    "wd": "weight_decay",
+    "patience": "early_stopping_patience",
+    "text": "text_column",
+    "label": "label_column",
+}
 
 _RATE = "this toolkit always logs throughput; leave it out"
 _TORCH = "torch.amp is always used; leave it out"
@@ -56,3 +75,13 @@ def successor(name: str) -> str:
     if (instead := RETIRED.get(name.replace("-", "_"))) is None:
         return ""
     return f" is gone from transformers; {'use ' * instead.startswith('--')}{instead}"
+
+
+def option_suggestion(name: str, names: Iterable[str]) -> str:
+    """Return ``"; did you mean '--learning_rate'?"`` for an option: ``--lr``, or ``lr``."""
+    bare = name.lstrip("-")
+    dashes, bare_names = name[: len(name) - len(bare)], [name.lstrip("-") for name in names]
+    alias = _ALIASES.get(bare.replace("-", "_"))
+    if alias in bare_names:
+        return f"; did you mean '{dashes}{alias}'?"
+    return suggestion(bare, bare_names, cutoff=0.65).replace("'", f"'{dashes}", 1)

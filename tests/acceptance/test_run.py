@@ -613,17 +613,8 @@ def test_a_recipe_file_is_a_recipe(weather: Path, cli: Cli, tmp_path: Path) -> N
         assert (event.settings.recipe.days, event.steps) == (90, 8)
 
 
-NAMED_BY_FILE = "run.json names the file of a module's entry point, so it is not trusted"
-
-
 @pytest.mark.contract("A4")
-@pytest.mark.parametrize(
-    "value",
-    [
-        "weather_tasks:Headlines",
-        pytest.param("weather_tasks", marks=pytest.mark.xfail(strict=True, reason=NAMED_BY_FILE)),
-    ],
-)
+@pytest.mark.parametrize("value", ["weather_tasks:Headlines", "weather_tasks"])
 def test_an_installed_package_registers_recipes(
     value: str, weather: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -660,6 +651,19 @@ def test_text_and_image_need_no_code(
         right = (run.predictions["label"] == run.predictions["prediction"]).mean()
         assert run.metrics.test["accuracy"] == pytest.approx(right, abs=1e-12)
         assert right > 0.7
+
+
+@pytest.mark.contract("A4", "F3")
+def test_a_step_imports_the_modules_beside_the_recipe(tmp_path: Path, cli: Cli) -> None:
+    """But not a folder beside it that is named like an optional package."""
+    step = "        import network_beside_it\n        from importlib.util import find_spec\n"
+    step += "        assert find_spec('clearml') is None\n"
+    body = WEATHER.replace("    def load(self):", f"    def load(self):\n{step}", 1)
+    (tmp_path / "beside.py").write_text(body)
+    (tmp_path / "network_beside_it.py").write_text("")
+    (tmp_path / "clearml").mkdir()
+    finished = cli(tmp_path / "beside.py", "--dry_run")
+    assert finished.status == 0, finished.output
 
 
 MISTAKEN_RECIPES = {

@@ -30,6 +30,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    EvalPrediction,
     ViTImageProcessorPil,
     pipeline,
 )
@@ -1013,6 +1014,65 @@ def module(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(MODULE, encoding="utf-8")
     return path
+
+
+#: What is replaced in the module, by what, and what the refusal names.
+UNUSABLE = {
+    "returns a list": ("return {", "return [0.5]  # {", ["mine.py returns [0.5]", "dict"]),
+    "returns an array": ("right.mean()", "right", ["share_right", "number"]),
+    "a taken name": ('"share_right"', '"accuracy"', ["'accuracy'", "another name"]),
+    "other inputs": ('"references": ids', '"labels": ids', ["'labels'", "'references'"]),
+    "an error": ("right = ", "right = [][1]  # ", ["mine.py, line 18: IndexError"]),
+    "no class": ("(evaluate.Metric)", "", ["one class derived from EvaluationModule"]),
+    "a syntax error": ("class Mine", "class", ["mine.py, line 9"]),
+    "no direction": ("", "", ["--metric_for_best_model share_right", "--greater_is_better"]),
+}
+
+
+@pytest.mark.contract("B6", "F4")
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_module_that_cannot_be_used_is_refused(
+    case: str, module: Path, reviews: Path, bert: Path
+) -> None:
+    """Before the training, with the file and what was expected."""
+    old, new, fragments = UNUSABLE[case]
+    module.write_text(MODULE.replace(old, new) if old else MODULE, encoding="utf-8")
+    best = {"metric_for_best_model": "share_right"} if case == "no direction" else {}
+    check = finetune.check(
+        "text", dataset=str(reviews), model=str(bert), metrics=f"accuracy,{module}", **best
+    )
+    (message,) = [error.message for error in check.findings if error.severity == "error"]
+    for fragment in fragments:
+        assert fragment in message
+
+
+@pytest.mark.contract("B6")
+def test_whole_numbers_are_refused_as_predictions_of_a_regression(
+    module: Path, bert: Path, tmp_path: Path
+) -> None:
+    """`evaluate` would make 0 of 0.9; with float64 the module gets the numbers."""
+    scores = data.write_scores(tmp_path / "scores.csv")
+    options = dict(dataset=str(scores), model=str(bert), text_column="text", label_column="stars")
+    options |= dict(metrics=f"rmse,{module}", task="regression")
+    body = MODULE.replace("minutes = ", "minutes = np.zeros(3)  # ")
+    for kind, status in (("int64", 2), ("float64", 0)):
+        module.write_text(body.replace('Value("int64")', f'Value("{kind}")'), encoding="utf-8")
+        check = finetune.check("text", **options)
+        errors = [error.message for error in check.findings if error.severity == "error"]
+        assert bool(errors) is (status == 2), errors
+        assert all("int64" in error and "float" in error for error in errors)
+
+
+@pytest.mark.contract("B6")
+def test_a_module_imports_what_is_beside_it(module: Path) -> None:
+    (module.parent / "costs.py").write_text("MINUTES = [5.0, 30.0]\n", encoding="utf-8")
+    body = MODULE.replace("import numpy as np", "import numpy as np\nfrom .costs import MINUTES")
+    module.write_text(body.replace("[5.0, 30.0])", "MINUTES)"), encoding="utf-8")
+    scoring = finetune.Scoring(mine={"module": str(module)}, accuracy={})
+    logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 3.0]])
+    outputs = EvalPrediction(predictions=logits, label_ids=np.array([0, 1, 1]))
+    expected = {"share_right": 2 / 3, "minutes_lost": 10.0, "accuracy": 2 / 3}
+    assert scoring(outputs) == pytest.approx(expected)
 
 
 def best_of(history: list[Row], metric: str, is_greater: bool) -> tuple[list[int], int]:

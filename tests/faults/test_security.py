@@ -588,7 +588,7 @@ import sys
 from pathlib import Path
 import evaluate
 from finetune.recipe.scoring import load
-from finetune.runtime.namesakes import HOUSE
+from finetune.runtime.importing import HOUSE
 
 evaluate.load(str(HOUSE / "metrics" / "accuracy"), keep_in_memory=True)  # leaves a copy
 copies = list(Path(sys.argv[1]).rglob("accuracy.py"))

@@ -1,0 +1,100 @@
+"""Import Python files by their path; what stops them is reported by file and line."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from finetune.errors import UserError
+
+T = TypeVar("T")
+#: The directory that holds ``finetune``, ``recipes`` and ``metrics``.
+HOUSE = Path(__file__).resolve().parents[2]
+
+
+def read_source(path: Path, kind: str) -> tuple[bytes, str]:
+    """Return the source of a file and its sha256.
+
+    Args:
+        path: The file.
+        kind: What it is, for the message: ``recipe``.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{kind} file {path} cannot be read: {error.strerror}") from error
+    return source, hashlib.sha256(source).hexdigest()
+
+
+def import_source(name: str, path: Path, source: bytes, shown: str) -> ModuleType:
+    """Import the source of a file as the module ``name``; a compiled copy beside it is not run.
+
+    Args:
+        name: The module's name in ``sys.modules``.
+        path: The file.
+        source: What was read from it, so that what is hashed is what is run.
+        shown: What a message calls the file.
+
+    Raises:
+        UserError: If it cannot be imported.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look the module up by its name
+    try:
+        exec(compile(source, path, "exec"), vars(module))
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, UserError):
+            raise UserError(*(f"{shown}: {mistake}" for mistake in error.mistakes)) from error
+        if isinstance(error, (Exception, SystemExit)):
+            raise UserError(describe_error(error, path, shown)) from error
+        raise
+    return module
+
+
+def describe_error(error: BaseException, path: Path, shown: str) -> str:
+    """Return what went wrong in a file, with the line: ``mine.py, line 3: KeyError: 'a'``."""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = shown if error.filename == str(path) else error.filename
+        return f"{place}, line {error.lineno}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    line = f", line {lines[-1]}" if lines else ""
+    message = str(error).strip().partition("\n")[0]
+    return f"{shown}{line}: {type(error).__name__}{': ' * bool(message)}{message}"
+
+
+def only_class(module: ModuleType, base: type[T], shown: str) -> type[T]:
+    """Return the one class derived from ``base`` that a module defines.
+
+    Raises:
+        UserError: If it defines none, or several.
+    """
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, base)
+        and value.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        names = ", ".join(cls.__name__ for cls in classes) or "none"
+        raise UserError(
+            f"{shown}: expected one class derived from {base.__name__} defined there, found {names}"
+        )
+    return classes[0]
+
+
+def path_below_cwd(path: Path) -> str:
+    """Return a path as people type it: relative below the current directory."""
+    return f"./{path.relative_to(cwd)}" if path.is_relative_to(cwd := Path.cwd()) else str(path)
