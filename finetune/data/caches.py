@@ -10,18 +10,15 @@ import contextlib
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from finetune.errors import UserError
 from finetune.runtime import hub
-from finetune.runtime.files import replacing, write_whole
+from finetune.runtime.files import write_whole
 
 TOKENIZED, MEMORY = "finetune-tokenized", "finetune-memory"
 #: Our folders in the cache of ``datasets``, and what they hold.
@@ -91,30 +88,6 @@ def use(directory: Path, **about: Any) -> None:
     except OSError as error:
         if not directory.is_dir():  # else it is of somebody who lets us read it
             raise unwritable(error) from error
-
-
-def load_arrays(folder: str, name: str) -> dict[str, np.ndarray] | None:
-    """Return arrays that were saved, by name; None if there are none, or they are damaged."""
-    try:
-        with np.load(place(folder, f"{name}.npz")) as content:  # which has checksums
-            return dict(content)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        return None
-
-
-def save_arrays(folder: str, name: str, **arrays: np.ndarray) -> None:
-    """Write arrays for :func:`load_arrays`, unless the cache can only be read.
-
-    Args:
-        folder: One of :data:`KINDS`.
-        name: From all that decides on what they hold.
-        **arrays: By their names.
-    """
-    path = place(folder, f"{name}.npz")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as new, new.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # taken for its keyword
 
 
 def entries() -> list[Entry]:

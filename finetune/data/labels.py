@@ -6,7 +6,7 @@ import itertools
 import json
 import shlex
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -40,8 +40,6 @@ _NO_CLASS = {
 }
 _EMOJI_STYLE = "\ufe0f"  # follows a character that is listing as an emoji
 _SHOWN = 5
-#: From a split and row numbers to where they are, for messages.
-Places = Callable[[str, Sequence[int]], str]
 
 
 def class_name(value: Any) -> str:

@@ -88,19 +88,6 @@ def _integers(labels: pa.Array) -> np.ndarray:
     return np.asarray(labels.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def row_keys(strata: np.ndarray) -> np.ndarray:
-    """Return what two rows of the same text contradict each other by, shape ``(rows,)``: their
-    classes; numbers never do.
-
-    Args:
-        strata: Of the rows.
-    """
-    if strata.ndim == 1:
-        return strata
-    packed = np.packbits(strata, axis=1)
-    return packed.view(f"V{packed.shape[1]}")[:, 0] if packed.shape[1] else np.zeros(len(strata))
-
-
 def all_alike(rows: Dataset) -> bool:
     """Return whether all rows have the same classes."""
     found = strata(rows)
