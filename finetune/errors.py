@@ -128,6 +128,7 @@ class Report:
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self._keys: set[tuple[str, str, str]] = set()
+        self._block_start = 0  # of the findings in the current ``collect`` block
         self.locate: Callable[[str, Sequence[int]], str] = row_numbers
 
     def add(self, *findings: Finding) -> None:
@@ -157,7 +158,11 @@ class Report:
 
     @contextlib.contextmanager
     def collect(self) -> Iterator[None]:
-        """Add the mistakes of a :class:`UserError` as errors, and carry on after the block."""
+        """Add the mistakes of a :class:`UserError` as errors, and carry on after the block.
+
+        Errors from before the block do not end it: what comes after them is looked at, too.
+        """
+        outer_start, self._block_start = self._block_start, len(self.findings)
         try:
             yield
         except UserError as error:
@@ -165,6 +170,8 @@ class Report:
             for mistake in error.mistakes:
                 if mistake not in errors:
                     self.error(mistake)
+        finally:
+            self._block_start = outer_start
 
     @property
     def has_errors(self) -> bool:
@@ -172,9 +179,9 @@ class Report:
         return any(finding.severity == "error" for finding in self.findings)
 
     def raise_errors(self, prefix: str = "") -> None:
-        """Raise a :class:`UserError` with all errors, if there are any."""
-        if errors := self.sentences("error"):
-            raise UserError(*(f"{prefix}{error}" for error in errors))
+        """Raise a :class:`UserError` with all errors if the current block has added any."""
+        if any(finding.severity == "error" for finding in self.findings[self._block_start :]):
+            raise UserError(*(f"{prefix}{error}" for error in self.sentences("error")))
 
     def sentences(self, *severities: Severity) -> list[str]:
         """Return the findings of these severities as text, with file and line."""

@@ -1,14 +1,15 @@
 """What ``check --deep`` says a training takes, against what it takes."""
 
+import csv
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from tests.test_check_deep import drawn, written
 
 import finetune
 from finetune.errors import Finding
@@ -21,6 +22,24 @@ GIVEN: dict[str, Any] = {
     "save_total_limit": 10,
     "baseline": False,
 }
+
+
+def drawn(rows: int = 1200, labels: Sequence[str] = ("good", "bad")) -> list[tuple[str, str]]:
+    """Return texts of 25 words, some of which go with the label."""
+    generator, table = random.Random(1), []
+    for _ in range(rows):
+        label = generator.choice(labels)
+        words = generator.choices([f"word{number}" for number in range(400)], k=22)
+        words += generator.choices([f"{label}ish{number}" for number in range(40)], k=3)
+        table.append((" ".join(words), label))
+    return table
+
+
+def written(path: Path, rows: Sequence[tuple[str, str]]) -> Path:
+    """Write rows with the columns ``text`` and ``label``."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +124,7 @@ def test_nearly_all_memory_is_suspicious(
     told = cost(path, model)
     assert told.severity == "warning"
     assert " of 1.0 MiB of memory (forward and backward pass over" in told.message
-    assert told.mend.startswith("--gradient_accumulation_steps 2")
+    assert told.fix.startswith("--gradient_accumulation_steps 2")
 
 
 def test_a_number_of_tokens_is_not_estimated(path: Path, model: str) -> None:

@@ -96,11 +96,11 @@ def _read(folder: Path, directory: Path, report: Report) -> Dataset:
     unread: list[str] = []
     for path in classes:
         files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file))
-        pictures = [file for file in files if is_image(file)]
+        image_paths = [file for file in files if is_image(file)]
         unread += [str(file.relative_to(directory)) for file in files if not is_image(file)]
-        paths += pictures
-        labels += [path.name] * len(pictures)
-        if not pictures:
+        paths += image_paths
+        labels += [path.name] * len(image_paths)
+        if not image_paths:
             report.info(f"{path} has no images: no class '{path.name}'")
     if unread:
         report.info(f"not read, expected {', '.join(images.SUFFIXES)}: {_name_some(unread)}")

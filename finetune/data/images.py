@@ -72,7 +72,7 @@ def read_bytes(image: Mapping[str, Any]) -> bytes:
 
 
 def _convert(image: Image.Image) -> tuple[Image.Image, int]:
-    """Return an opened image as RGB, and its kind."""
+    """Return an opened image as RGB with its kind."""
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode in ("I", "F"):
         raise ValueError(f"32 bits a pixel (mode {image.mode}); expected 8 or 16")
@@ -248,7 +248,7 @@ def drop_unreadable(
 
 
 def _inspect(rows: Dataset, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash of the content of each image and its kind."""
+    """Return the hash of the content of each image with its kind."""
     undecoded = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
     digests, kinds = np.zeros((len(rows), _DIGEST_SIZE), np.uint8), np.zeros(len(rows), np.uint8)
     workers = min(_MOST_THREADS, os.cpu_count() or 1)

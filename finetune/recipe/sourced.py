@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from finetune.data import ROW
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import option
 
@@ -82,12 +83,15 @@ class Sourced(Recipe):
             return
         for split, rows in dataset.items():
             if reason := looks_like_row(rows, text, label):
+                names = [name for name in rows.column_names if name != ROW]
+                usual = {text: "text", label: "label"}
+                line = ",".join(usual.get(n, f"column_{i}") for i, n in enumerate(names, start=1))
                 self.report.warning(
                     f"the first line of the {split} data looks like a row, not like column names: "
                     f"{reason}",
                     "missing_header",
                     split=split,
-                    fix="add a line with the names of the columns on top",
+                    fix=f"add a line with the names of the columns on top, such as '{line}'",
                 )
 
     def places(self, split: str, rows: Sequence[int]) -> str:

@@ -128,15 +128,12 @@ class Task(ABC, Generic[S]):
 
     @abstractmethod
     def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
-        """Return raw rows, of other data, with labels as the model has them.
+        """Return raw rows of other data with labels as the model has them.
 
         Args:
             rows: With ``label``.
-            split: Of these rows in their source.
-            report: For the message.
-
-        Raises:
-            UserError: if there are labels that it does not know.
+            split: The split of the source that the rows are in.
+            report: Gets the labels that the model does not know; they are raised.
         """
 
     @property
