@@ -37,8 +37,8 @@ class Reviews(TextClassification):
     max_length: int = {max_length}
     training = dict(global_batch_size=32, num_train_epochs=1)
 
-    def parts(self, model=None):
-        return {{**super().parts(model), "callbacks": [StopAtFirstStep()]}}
+    def trainer_kwargs(self, model=None):
+        return {{**super().trainer_kwargs(model), "callbacks": [StopAtFirstStep()]}}
 '''
 
 

@@ -43,8 +43,8 @@ class Mine({base}):
     def load(self):
         return super().load()
 
-    def parts(self, model=None):
-        return {{**super().parts(model), "callbacks": [StopAtFirstStep()]}}
+    def trainer_kwargs(self, model=None):
+        return {{**super().trainer_kwargs(model), "callbacks": [StopAtFirstStep()]}}
 '''
 
 

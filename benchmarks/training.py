@@ -240,7 +240,7 @@ def ours(recipe: Any, rows: int, **training: Any) -> Any:
     arguments = argument_values(defaults, given).build()
 
     def parts() -> dict[str, Any]:
-        found = recipe.parts()
+        found = recipe.trainer_kwargs()
         return {**found, "train_dataset": drawn(found["train_dataset"], rows)}
 
     return build_trainer(parts, arguments, recipe.adapt)

@@ -60,7 +60,7 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
         dataloader_config=loading,
     )
     set_seed(arguments.seed)  # all ranks initialise the same classification head
-    parts, say = chosen.recipe.parts(), accelerator.print
+    parts, say = chosen.recipe.trainer_kwargs(), accelerator.print
     module, rows, collate = parts["model"], parts["train_dataset"], parts["data_collator"]
     per_epoch = len(rows) // batch_size
     whole = per_epoch * batch_size  # Accelerate would fill an incomplete step with repeated rows

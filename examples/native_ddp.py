@@ -58,7 +58,7 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
     """Train, on every rank; return the loss of each step and the last evaluation."""
     arguments, me = chosen.arguments, distributed.ranks()
     set_seed(arguments.seed)  # all ranks initialise the same classification head
-    parts, say = chosen.recipe.parts(), (print if me.rank == 0 else lambda text: None)
+    parts, say = chosen.recipe.trainer_kwargs(), (print if me.rank == 0 else lambda text: None)
     module = parts["model"].to(arguments.device)
     model = DistributedDataParallel(module) if me.world_size > 1 else module
     set_seed(arguments.seed + me.rank)  # different rows, so different dropout masks

@@ -172,7 +172,7 @@ def test_the_trainer_of_the_library_is_told_the_epochs(
     from transformers import Trainer, TrainingArguments
 
     subject = ImageClassification(dataset=str(photos), model=vit)
-    parts, told = subject.parts(), []
+    parts, told = subject.trainer_kwargs(), []
     collator = parts["data_collator"]
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

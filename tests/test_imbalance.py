@@ -120,7 +120,7 @@ def test_the_loss_of_a_step_is_focal(source: dict[str, str]) -> None:
     recipe = Rare(**source, loss_function="focal")
     logits, labels = torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([1, 1])
     right = torch.softmax(logits, dim=-1)[:, 1]
-    found = recipe.parts()["compute_loss_func"]({"logits": logits}, labels)
+    found = recipe.trainer_kwargs()["compute_loss_func"]({"logits": logits}, labels)
     torch.testing.assert_close(found, (-((1 - right) ** 2) * right.log()).mean())
 
 
@@ -141,12 +141,12 @@ def test_the_librarys_trainer_divides_by_the_rows_of_a_step(
             use_cpu=True,
             **{name: each for name, each in recipe.training.items() if name not in ours},
         )
-        return losses(transformers.Trainer(args=arguments, **recipe.parts()))
+        return losses(transformers.Trainer(args=arguments, **recipe.trainer_kwargs()))
 
     one, two = trained(1), trained(2)
     assert two == pytest.approx(one, rel=1e-5)
     transformers.set_seed(42)
-    parts = recipe.parts()
+    parts = recipe.trainer_kwargs()
     rows = [parts["train_dataset"][index] for index in range(BATCH)]
     kept = ("input_ids", "attention_mask", "labels")
     batch = parts["data_collator"]([{name: row[name] for name in kept} for row in rows])
@@ -168,7 +168,7 @@ def test_the_loss_of_an_evaluation_is_not_weighted(source: dict[str, str], tmp_p
 
 def test_the_note_says_the_weights(source: dict[str, str]) -> None:
     recipe = Rare(**source, class_weights="balanced")
-    _ = recipe.parts()
+    _ = recipe.trainer_kwargs()
     (note,) = [each for each in recipe.notes if "class weights" in each]
     bad, good = np.bincount(recipe.splits["train"]["label"][:])
     rows = bad + good
@@ -180,7 +180,7 @@ def test_the_note_says_the_weights(source: dict[str, str]) -> None:
 
 def test_the_note_says_which_loss_an_evaluation_has(source: dict[str, str]) -> None:
     recipe = Rare(**source, loss_function="focal")
-    _ = recipe.parts()
+    _ = recipe.trainer_kwargs()
     assert "--loss_function focal: the evaluation loss is the cross entropy" in recipe.notes
 
 

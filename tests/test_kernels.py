@@ -343,9 +343,9 @@ def test_a_plain_trainer_has_the_models_of_the_library(
     uneven_reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
     recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
-    assert_of_library(recipe.parts()["model"])
+    assert_of_library(recipe.trainer_kwargs()["model"])
     arguments = transformers.TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True)
-    trainer = transformers.Trainer(args=arguments, **recipe.parts())
+    trainer = transformers.Trainer(args=arguments, **recipe.trainer_kwargs())
     trainer.train()
     assert_of_library(trainer.model)
 

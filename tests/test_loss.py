@@ -148,7 +148,7 @@ def plain(recipe: Reviews, output_dir: Path, accumulation: int, **parts: Any) ->
         disable_tqdm=True,
         use_cpu=True,
     )
-    parts = recipe.parts() | parts
+    parts = recipe.trainer_kwargs() | parts
     return logged(transformers.Trainer(args=arguments, **parts))
 
 

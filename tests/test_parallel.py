@@ -307,8 +307,8 @@ class Show(TrainerCallback):
 class Sharded(TextClassification):
     '''A text recipe that says what each rank holds.'''
 
-    def parts(self, model=None):
-        return super().parts(model) | {"callbacks": [Show()]}
+    def trainer_kwargs(self, model=None):
+        return super().trainer_kwargs(model) | {"callbacks": [Show()]}
 """
 # accelerate shards on accelerators only; torch itself does on CPUs, too
 PRETEND = """

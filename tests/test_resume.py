@@ -33,7 +33,7 @@ class Stoppable(TextClassification):
         precision="fp32", disable_tqdm=True, metric_for_best_model="loss",
     )
 
-    def parts(self, model=None):
+    def trainer_kwargs(self, model=None):
         from transformers import TrainerCallback
 
         class Stop(TrainerCallback):
@@ -41,7 +41,7 @@ class Stoppable(TextClassification):
                 if state.global_step == int(os.environ.get("STOP_AT", -1)):
                     raise KeyboardInterrupt
 
-        return {**super().parts(model), "callbacks": [Stop()]}
+        return {**super().trainer_kwargs(model), "callbacks": [Stop()]}
 '''
 EPOCH, STEPS = 9, 27
 # The accuracy stays what it is, so that the first epoch is the best, and the last is not.

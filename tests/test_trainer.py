@@ -70,7 +70,7 @@ def plain(recipe: Reviews, output_dir: str, per_device: int, **parts: Any) -> di
         disable_tqdm=True,
         use_cpu=True,
     )
-    trainer = transformers.Trainer(args=arguments, **(recipe.parts() | parts))
+    trainer = transformers.Trainer(args=arguments, **(recipe.trainer_kwargs() | parts))
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {name: [entry[name] for entry in logged] for name in ("loss", "grad_norm")}

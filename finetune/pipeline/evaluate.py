@@ -139,7 +139,9 @@ def evaluate(
         over, trained_on = distributed.rank_zero_first(prepared)
         distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         trainer = build_trainer(
-            lambda: over.parts(over.load_model(run.path, run.labels)), values.build(), over.adapt
+            lambda: over.trainer_kwargs(over.load_model(run.path, run.labels)),
+            values.build(),
+            over.adapt,
         )
         output = trainer.predict(over.prepared["test"])
         distributed.leave()

@@ -95,7 +95,9 @@ def _rehearsed(chosen: Settings, timed: int, micro: int) -> tuple[Rehearsed, Any
             "resume_from_checkpoint": None,
         }
         trainer = build_trainer(
-            few.parts, argument_values(few.training_defaults(given), given).build(), few.adapt
+            few.trainer_kwargs,
+            argument_values(few.training_defaults(given), given).build(),
+            few.adapt,
         )
         measured, model = rehearsal.rehearse(trainer, longest), trainer.model
         del trainer

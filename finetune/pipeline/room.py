@@ -68,7 +68,7 @@ def with_accumulation(prepared: Prepared, progress: Progress) -> Prepared:
     first = arguments = prepared.settings.arguments
     while True:
         recipe = prepared.settings.recipe
-        trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
+        trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
         all_fit = all(distributed.gather(memory.fits(trainer)))
         del trainer
         gc.collect()

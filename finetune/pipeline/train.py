@@ -147,7 +147,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
             prepared = room.with_accumulation(prepared, progress)
             chosen = prepared.settings
         arguments = chosen.arguments
-        trainer = build_trainer(recipe.parts, arguments, recipe.adapt)
+        trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
         assert trainer.model is not None
         if left_out := thresholds.without_place(recipe, trainer.model):
             recipe.note(left_out)

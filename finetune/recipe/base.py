@@ -2,8 +2,8 @@
 
 Each option is a flag, a config key and a keyword argument. Each step can be replaced::
 
-    load -> split -> prepare -> build_model, data_collator, loss, compute_metrics -> parts ->
-    adapt -> trainer
+    load -> split -> prepare -> build_model, data_collator, loss, compute_metrics ->
+    trainer_kwargs -> adapt -> trainer
 
 Importing a recipe touches neither a device nor the network, and imports no torch.
 """
@@ -316,7 +316,7 @@ class Recipe(Splitting):
         self.kind.refuse_metrics(self.known_scoring)
         return self._scoring.names(self.kind)
 
-    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
 
         The library's ``Trainer`` takes them as well as ours: the loss is right in both. With
@@ -347,8 +347,9 @@ class Recipe(Splitting):
                 model.base_model.requires_grad_(False)
                 return super().adapt(model, arguments)
 
-        :meth:`trainer` and the command line call it, after the seed is set; :meth:`parts` does not,
-        so that a plain ``transformers.Trainer`` over the parts gets the model as it was built. An
+        :meth:`trainer` and the command line call it, after the seed is set;
+        :meth:`trainer_kwargs` does not, so that a plain ``transformers.Trainer`` gets the model as
+        it was built. An
         evaluation of a run calls it with what :meth:`load_model` returned: a recipe that adds
         parameters here says there how they are loaded, and does not add them twice.
 
@@ -384,6 +385,6 @@ class Recipe(Splitting):
         _ = self.splits  # which may decide the task, and so what the best model is chosen by
         defaults = self.training_defaults(training_arguments)
         arguments = argument_values(defaults, training_arguments).build()
-        trainer = build_trainer(self.parts, arguments, self.adapt)
+        trainer = build_trainer(self.trainer_kwargs, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

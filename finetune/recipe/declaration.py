@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
@@ -13,6 +15,8 @@ from finetune.data.comma_list import format_option
 from finetune.errors import Report, UserError
 from finetune.recipe.options import comma_lists, mistakes, option
 from finetune.training.resolution import BATCH_SIZES
+
+_RENAMED = "Recipe.parts() is called trainer_kwargs() now; the old name goes in release 0.3"
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
@@ -51,6 +55,7 @@ class Declared:
                 'returns: add `own_metrics = ("NAME", ...)`'
             )
         dataclasses.dataclass(kw_only=True)(cls)
+        _alias_parts(cls)
         for merged in ("training", "embedded"):
             base_values, values = getattr(cls.__mro__[1], merged), cls.__dict__.get(merged, {})
             replaced = () if values.keys().isdisjoint(BATCH_SIZES) else BATCH_SIZES
@@ -113,3 +118,20 @@ class Declared:
     def defaults(cls) -> dict[str, Any]:
         """Return the training arguments of the recipe, and where runs go: no clock in a path."""
         return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
+
+
+def _alias_parts(cls: Any) -> None:
+    """Let ``parts()`` stand for ``trainer_kwargs()``, called or overridden, until release 0.3."""
+    methods = cls.__dict__
+    if "parts" in methods:
+        cls.trainer_kwargs = cls.parts
+        warnings.warn(_RENAMED, FutureWarning, stacklevel=4)
+    elif "trainer_kwargs" in methods:
+        current = cls.trainer_kwargs
+
+        @functools.wraps(current)
+        def parts(self: Any, *arguments: Any, **options: Any) -> Any:
+            warnings.warn(_RENAMED, FutureWarning, stacklevel=2)
+            return current(self, *arguments, **options)
+
+        cls.parts = parts

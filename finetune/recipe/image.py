@@ -226,7 +226,7 @@ class ImageClassification(Sourced):
 
         return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 
-    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         from finetune.data.image_batches import Epochs
 
-        return {**super().parts(model), "callbacks": [Epochs(self.augmentation)]}
+        return {**super().trainer_kwargs(model), "callbacks": [Epochs(self.augmentation)]}

@@ -332,8 +332,8 @@ class TextClassification(Deduplicated):
         rows, several = self.splits[split], self.text_columns is not None
         return lambda numbers: parts.read_by_model(rows.select(numbers), several=several)
 
-    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        parts = super().parts(model)
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        parts = super().trainer_kwargs(model)
         if self.long_texts == "windows":
             loss = dataclasses.replace(parts["compute_loss_func"], pooling=self.pooling)
             parts["compute_loss_func"] = loss

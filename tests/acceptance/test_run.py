@@ -1233,7 +1233,7 @@ def test_the_trainer_and_the_stock_trainer_have_the_losses_of_a_loop(
     kind: str, reviews: Path, bert: Path, tmp_path: Path
 ) -> None:
     recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
-    parts = recipe.parts()
+    parts = recipe.trainer_kwargs()
     assert isinstance(parts["model"], transformers.BertForSequenceClassification)
     output_dir = str(tmp_path / "run")
     if kind == "ours":
@@ -1253,6 +1253,27 @@ def test_the_trainer_and_the_stock_trainer_have_the_losses_of_a_loop(
     evaluated = trainer.evaluate()
     assert {"eval_loss", "eval_accuracy", "eval_f1"} <= set(evaluated)
     assert len(parts["eval_dataset"]) == 19
+
+
+@pytest.mark.contract("A11")
+def test_parts_is_the_old_name_of_trainer_kwargs(reviews: Path, bert: Path, tmp_path: Path) -> None:
+    """Called or overridden it works, with a warning that names its successor."""
+    recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
+    with pytest.warns(FutureWarning, match="trainer_kwargs"):
+        parts = recipe.parts()
+    assert parts.keys() == recipe.trainer_kwargs().keys()
+
+    with pytest.warns(FutureWarning, match="trainer_kwargs"):
+
+        class Counting(Text):
+            def parts(self, model=None):
+                return {**super().parts(model), "callbacks": [callback]}
+
+    callback = transformers.TrainerCallback()
+    recipe = Counting(dataset=str(reviews), model=str(bert), max_length=64)
+    with pytest.warns(FutureWarning, match="trainer_kwargs"):
+        trainer = recipe.trainer(output_dir=str(tmp_path / "run"), max_steps=1, use_cpu=True)
+    assert callback in trainer.callback_handler.callbacks
 
 
 LOOP = dict(global_batch_size=16, max_steps=4, learning_rate=3e-3, logging_steps=1)

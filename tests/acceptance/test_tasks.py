@@ -1316,7 +1316,7 @@ def test_a_head_of_the_same_labels_is_continued_by_name(
     base = write_permuted(run, order, tmp_path / "base")
     options = {name: getattr(run.recipe(), name) for name in ("task", "label_order")}
     recipe = Text(dataset=run.manifest.options["dataset"], model=str(base), **options)
-    model = recipe.parts()["model"]
+    model = recipe.trainer_kwargs()["model"]
     assert list(model.config.id2label.values()) == run.labels
     tokenizer = AutoTokenizer.from_pretrained(base)
     for text in run.predictions["text"][:10]:
@@ -1351,7 +1351,7 @@ def test_a_head_of_other_labels_is_replaced_and_that_is_printed(
     assert done.status == 0, done.output
     output = " ".join(done.output.split())
     assert all(word in output for word in ("awful-ish", "great-ish", str(base)))
-    model = Text(dataset=str(dataset), model=str(base)).parts()["model"]
+    model = Text(dataset=str(dataset), model=str(base)).trainer_kwargs()["model"]
     assert list(model.config.id2label.values()) == sorted(labels)
     saved = load_file(base / "model.safetensors")
     assert torch.equal(model.base_model.embeddings.word_embeddings.weight, saved[EMBEDDINGS])

@@ -36,7 +36,7 @@ class Faulty(TextClassification):
         fault("preparation")
         return prepared
 
-    def parts(self, model=None):
+    def trainer_kwargs(self, model=None):
         from transformers import TrainerCallback
 
         class Faults(TrainerCallback):
@@ -61,7 +61,7 @@ class Faulty(TextClassification):
             def on_save(self, args, state, control, **kwargs):
                 fault(f"save {state.global_step}")
 
-        return {**super().parts(model), "callbacks": [Faults()]}
+        return {**super().trainer_kwargs(model), "callbacks": [Faults()]}
 
 
 def fault(place):

@@ -95,7 +95,12 @@ def test_other_data_and_another_model_are_refused(
     [
         ("model/config.json", '"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.5', CONFIG),
         ("model/tokenizer.json", '"food"', '"wood"', "a tokenizer of fingerprint '"),
-        ("faulty.py", "super().parts(model)", "super().parts(None)", "a recipe file of sha256 '"),
+        (
+            "faulty.py",
+            "super().trainer_kwargs(model)",
+            "super().trainer_kwargs(None)",
+            "a recipe file of sha256 '",
+        ),
     ],
 )
 def test_a_model_and_a_recipe_that_were_edited_are_refused(

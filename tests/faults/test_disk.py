@@ -60,8 +60,8 @@ class Filling(TextClassification):
         baseline=False,
     )
 
-    def parts(self, model=None):
-        return {**super().parts(model), "callbacks": [Fill()]}
+    def trainer_kwargs(self, model=None):
+        return {**super().trainer_kwargs(model), "callbacks": [Fill()]}
 '''
 Finetune = Callable[..., int]
 EPOCH = 9  # steps
