@@ -156,9 +156,9 @@ def _ours(model: str, length: int, batch: int, steps: int, **more: Any) -> Any:
     from datasets import DatasetDict
     from training import QUIET
 
-    from finetune import TextClassification
+    from finetune import TextRecipe
 
-    class Tokens(TextClassification):
+    class Tokens(TextRecipe):
         """Random tokens."""
 
         @property

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import load_file
 from transformers import PrinterCallback
 
-from finetune import TextClassification
+from finetune import TextRecipe
 from finetune.cli import console
 from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed
@@ -42,7 +42,7 @@ LAUNCHES = {1: (1, 2), 2: (1, 2), 3: (1,)}
 Case = tuple[str, str, str]
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     """A text recipe without dropout."""
 
     training = dict(

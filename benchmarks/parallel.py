@@ -82,12 +82,12 @@ def _trainer(
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
     from transformers import TrainerCallback
 
-    from finetune import TextClassification
+    from finetune import TextRecipe
     from finetune.runtime import distributed
 
     rows = max(batch * (steps + WARM_UP), 2 * batch, 128)
 
-    class Tokens(TextClassification):
+    class Tokens(TextRecipe):
         """Random tokens, all rows of one length."""
 
         model: str = "embedded:minilm"

@@ -139,9 +139,9 @@ def _recipe(directory: str, cache: str, **options: Any) -> Any:
     import torch  # noqa: F401
 
     datasets.config.HF_DATASETS_CACHE = Path(cache)
-    from finetune.recipe import TextClassification
+    from finetune.recipe import TextRecipe
 
-    class Reviews(TextClassification):
+    class Reviews(TextRecipe):
         """A recipe of the composed rows."""
 
     return Reviews(dataset=directory, model="none", **options)

@@ -26,10 +26,10 @@ _RECIPE = '''
 """Reviews, until the first step."""
 
 from benchmarks.start import StopAtFirstStep
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     """Reviews, good or bad."""
 
     dataset: str = {data!r}

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
     from finetune.pipeline.report import Report, report
     from finetune.pipeline.train import train
-    from finetune.recipe import ImageClassification, Recipe, TextClassification, option
+    from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
     from finetune.recipe.scoring import Scoring
     from finetune.runs.run import Run
 
@@ -62,15 +62,15 @@ _MODULES = {
     "pipeline.predict": "FilePrediction predict predict_file",
     "pipeline.report": "Report report",
     "pipeline.train": "train",
-    "recipe": "ImageClassification Recipe TextClassification option",
+    "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe option",
     "recipe.scoring": "Scoring",
     "runs.run": "Run",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["Advanced", "Check", "Collated", "Comparison", "Diverged", "Evaluation", "Event"]
-__all__ += ["FilePrediction", "Finished", "ImageClassification", "Interrupted", "Logged"]
+__all__ += ["FilePrediction", "Finished", "ImageRecipe", "Interrupted", "Logged"]
 __all__ += ["MovedAside", "Noted", "Predicted", "Recipe", "Report", "Run", "RunError", "Scoring"]
-__all__ += ["Started", "TextClassification", "UserError", "check", "compare", "evaluate", "launch"]
+__all__ += ["Started", "TextRecipe", "UserError", "check", "compare", "evaluate", "launch"]
 __all__ += ["option", "predict", "predict_file", "report", "train"]
 
 

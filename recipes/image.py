@@ -5,10 +5,10 @@ python -m finetune image --dataset photos.csv --image_column file --label_column
 python -m finetune image --embedded            # no Hub: 5,000 digits, a small ViT, not pretrained
 """
 
-from finetune import ImageClassification
+from finetune import ImageRecipe
 
 
-class Image(ImageClassification):
+class Image(ImageRecipe):
     """Images of your own, with one label each."""
 
     training = dict(global_batch_size=32, learning_rate=5e-5, num_train_epochs=3)

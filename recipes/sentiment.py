@@ -6,7 +6,7 @@ torchrun --nproc_per_node=2 -m finetune sentiment --embedded    # no Hub: Rotten
 
 from typing import TYPE_CHECKING
 
-from finetune import TextClassification, UserError
+from finetune import TextRecipe, UserError
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NAMES = ("positive", "negative")
 
 
-class Sentiment(TextClassification):
+class Sentiment(TextRecipe):
     """Reviews labelled positive or negative; rows of any other division are dropped."""
 
     label_names = NAMES

@@ -6,13 +6,13 @@ python -m finetune text --embedded                                  # no Hub: Ro
 
 from typing import TYPE_CHECKING
 
-from finetune import TextClassification, option
+from finetune import TextRecipe, option
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
 
-class Text(TextClassification):
+class Text(TextRecipe):
     """Texts of your own, with labels of any kind."""
 
     training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=3)

@@ -5,10 +5,10 @@ python -m finetune yelp --train_samples 1000 --eval_samples 500     # the tutori
 torchrun --nproc_per_node=2 -m finetune yelp --embedded             # no Hub: IMDB, two classes
 """
 
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Yelp(TextClassification):
+class Yelp(TextRecipe):
     """Stars of Yelp reviews (650,000 rows, five classes, balanced; Zhang et al., 2015)."""
 
     label_names = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")

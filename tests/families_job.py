@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from finetune import TextClassification
+from finetune import TextRecipe
 from finetune.models.families import positions
 from finetune.models.pretrained import load_config
 from finetune.runtime import distributed
@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = dict(
 MIDDLE = "checkpoint-2"
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     """Reviews, good or bad, on a tiny model without dropout."""
 
     hidden_dropout: float | None = 0.0

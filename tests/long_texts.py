@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from finetune import TextClassification
+from finetune import TextRecipe
 
 MOST, STRIDE = 16, 4
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     training = dict(
         global_batch_size=16,
         learning_rate=3e-3,

@@ -324,7 +324,7 @@ def test_a_mistake_is_told_and_leaves_no_run(
     monkeypatch.chdir(tmp_path)
     # the Hub and the positions of a model have tests of their own
     monkeypatch.setattr("finetune.runtime.hub.missing", lambda wanted: [])
-    monkeypatch.setattr("finetune.TextClassification._fit_model", lambda recipe: None)
+    monkeypatch.setattr("finetune.TextRecipe._fit_model", lambda recipe: None)
     status = cli.main(words)
     said = capsys.readouterr()
     assert status == 2

@@ -207,13 +207,12 @@ def test_ctrl_c_while_the_command_line_is_imported_is_one_line(
         ("import no_such_module", "mine.py, line 2: ModuleNotFoundError: No module named 'no_"),
         ("class Mine(", "mine.py, line 2: '(' was never closed"),
         (
-            "from finetune import TextClassification\n"
-            "class Mine(TextClassification):\n    training = dict(learning_rte=1)",
+            "from finetune import TextRecipe\n"
+            "class Mine(TextRecipe):\n    training = dict(learning_rte=1)",
             "mine.py: `training` names the unknown argument 'learning_rte'; did you mean 'learn",
         ),
         (
-            "from finetune import TextClassification\n"
-            "class Mine(TextClassification):\n    max_length = 3",
+            "from finetune import TextRecipe\nclass Mine(TextRecipe):\n    max_length = 3",
             "mine.py: Mine.max_length overrides an option without annotation",
         ),
     ],

@@ -24,7 +24,7 @@ from benchmarks.gpu_check import CHECKS, CPU, SAME, Check, Launch, Launcher, Lin
 from tests.conftest import ROOT
 
 TWO = Launch("two", "DistributedDataParallel", gpus=0, processes=2, stages=gpu_check.INTERRUPTED)
-RECIPE = "from finetune import TextClassification\n\nclass Mine(TextClassification):\n    'Mine.'\n"
+RECIPE = "from finetune import TextRecipe\n\nclass Mine(TextRecipe):\n    'Mine.'\n"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import finetune
-from finetune import ImageClassification, Run, UserError
+from finetune import ImageRecipe, Run, UserError
 from finetune.data.image_batches import Augmentation
 from finetune.recipe import catalog
 from finetune.runtime import distributed
@@ -104,7 +104,7 @@ def observe(dataset: str, model: str, directory: str, changes: list[dict[str, An
     found = []
     for change in changes:
         options = {key: each for key, each in change.items() if key == "crop_scale"}
-        subject = ImageClassification(dataset=dataset, model=model, **options)
+        subject = ImageRecipe(dataset=dataset, model=model, **options)
         quiet = dict(save_strategy="no", eval_strategy="no", load_best_model_at_end=False)
         given = {key: each for key, each in change.items() if key not in options}
         trainer = subject.trainer(**{**TRAINING, **quiet, **given}, output_dir=directory)
@@ -149,7 +149,7 @@ def test_a_resumed_training_sees_the_same_pixels(
                 raise Stop("stopped")
 
     def trainer(directory: str) -> Any:
-        subject = ImageClassification(dataset=str(photos), model=vit)
+        subject = ImageRecipe(dataset=str(photos), model=vit)
         saving = dict(save_strategy="steps", eval_strategy="steps", save_steps=1, eval_steps=1)
         return subject.trainer(**TRAINING, **saving, output_dir=str(tmp_path / directory))
 
@@ -171,7 +171,7 @@ def test_the_trainer_of_the_library_is_told_the_epochs(
 ) -> None:
     from transformers import Trainer, TrainingArguments
 
-    subject = ImageClassification(dataset=str(photos), model=vit)
+    subject = ImageRecipe(dataset=str(photos), model=vit)
     parts, told = subject.trainer_kwargs(), []
     collator = parts["data_collator"]
 

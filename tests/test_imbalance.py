@@ -14,7 +14,7 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import PrinterCallback, TrainingArguments
 
-from finetune import TextClassification, UserError
+from finetune import TextRecipe, UserError
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.trains]
 STEPS, BATCH = 6, 16
@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-class Rare(TextClassification):
+class Rare(TextRecipe):
     """Reviews of which few are good, without dropout."""
 
     training = dict(

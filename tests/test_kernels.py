@@ -19,7 +19,7 @@ from finetune.cli.screen import Screen
 from finetune.models.cpu import allocator, attention, dropout, exchange, kernels, packing, unpadded
 from finetune.pipeline.evaluate import evaluate
 from finetune.predicting.engine import Predictor
-from finetune.recipe import TextClassification, catalog
+from finetune.recipe import TextRecipe, catalog
 from finetune.runtime import distributed, precision
 from finetune.training.arguments import FinetuneArguments, resolved
 from tests.models import drawn, padded_pair, small, watched_layer
@@ -310,7 +310,7 @@ def test_what_is_exchanged_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the switch ----------------------------------------------------------------------------------
 
 
-class Frozen(TextClassification):
+class Frozen(TextRecipe):
     """Only the head is trained."""
 
     def adapt(self, model: Any, arguments: FinetuneArguments) -> Model:
@@ -388,8 +388,8 @@ def test_an_adapted_model_is_what_is_trained(
     path = tmp_path / "frozen.py"
     path.write_text(
         '"""Only the head."""\n'
-        "from finetune import TextClassification\n\n"
-        "class Frozen(TextClassification):\n"
+        "from finetune import TextRecipe\n\n"
+        "class Frozen(TextRecipe):\n"
         "    def adapt(self, model, arguments):\n"
         "        model.base_model.requires_grad_(False)\n"
         "        return super().adapt(model, arguments)\n"
@@ -414,7 +414,7 @@ def test_an_adapted_model_is_what_is_trained(
     )
     trained = dict(run.model().named_parameters())
     transformers.set_seed(run.manifest["arguments"]["seed"])
-    before = dict(TextClassification(model=tiny_model).build_model(run.labels).named_parameters())
+    before = dict(TextRecipe(model=tiny_model).build_model(run.labels).named_parameters())
     changed = {name for name, each in trained.items() if not torch.equal(each, before[name])}
     assert changed == {"classifier.weight", "classifier.bias"}
     assert evaluate(run).metrics == pytest.approx(run.metrics["test"], abs=1e-6)

@@ -10,14 +10,14 @@ import transformers
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 from transformers import BertForSequenceClassification, TrainingArguments
 
-from finetune import TextClassification, UserError
+from finetune import TextRecipe, UserError
 from finetune.training.loss import GlobalLoss
 
 ROWS, CLASSES = 24, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     """Reviews, good or bad, in the order of the file."""
 
     training = dict(

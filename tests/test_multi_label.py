@@ -16,7 +16,7 @@ from scipy.special import expit
 from transformers import pipeline
 
 import finetune
-from finetune import Run, TextClassification, UserError
+from finetune import Run, TextRecipe, UserError
 from finetune.data import stratification
 from finetune.pipeline.compare import compare
 from finetune.pipeline.evaluate import evaluate
@@ -30,7 +30,7 @@ from tests.warm import Servers
 WORDS = {"service": "waiter", "food": "soup", "price": "bill"}
 
 
-class Texts(TextClassification):
+class Texts(TextRecipe):
     """Of a file."""
 
     dataset: str = ""

@@ -8,14 +8,14 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 from transformers import EvalPrediction
 
-from finetune import TextClassification, UserError
+from finetune import TextRecipe, UserError
 from finetune.errors import Report
 from finetune.tasks import kinds
 
 WORDS = ["low", "middle", "high"]
 
 
-class Texts(TextClassification):
+class Texts(TextRecipe):
     """Of a file."""
 
     dataset: str = ""
@@ -30,7 +30,7 @@ class Stars(Texts):
 
 def recipe(
     tmp_path: Path, labels: list[Any], kind: type[Texts] = Texts, **options: Any
-) -> TextClassification:
+) -> TextRecipe:
     rows = [f"text {number},{labels[number % len(labels)]}" for number in range(90)]
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(["text,label", *rows]) + "\n")

@@ -10,13 +10,13 @@ import pytest
 import transformers
 
 import finetune
-from finetune import Run, TextClassification, UserError, cli
+from finetune import Run, TextRecipe, UserError, cli
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.trains]
 FACTS = ("the soup was cold", "the tea was hot", "the room was small", "the staff was kind")
 
 
-class Pairs(TextClassification):
+class Pairs(TextRecipe):
     training = dict(
         global_batch_size=16,
         learning_rate=3e-3,

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification
 
 import finetune
-from finetune import Run, TextClassification, UserError
+from finetune import Run, TextRecipe, UserError
 from finetune.runtime import distributed
 from finetune.training import trainer as trainer_module
 from finetune.training.arguments import resolved
@@ -39,7 +39,7 @@ DEVICES = [
 STEPS, BATCH, TEST_ROWS = 5, 15, 37  # a step is 8 rows and 7; of 37 rows the last batch has one
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     """Reviews, good or bad, on a tiny model without dropout."""
 
     training = dict(
@@ -293,7 +293,7 @@ SHARDED = """
 import os
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
-from finetune import TextClassification
+from finetune import TextRecipe
 
 class Show(TrainerCallback):
     def on_step_end(self, args, state, control, model, **kwargs):
@@ -304,7 +304,7 @@ class Show(TrainerCallback):
         said = f"step {state.global_step}: {here} of {whole} weights on a rank"
         os.write(1, said.encode() + bytes([10]))  # in one piece
 
-class Sharded(TextClassification):
+class Sharded(TextRecipe):
     '''A text recipe that says what each rank holds.'''
 
     def trainer_kwargs(self, model=None):

@@ -26,7 +26,7 @@ from PIL import Image
 from safetensors.torch import save_model
 
 import finetune
-from finetune import Run, TextClassification, UserError
+from finetune import Run, TextRecipe, UserError
 from finetune.cli import predict
 from finetune.data import read as read_module
 from finetune.pipeline.events import Seldom
@@ -51,7 +51,7 @@ HOSTILE = [
 ]
 
 
-class Shouting(TextClassification):
+class Shouting(TextRecipe):
     """A recipe that changes the text before it is tokenized."""
 
     def prepare(self, dataset: Any) -> Any:

@@ -47,10 +47,10 @@ LANES = {
 }
 MINE = '''
 """Reviews of my own."""
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Mine(TextClassification):
+class Mine(TextRecipe):
     """Reviews of my own."""
 
     training = dict(global_batch_size=16, num_train_epochs=1)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from finetune.config.parser import RecipeParser
 from finetune.errors import Report, UserError
-from finetune.recipe import Recipe, TextClassification, catalog, option
+from finetune.recipe import Recipe, TextRecipe, catalog, option
 from tests.hub.repositories import UNCASED
 
 RECIPES = catalog.names()
@@ -30,7 +30,7 @@ assert not heavy, heavy
 """
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     max_length: int = 32
     temperature: float = option(1.0, "an option of its own")
 
@@ -42,10 +42,9 @@ def helps(cls: type[Recipe]) -> dict[str, str]:
 def write(path: Path, *classes: str, before: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     bodies = "\n\n".join(
-        f"class {name}(TextClassification):\n    dataset: str = 'data of {name}'"
-        for name in classes
+        f"class {name}(TextRecipe):\n    dataset: str = 'data of {name}'" for name in classes
     )
-    head = f'"""A recipe of its own."""\n{before}\nfrom finetune import TextClassification'
+    head = f'"""A recipe of its own."""\n{before}\nfrom finetune import TextRecipe'
     path.write_text(f"{head}\n\n{bodies}\n")
     return path
 
@@ -87,13 +86,13 @@ def test_an_option_with_choices_has_one_of_them() -> None:
 
 
 def test_a_field_declared_again_keeps_its_help() -> None:
-    assert helps(Reviews)["max_length"] == helps(TextClassification)["max_length"]
+    assert helps(Reviews)["max_length"] == helps(TextRecipe)["max_length"]
     assert Reviews().max_length == 32
-    assert TextClassification().max_length == 512
+    assert TextRecipe().max_length == 512
 
 
 def test_a_field_declared_again_may_have_another_help() -> None:
-    class Other(TextClassification):
+    class Other(TextRecipe):
         max_length: int = option(64, "tokens of a title")
 
     assert helps(Other)["max_length"] == "tokens of a title"
@@ -119,7 +118,7 @@ def test_embedded_is_no_option_of_a_recipe_itself() -> None:
 def test_an_override_without_annotation_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"Wrong.max_length overrides .* write `max_length: int = "):
 
-        class Wrong(TextClassification):
+        class Wrong(TextRecipe):
             max_length = 32
 
 
@@ -136,7 +135,7 @@ def test_an_override_without_annotation_is_refused_two_classes_down() -> None:
     "name", ["learning_rate", "global_batch_size", "config", "dry_run", "do_train"]
 )
 def test_a_field_that_is_taken_is_refused_by_name(name: str) -> None:
-    wrong = type("Wrong", (TextClassification,), {"__annotations__": {name: float}, name: 0.1})
+    wrong = type("Wrong", (TextRecipe,), {"__annotations__": {name: float}, name: 0.1})
 
     with pytest.raises(UserError, match=rf"Wrong: the options {name} are training arguments"):
         RecipeParser(wrong)
@@ -144,11 +143,11 @@ def test_a_field_that_is_taken_is_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["training", "embedded"])
 def test_defaults_merge_down_the_classes(name: str) -> None:
-    upper = type("Upper", (TextClassification,), {name: {"learning_rate": 1.0, "max_steps": 5}})
+    upper = type("Upper", (TextRecipe,), {name: {"learning_rate": 1.0, "max_steps": 5}})
     lower = type("Lower", (upper,), {name: {"learning_rate": 2.0}})
     lowest = type("Lowest", (lower,), {})
 
-    above = getattr(TextClassification, name)
+    above = getattr(TextRecipe, name)
     assert getattr(upper, name) == {**above, "learning_rate": 1.0, "max_steps": 5}
     assert getattr(lower, name) == {**above, "learning_rate": 2.0, "max_steps": 5}
     assert getattr(lowest, name) == getattr(lower, name)
@@ -219,7 +218,7 @@ def uncased_model(tiny_model: str) -> str:
 
 
 def test_dropout_reaches_the_model(tiny_model: str) -> None:
-    recipe = TextClassification(model=tiny_model, hidden_dropout=0.3, attention_dropout=0.0)
+    recipe = TextRecipe(model=tiny_model, hidden_dropout=0.3, attention_dropout=0.0)
     model = recipe.build_model(["a", "b"])
 
     assert model.config.hidden_dropout_prob == 0.3
@@ -229,7 +228,7 @@ def test_dropout_reaches_the_model(tiny_model: str) -> None:
 
 def test_hidden_dropout_is_that_of_the_model_and_attention_has_none(tiny_model: str) -> None:
     stored = json.loads((Path(tiny_model) / "config.json").read_text())
-    config = TextClassification(model=tiny_model).build_model(["a", "b"]).config
+    config = TextRecipe(model=tiny_model).build_model(["a", "b"]).config
 
     assert config.hidden_dropout_prob == stored["hidden_dropout_prob"] == 0.1
     assert stored["attention_probs_dropout_prob"] == 0.1
@@ -243,14 +242,14 @@ def test_weights_are_in_fp32_whatever_the_checkpoint_says(uncased_model: str) ->
             torch.bfloat16
         }
 
-    model = TextClassification(model=uncased_model).build_model(["a", "b"])
+    model = TextRecipe(model=uncased_model).build_model(["a", "b"])
 
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_label_names_travel_in_the_saved_config(tiny_model: str, tmp_path: Path) -> None:
     names = ["1 star", "2 star", "3 stars"]
-    model = TextClassification(model=tiny_model).build_model(names)
+    model = TextRecipe(model=tiny_model).build_model(names)
     assert isinstance(model, PreTrainedModel)
     model.save_pretrained(tmp_path)
 
@@ -263,7 +262,7 @@ def test_label_names_travel_in_the_saved_config(tiny_model: str, tmp_path: Path)
 def test_the_seed_decides_the_head(tiny_model: str) -> None:
     def head(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        weight = TextClassification(model=tiny_model).build_model(["a", "b"]).classifier.weight
+        weight = TextRecipe(model=tiny_model).build_model(["a", "b"]).classifier.weight
         assert isinstance(weight, torch.Tensor)
         return weight
 
@@ -280,7 +279,7 @@ def test_the_seed_decides_the_head(tiny_model: str) -> None:
     ],
 )
 def test_models_that_cannot_be_had(model: str, message: str) -> None:
-    recipe = TextClassification(model=model)
+    recipe = TextRecipe(model=model)
 
     with pytest.raises(UserError, match=message):
         recipe.build_model(["a", "b"])
@@ -407,7 +406,7 @@ def test_packages_register_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_batch_that_is_named_last_puts_the_others_aside() -> None:
-    class Tokens(TextClassification):
+    class Tokens(TextRecipe):
         """Steps of tokens."""
 
         training = dict(max_tokens_per_batch=512)

@@ -22,10 +22,10 @@ RECIPE = '''
 
 import os
 
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Stoppable(TextClassification):
+class Stoppable(TextRecipe):
     """With the dropout of the model, whose random state a checkpoint must carry."""
 
     training = dict(

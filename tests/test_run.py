@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import finetune
-from finetune import Run, TextClassification, UserError, cli
+from finetune import Run, TextRecipe, UserError, cli
 from finetune.runs import predictions
 from finetune.runtime import lock
 from finetune.statistics import baseline
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SECRET = "hf_ThisIsASecret0123456789"
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     """Food, in three classes."""
 
     label_names = ("dish", "drink", "place")
@@ -481,7 +481,7 @@ def test_the_recipe_of_a_run_has_its_options(
         output_dir=str(tmp_path / "run"),
     )
     recipe = Run.load(run.path).recipe()
-    assert isinstance(recipe, TextClassification)
+    assert isinstance(recipe, TextRecipe)
     assert (recipe.dataset, recipe.max_length, recipe.eval_samples) == (str(reviews), 16, 10)
     assert recipe.hidden_dropout == 0.25
     assert recipe.splits["test"]["id"][:] == run.predictions["id"].tolist()

@@ -74,8 +74,8 @@ def test_the_title_tells_nothing_of_the_recipes_own_data_where_the_data_is_anoth
     data, model = Path(words[2]), words[4]
     monkeypatch.chdir(data.parent)
     (data.parent / "mine.py").write_text(
-        '"""Mine."""\nfrom finetune import TextClassification\n\n\n'
-        "class Mine(TextClassification):\n"
+        '"""Mine."""\nfrom finetune import TextRecipe\n\n\n'
+        "class Mine(TextRecipe):\n"
         f'    """Short reviews."""\n\n    dataset: str = "{data.name}"\n'
     )
     assert cli.main(words) == 0

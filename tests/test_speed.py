@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
 
 import finetune
-from finetune import Run, TextClassification, UserError, cli
+from finetune import Run, TextRecipe, UserError, cli
 from finetune.cli.screen import Screen
 from finetune.models.cpu import attention
 from finetune.reporting import wording
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 WIDTH, LAYERS, INNER = 32, 3, 48
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     """Nine steps of sixteen rows, on a tiny model."""
 
     training = dict(

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from finetune import ImageClassification, TextClassification
+from finetune import ImageRecipe, TextRecipe
 from finetune.runtime import distributed
 from tests.warm import in_warm_processes
 
@@ -109,12 +109,12 @@ def observe(sources: dict[str, str], directory: str, accumulation: int) -> dict[
         if "text_columns" in options:
             del given["text_column"]
         found[name] = _trained(
-            TextClassification(**text, **WITHOUT_DROPOUT, **given),
+            TextRecipe(**text, **WITHOUT_DROPOUT, **given),
             directory,
             accumulation,
             training,
         )
-    images = ImageClassification(dataset=sources["photos"], model=sources["vit"])
+    images = ImageRecipe(dataset=sources["photos"], model=sources["vit"])
     found["images"] = _trained(images, directory, accumulation, {})
     distributed.leave()
     return found

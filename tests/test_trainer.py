@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import EvalPrediction, TrainingArguments
 
 import finetune
-from finetune import Recipe, Run, TextClassification, UserError
+from finetune import Recipe, Run, TextRecipe, UserError
 from finetune.recipe import catalog
 from finetune.reporting import page
 from tests.warm import in_warm_processes
@@ -29,7 +29,7 @@ RECIPES = catalog.names()
 TEST_ROWS = 37  # neither batch size nor number of processes divides it
 
 
-class Reviews(TextClassification):
+class Reviews(TextRecipe):
     """Reviews, good or bad, on a tiny model: three epochs of nine steps."""
 
     training = dict(
@@ -442,7 +442,7 @@ def test_a_training_gives_its_memory_back(
 
 def small(name: str, uneven_reviews: Path, tiny_model: str) -> dict[str, Any]:
     """Options that make any recipe fast, and two steps tell."""
-    if issubclass(catalog.find(name), TextClassification):
+    if issubclass(catalog.find(name), TextRecipe):
         columns = dict(text_column="text", label_column="label")
         source = dict(dataset=str(uneven_reviews), model=tiny_model, **columns)
     else:
@@ -497,7 +497,7 @@ def test_a_recipe_trains_saves_and_reloads(
 
 
 @pytest.mark.parametrize(
-    "name", [each for each in RECIPES if issubclass(catalog.find(each), TextClassification)]
+    "name", [each for each in RECIPES if issubclass(catalog.find(each), TextRecipe)]
 )
 def test_a_text_run_is_a_pipeline(
     name: str, uneven_reviews: Path, tiny_model: str, tmp_path: Path

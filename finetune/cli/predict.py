@@ -47,7 +47,7 @@ from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, Progress, Seldom
 from finetune.predicting.options import Options
 from finetune.predicting.options import mistakes as option_mistakes
-from finetune.recipe import TextClassification
+from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 
@@ -139,7 +139,7 @@ def _say_of_one_text(run: Run, texts: list[str], options: dict[str, Any]) -> Non
 
     for text in texts:
         refuse_half_characters(text, "--text")
-    if not isinstance(recipe := run.recipe(scores=False), TextClassification):
+    if not isinstance(recipe := run.recipe(scores=False), TextRecipe):
         raise UserError(f"--text: the model of {run.path} does not read text")
     if len(texts) != len(read := recipe.columns_read()):
         expected = f"{counted(len(read), 'text')} ({', '.join(read)})"

@@ -28,7 +28,7 @@ from finetune.pipeline.events import (
     Noted,
     Started,
 )
-from finetune.recipe import Recipe, TextClassification, catalog
+from finetune.recipe import Recipe, TextRecipe, catalog
 from finetune.reporting import course, wording
 from finetune.runs.run import Run
 from finetune.runtime import distributed
@@ -79,7 +79,7 @@ def _start(event: Started) -> None:
     why = f" ({recipe.task_reason})" if recipe.task_reason else ""
     facts["task"] = recipe.kind.name.replace("_", " ") + why
     facts[name] = balance
-    if isinstance(recipe, TextClassification):
+    if isinstance(recipe, TextRecipe):
         if recipe.text_columns:
             read = recipe.columns_read()
             facts["texts"] = f"{', '.join(read)}, {recipe.encoder().describe_joining(len(read))}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data.comma_list import format_option
 from finetune.errors import Report, UserError, masked
-from finetune.recipe import Recipe, TextClassification, catalog
+from finetune.recipe import Recipe, TextRecipe, catalog
 from finetune.recipe.options import comma_lists
 from finetune.runtime import distributed, hub
 
@@ -195,7 +195,7 @@ class Settings:
 
         recipe = self.recipe
         sentences = without_effect(self.given, self.values)
-        if isinstance(recipe, TextClassification):
+        if isinstance(recipe, TextRecipe):
             return [*recipe.without_effect(self.given), *sentences]
         return sentences
 

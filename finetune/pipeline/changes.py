@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageClassification, TextClassification, catalog, metric_modules
+from finetune.recipe import ImageRecipe, TextRecipe, catalog, metric_modules
 from finetune.runtime.files import to_json
 
 if TYPE_CHECKING:
@@ -99,13 +99,13 @@ def _files_of(recipe: Recipe) -> dict[str, str]:
     from finetune.data.tokenize import identity
     from finetune.models import pretrained
 
-    known = (TextClassification.build_model, ImageClassification.build_model)
+    known = (TextRecipe.build_model, ImageRecipe.build_model)
     if type(recipe).build_model not in known:
         return {}
-    assert isinstance(recipe, (TextClassification, ImageClassification))
+    assert isinstance(recipe, (TextRecipe, ImageRecipe))
     if not Path(recipe.model).expanduser().is_dir():
         return {}
-    if isinstance(recipe, ImageClassification):
+    if isinstance(recipe, ImageRecipe):
         content = to_json(recipe.processing_class().to_dict(), sort_keys=True)
         own = {"image_processor": hashlib.sha256(content.encode()).hexdigest()[:16]}
     else:

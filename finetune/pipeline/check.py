@@ -16,7 +16,7 @@ from finetune.data import targets
 from finetune.errors import SEVERITIES, Finding, Report
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
-from finetune.recipe import Recipe, TextClassification
+from finetune.recipe import Recipe, TextRecipe
 from finetune.runtime import extras, versions
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _count(rows: Dataset) -> SplitFacts:
 
 def _describe_lengths(recipe: Recipe) -> list[Finding]:
     """Return how long the texts are, from a sample of them."""
-    if not isinstance(recipe, TextClassification) or recipe.long_texts == "windows":
+    if not isinstance(recipe, TextRecipe) or recipe.long_texts == "windows":
         return []
     sample = recipe.token_sample
     if sample is None:

@@ -82,7 +82,7 @@ def evaluate(
     from finetune.data import memory
     from finetune.data.digests import repeating
     from finetune.pipeline.assess import refuse_other_labels
-    from finetune.recipe import TextClassification
+    from finetune.recipe import TextRecipe
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
@@ -124,7 +124,7 @@ def evaluate(
             raise unreachable
         if data is None:
             return _on_its_own(run, recipe), None
-        if isinstance(recipe, TextClassification):
+        if isinstance(recipe, TextRecipe):
             named = [reading.get(name) for name in ("text_column", "text_columns")]
             recipe.refuse_other_columns(run.path, *named)
         over = _on(data, recipe, run.kind, reading, notes)

@@ -6,10 +6,10 @@ import numpy as np
 
 from finetune.data import ROW, lengths
 from finetune.data.windows import documents_of
-from finetune.recipe import TextClassification
+from finetune.recipe import TextRecipe
 
 
-def describe_long_texts(recipe: TextClassification) -> str | None:
+def describe_long_texts(recipe: TextRecipe) -> str | None:
     """Return how many of the training texts are longer than the model reads, and what becomes
     of them, for the start of a run; None where the recipe prepares them in another way.
     """
@@ -19,7 +19,7 @@ def describe_long_texts(recipe: TextClassification) -> str | None:
     return None if recipe.token_sample is None else lengths.cut(recipe.token_sample)
 
 
-def check_tokens(recipe: TextClassification) -> None:
+def check_tokens(recipe: TextRecipe) -> None:
     """Report what the tokenizer does not know of the training texts."""
     sample = recipe.token_sample
     if sample is not None:

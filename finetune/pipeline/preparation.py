@@ -13,7 +13,7 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import Recipe, TextClassification, metric_modules
+from finetune.recipe import Recipe, TextRecipe, metric_modules
 from finetune.runtime import distributed, hub, lock, sharing
 from finetune.training.effects import NO_WARMUP
 
@@ -174,7 +174,7 @@ def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
     """Return the optimizer steps of a training; None of one over windows of texts."""
     from finetune.pipeline import provenance
 
-    if isinstance(recipe, TextClassification) and recipe.long_texts == "windows":
+    if isinstance(recipe, TextRecipe) and recipe.long_texts == "windows":
         return None
     if values.max_tokens_per_batch or values.train_sampling_strategy == "group_by_length":
         return None  # which depends on the lengths of all rows
@@ -237,7 +237,7 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
     with report.collect():
         rows = recipe.splits["train"]
         if values is not None:
-            is_cut = not isinstance(recipe, TextClassification) or recipe.long_texts == "cut"
+            is_cut = not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut"
             if is_cut:  # or a text is several rows
                 sampler.refuse_too_few(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
@@ -247,7 +247,7 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
                 )
             if values.class_sampling == "balanced":
                 sampler.refuse_no_classes(recipe.kind.targets(targets.values(rows)))
-        if isinstance(recipe, TextClassification):
+        if isinstance(recipe, TextRecipe):
             lengths.check_tokens(recipe)
         if recipe.weights is not None and values is not None:
             sampler.refuse_weights(values)
@@ -259,7 +259,7 @@ def _trained_head(recipe: Recipe) -> str | None:
     """Return what becomes of the head that a model was trained with, if it had other outputs."""
     from finetune.data.label_columns import list_names
 
-    if not isinstance(recipe, TextClassification):
+    if not isinstance(recipe, TextRecipe):
         return None
     before, now = recipe.trained_head, recipe.labels or ["LABEL_0"]
     unnamed = [f"LABEL_{number}" for number in range(len(before))]
@@ -292,7 +292,7 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
         values: The training arguments.
         steps: Optimizer steps of the training.
     """
-    if steps >= _FEWEST_STEPS or not isinstance(recipe, TextClassification):
+    if steps >= _FEWEST_STEPS or not isinstance(recipe, TextRecipe):
         return None
     if values.max_steps > 0:
         instead = f"--max_steps {_FEWEST_STEPS} or more"

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from finetune.config.settings import Settings
 from finetune.data import arrow, batches
 from finetune.errors import Finding, RunError, Severity, counted
-from finetune.recipe import Recipe, TextClassification
+from finetune.recipe import Recipe, TextRecipe
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -41,7 +41,7 @@ def findings(chosen: Settings) -> list[Finding]:
         UserError: what training would refuse, once the model is loaded.
     """
     recipe, values = chosen.recipe, chosen.values
-    by_windows = isinstance(recipe, TextClassification) and recipe.long_texts == "windows"
+    by_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
     if values.max_tokens_per_batch or by_windows:
         flag = "--max_tokens_per_batch" if values.max_tokens_per_batch else "--long_texts windows"
         message = f"{flag}: the lengths of all texts decide how many steps there are, so that time "
@@ -108,7 +108,7 @@ def _rehearsed(chosen: Settings, timed: int, micro: int) -> tuple[Rehearsed, Any
 def _longest(recipe: Recipe, many: int) -> Dataset:
     """Return the prepared training rows with the most tokens, as far as characters tell."""
     rows = recipe.splits["train"]
-    if not isinstance(recipe, TextClassification):
+    if not isinstance(recipe, TextRecipe):
         return recipe.over(rows.select(range(many))).prepared["train"]
     lengths_of_batches = [pc.utf8_length(texts).to_numpy() for texts in arrow.batches(rows, "text")]
     characters = np.concatenate(lengths_of_batches)

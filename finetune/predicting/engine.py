@@ -27,7 +27,7 @@ from finetune.data.lengths import refuse_end_in_texts
 from finetune.data.windows import Pool, documents_of
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
-from finetune.recipe import TextClassification
+from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, precision, threads
 
@@ -84,7 +84,7 @@ class Predictor:
         cpu_kernels: str | None = None,
     ) -> None:
         self.recipe, self._task = run.recipe(scores=False), run.kind
-        self.reads_text = isinstance(self.recipe, TextClassification)
+        self.reads_text = isinstance(self.recipe, TextRecipe)
         self._device, self._bf16 = _device(), (precision or default_precision(run)) == "bf16"
         self._on_cpu = self._device.type == "cpu"
         usual = TOKENS_ON_CPU if self._on_cpu else TOKENS_ON_ACCELERATOR
@@ -114,9 +114,9 @@ class Predictor:
             Array of shape ``(texts, classes)``, float32, in the order of ``texts``.
         """
         recipe = self.recipe
-        assert isinstance(recipe, TextClassification)
+        assert isinstance(recipe, TextRecipe)
         first = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-        if type(recipe).prepare is TextClassification.prepare:
+        if type(recipe).prepare is TextRecipe.prepare:
             prepare = self._tokenized if recipe.long_texts == "cut" else self._in_windows
             read: list[Any] = list(first)  # texts alone, where there are windows
             logits = self._logits(self._ended(prepare(read), read), len(first), advance)
@@ -131,7 +131,7 @@ class Predictor:
 
     def _ended(self, parts: Iterator[Part], texts: Sequence[Read]) -> Iterator[Part]:
         """Yield the parts; refuse texts with a token that the model would take for their end."""
-        assert isinstance(self.recipe, TextClassification)
+        assert isinstance(self.recipe, TextRecipe)
         end, encoder = self.recipe.end_token(), self.recipe.encoder()
         for part in parts:
             if end is not None:
@@ -142,7 +142,7 @@ class Predictor:
 
     def _tokenized(self, texts: Sequence[Read]) -> Iterator[Part]:
         """Yield the texts part by part, the longest first, so that the model need not wait."""
-        assert isinstance(self.recipe, TextClassification)
+        assert isinstance(self.recipe, TextRecipe)
         encoder = self.recipe.encoder()
         order = np.argsort([-characters(text) for text in texts], kind="stable")
         for numbers in np.split(order, range(_TOKENIZED_AT_ONCE, len(order), _TOKENIZED_AT_ONCE)):
@@ -154,7 +154,7 @@ class Predictor:
 
     def _in_windows(self, texts: Sequence[str]) -> Iterator[Part]:
         """Yield the windows of texts, those of the longest text first."""
-        assert isinstance(self.recipe, TextClassification)
+        assert isinstance(self.recipe, TextRecipe)
         windows = self.recipe.windows
         assert windows is not None
         order = np.argsort([-len(text) for text in texts], kind="stable")
@@ -203,7 +203,7 @@ class Predictor:
         """
         # a thread starts with as many threads of its own as there are cores
         starting = partial(torch.set_num_threads, 1) if self._on_cpu else None
-        how = self.recipe.pooling if isinstance(self.recipe, TextClassification) else "mean"
+        how = self.recipe.pooling if isinstance(self.recipe, TextRecipe) else "mean"
         pooled, done, waits = Pool(count, how), 0, 0
         waiting: deque[tuple[Part, np.ndarray, Future[np.ndarray]]] = deque()
 
@@ -263,7 +263,7 @@ def default_precision(run: Run) -> str:
 
     bf16 changes probabilities by less than 0.02, but leaves a regression with three digits.
     """
-    if not run.kind.bears_bf16 or not isinstance(run.recipe(scores=False), TextClassification):
+    if not run.kind.bears_bf16 or not isinstance(run.recipe(scores=False), TextRecipe):
         return "fp32"
     return "bf16" if precision.prefers_bf16(_device().type) else "fp32"
 

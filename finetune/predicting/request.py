@@ -20,7 +20,7 @@ from finetune.predicting import engine
 from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Chunk, Input
 from finetune.predicting.options import Options, mistakes
 from finetune.predicting.output import Added
-from finetune.recipe import ImageClassification, TextClassification
+from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import formats
 
@@ -219,7 +219,7 @@ class Request:
         """Return a line for each of the first images of the input that cannot be decoded, and one
         that counts them if there are more.
         """
-        reads_files = isinstance(recipe, ImageClassification)
+        reads_files = isinstance(recipe, ImageRecipe)
         if self.input.kind == STANDARD_INPUT or not (reads_files or self.input.kind == "folder"):
             return []
         report = Report()
@@ -274,7 +274,7 @@ class Request:
     def _dataset(self, values: list[Any], recipe: Recipe) -> Dataset:
         from datasets import Dataset, Features, Image
 
-        name, reads_files = recipe.input_column, isinstance(recipe, ImageClassification)
+        name, reads_files = recipe.input_column, isinstance(recipe, ImageRecipe)
         features: Features | None = Features({name: Image()})
         if self.input.kind == "folder" or reads_files:
             values = [self._image(value) for value in values]
@@ -327,7 +327,7 @@ def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
     where it reads several, or as asked for.
     """
     recipe = run.recipe(scores=False)
-    if not isinstance(recipe, TextClassification) or recipe.text_columns is None:
+    if not isinstance(recipe, TextRecipe) or recipe.text_columns is None:
         return ["text"]
     return parse_names("--text_columns", options.get("text_columns")) or recipe.columns_read()
 
@@ -335,22 +335,22 @@ def columns_read(run: Run, options: Mapping[str, Any]) -> list[str]:
 def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[str]]:
     """Return the option that names the columns that are read, and these columns."""
     recipe, text_column = run.recipe(scores=False), options.text_column
-    if options.image_column is not None and not isinstance(recipe, ImageClassification):
+    if options.image_column is not None and not isinstance(recipe, ImageRecipe):
         raise UserError(f"--image_column: the model of {run.path} does not read images of a column")
     reads_text = text_column or options.text_columns
-    if isinstance(recipe, ImageClassification) and reads_text:
+    if isinstance(recipe, ImageRecipe) and reads_text:
         flag = "--text_column" if text_column else "--text_columns"
         raise UserError(f"{flag}: the model of {run.path} reads images: --image_column")
     if input.kind == "folder":
-        if isinstance(recipe, TextClassification) or reads_text:
+        if isinstance(recipe, TextRecipe) or reads_text:
             raise UserError(f"{input.name} is a folder, but {run.path} reads a text column")
         return "--image_column", ["file"]
     flag, columns = "--text_column", [text_column or recipe.input_column]
-    if isinstance(recipe, ImageClassification):
+    if isinstance(recipe, ImageRecipe):
         names = (recipe.image_column, "image", "file")
         default = next((name for name in names if name in input.columns), recipe.input_column)
         flag, columns = "--image_column", [options.image_column or default]
-    elif isinstance(recipe, TextClassification):
+    elif isinstance(recipe, TextRecipe):
         recipe.refuse_other_columns(run.path, text_column, options.text_columns)
         if recipe.text_columns is not None:
             flag = "--text_columns"
@@ -362,7 +362,7 @@ def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[s
 
 
 def _refuse_missing(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
-    is_named = isinstance(run.recipe(scores=False), (ImageClassification, TextClassification))
+    is_named = isinstance(run.recipe(scores=False), (ImageRecipe, TextRecipe))
     reader = flag if is_named else f"the model of {run.path} does not read text"
     has_header = input.kind in (*formats.SEPARATORS, formats.SPREADSHEET)
     hint = headers.hint_of_names(input.columns) if has_header else ""

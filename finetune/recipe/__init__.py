@@ -1,8 +1,11 @@
 """Recipes: the contract, those of text and images, metrics, and the catalog that finds them."""
 
 from finetune.recipe.base import Recipe
-from finetune.recipe.image import ImageClassification
+from finetune.recipe.image import ImageRecipe
 from finetune.recipe.options import option
-from finetune.recipe.text import TextClassification
+from finetune.recipe.text import TextRecipe
 
-__all__ = ["ImageClassification", "Recipe", "TextClassification", "option"]
+#: Their old names, which go in release 0.2.
+ImageClassification, TextClassification = ImageRecipe, TextRecipe
+
+__all__ = ["ImageRecipe", "Recipe", "TextRecipe", "option"]

@@ -16,7 +16,7 @@ from finetune.errors import Report, UserError
 from finetune.recipe.options import comma_lists, mistakes, option
 from finetune.training.resolution import BATCH_SIZES
 
-_RENAMED = "Recipe.parts() is called trainer_kwargs() now; the old name goes in release 0.3"
+_RENAMED = "Recipe.parts() is called trainer_kwargs() now; the old name goes in release 0.2"
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
@@ -121,7 +121,7 @@ class Declared:
 
 
 def _alias_parts(cls: Any) -> None:
-    """Let ``parts()`` stand for ``trainer_kwargs()``, called or overridden, until release 0.3."""
+    """Let ``parts()`` stand for ``trainer_kwargs()``, called or overridden, until release 0.2."""
     methods = cls.__dict__
     if "parts" in methods:
         cls.trainer_kwargs = cls.parts

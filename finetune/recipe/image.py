@@ -2,7 +2,7 @@
 
 An image recipe is mostly fields::
 
-    class Beans(ImageClassification):
+    class Beans(ImageRecipe):
         dataset: str = "AI-Lab-Makerere/beans"
         model: str = "google/vit-base-patch16-224-in21k"
         training = dict(global_batch_size=32, learning_rate=5e-5, num_train_epochs=3)
@@ -34,7 +34,7 @@ _OF_TABLES = (
 )
 
 
-class ImageClassification(Sourced):
+class ImageRecipe(Sourced):
     """Images with one label each, on an image classifier from ``transformers``."""
 
     input_column = "image"
@@ -160,7 +160,7 @@ class ImageClassification(Sourced):
         return super().split(dataset)
 
     def check(self) -> None:
-        if type(self).build_model is ImageClassification.build_model:
+        if type(self).build_model is ImageRecipe.build_model:
             from finetune.models import vision
 
             vision.load_config(self.model, revision=self.model_revision)

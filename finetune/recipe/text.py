@@ -2,7 +2,7 @@
 
 A text recipe is mostly fields::
 
-    class Yelp(TextClassification):
+    class Yelp(TextRecipe):
         dataset: str = "Yelp/yelp_review_full"
         model: str = "google-bert/bert-base-cased"
         training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from finetune.training.arguments import FinetuneArguments
 
 
-class TextClassification(Deduplicated):
+class TextRecipe(Deduplicated):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
     packaged_model = "embedded:minilm"
@@ -179,7 +179,7 @@ class TextClassification(Deduplicated):
 
     @property
     def _builds_pretrained(self) -> bool:
-        return type(self).build_model is TextClassification.build_model
+        return type(self).build_model is TextRecipe.build_model
 
     @functools.cached_property
     def _config(self) -> PretrainedConfig:
@@ -313,7 +313,7 @@ class TextClassification(Deduplicated):
         """
         from finetune.data.lengths import sample_tokens
 
-        if type(self).prepare is not TextClassification.prepare:
+        if type(self).prepare is not TextRecipe.prepare:
             return None
         total = len(self.splits["train"])
         return sample_tokens(self.read_by_model("train"), total, self.encoder())

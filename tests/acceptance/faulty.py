@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from finetune import TextClassification
+from finetune import TextRecipe
 
 #: Seconds after which a process that waits for a signal gives up.
 PATIENCE = 120
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
-class Faulty(TextClassification):
+class Faulty(TextRecipe):
     """Nine steps an epoch, a checkpoint after every third."""
 
     training = dict(

@@ -670,17 +670,16 @@ MISTAKEN_RECIPES = {
     "import": ("import no_such_module\n", ["line 1", "no_such_module"]),
     "syntax": ("class Mine(\n", ["line 1"]),
     "no annotation": (
-        "from finetune import TextClassification\n\n\n"
-        "class Mine(TextClassification):\n    max_length = 3\n",
+        "from finetune import TextRecipe\n\n\nclass Mine(TextRecipe):\n    max_length = 3\n",
         ["Mine.max_length", "max_length: int"],
     ),
     "unknown argument": (
-        "from finetune import TextClassification\n\n\n"
-        "class Mine(TextClassification):\n    training = dict(learning_rte=1)\n",
+        "from finetune import TextRecipe\n\n\n"
+        "class Mine(TextRecipe):\n    training = dict(learning_rte=1)\n",
         ["learning_rte", "learning_rate"],
     ),
     "undeclared metric": (
-        "from finetune import TextClassification\n\n\nclass Mine(TextClassification):\n"
+        "from finetune import TextRecipe\n\n\nclass Mine(TextRecipe):\n"
         "    def compute_metrics(self, prediction):\n        return {}\n",
         ["compute_metrics", "own_metrics"],
     ),
@@ -1256,8 +1255,12 @@ def test_the_trainer_and_the_stock_trainer_have_the_losses_of_a_loop(
 
 
 @pytest.mark.contract("A11")
-def test_parts_is_the_old_name_of_trainer_kwargs(reviews: Path, bert: Path, tmp_path: Path) -> None:
+def test_old_names_of_recipes_work_for_one_release(
+    reviews: Path, bert: Path, tmp_path: Path
+) -> None:
     """Called or overridden it works, with a warning that names its successor."""
+    assert finetune.TextClassification is finetune.TextRecipe
+    assert finetune.ImageClassification is finetune.ImageRecipe
     recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
     with pytest.warns(FutureWarning, match="trainer_kwargs"):
         parts = recipe.parts()

@@ -54,10 +54,10 @@ class Cost(evaluate.Metric):
         return {"cost": float(sum(a != b for a, b in zip(predictions, references)))}
 """
 RECIPE = """
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Planted(TextClassification):
+class Planted(TextRecipe):
     "Planted."
 """
 
@@ -609,10 +609,10 @@ def test_a_refusal_shows_no_secret(case: str, cli: Cli) -> None:
 BROKEN = """
 import logging
 import os
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Broken(TextClassification):
+class Broken(TextRecipe):
     "Broken."
 
     def load(self):

@@ -1367,10 +1367,10 @@ RECIPE = '''
 """Reviews, every step replaced."""
 
 import torch
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Mine(TextClassification):
+class Mine(TextRecipe):
     """Reviews, every step replaced."""
 
     training = dict(global_batch_size=16, learning_rate=3e-3)

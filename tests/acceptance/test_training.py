@@ -32,7 +32,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import finetune
-from finetune import Run, TextClassification
+from finetune import Run, TextRecipe
 from recipes.text import Text
 from tests.acceptance import data, native_loop
 from tests.acceptance.conftest import Commands, Finished, flags, once, record
@@ -1505,7 +1505,7 @@ def test_a_rank_that_hangs_ends_the_job_after_the_timeout(
 # ---- D10: what the test set is used for ----------------------------------------------------------
 
 
-class Watched(TextClassification):
+class Watched(TextRecipe):
     """Notes whose texts the model reads: those of the test set begin with `terrace`."""
 
     marker: int = 0

@@ -18,10 +18,10 @@ RECIPE = '''
 import os
 import signal
 
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Faulty(TextClassification):
+class Faulty(TextRecipe):
     """With the dropout of the model, whose random state a checkpoint must carry."""
 
     training = dict(

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
 def fill(place, left):
@@ -51,7 +51,7 @@ class Fill(TrainerCallback):
             fill(args.output_dir + "/..", int(os.environ["LEFT"]))
 
 
-class Filling(TextClassification):
+class Filling(TextRecipe):
     """`FILL` is `step N`, `train end` or `predict`, `LEFT` the bytes that stay free."""
 
     training = dict(

@@ -21,10 +21,10 @@ import os
 
 import torch
 
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Large(TextClassification):
+class Large(TextRecipe):
     """`FAILS` is what allocates: torch or python; `IN` train or eval; `AT` the micro-batch."""
 
     training = dict(

@@ -35,10 +35,10 @@ import os
 
 import torch
 
-from finetune import TextClassification
+from finetune import TextRecipe
 
 
-class Broken(TextClassification):
+class Broken(TextRecipe):
     """`BREAK` is loss, constant, gradient or weights, `AT` steps, `RANK` the process."""
 
     training = dict(

@@ -38,11 +38,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 RECIPE = """
 from pathlib import Path
-from finetune import TextClassification
+from finetune import TextRecipe
 
 Path({canary!r}).touch()
 
-class Planted(TextClassification):
+class Planted(TextRecipe):
     "Planted."
 
     own_metrics = ("own",)
@@ -549,8 +549,8 @@ def test_tracebacks_and_logs_of_the_libraries_show_no_secret(
         f"url = 'https://planted-user:{PASSWORD}@host/path'\n"
         "logging.getLogger('httpx').error('asked %s with %s', url, os.environ['HF_TOKEN'])\n"
         "logging.getLogger('httpx').error('not for', 'this message')\n"
-        "from finetune import TextClassification\n"
-        "class Broken(TextClassification):\n"
+        "from finetune import TextRecipe\n"
+        "class Broken(TextRecipe):\n"
         "    def load(self):\n"
         "        raise RuntimeError(f'no answer from {url}: Bearer ' + os.environ['HF_TOKEN'])\n",
         encoding="utf-8",
