@@ -206,7 +206,7 @@ def leads(values: ArgumentValues | None) -> bool:
 
 def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
     """Refuse files of corrections that will be moved aside with the run that suspected the rows."""
-    for flag, names in recipe.files_of_corrections().items():
+    for flag, names in recipe.correction_files().items():
         for name in names:
             path = Path(name).expanduser().resolve()
             if path.is_relative_to(directory.resolve()):

@@ -200,7 +200,7 @@ class Recipe(Splitting):
         can_rename, split_by = hasattr(self, "label_map"), self.split_columns()
         report.add(*labels.find_doubtful_names(source, can_rename=can_rename))
         dataset = self.split(source)
-        dataset = self.corrected(dataset, source, self.input_column)
+        dataset = self.correct(dataset, source)
         requirements.require_splits(
             dataset, source, self.label_name, report, can_rename=can_rename, split_by=split_by
         )

@@ -10,11 +10,13 @@ from finetune.data.comma_list import split_values
 from finetune.errors import UserError
 from finetune.recipe.options import option
 from finetune.recipe.sourced import Sourced
+from finetune.runtime import extras
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
     from finetune.data.label_columns import LabelOptions
+    from finetune.data.plan import Plan
 
 
 class Labelled(Sourced):
@@ -22,6 +24,7 @@ class Labelled(Sourced):
 
     exclusive: ClassVar[Sequence[tuple[str, str]]] = (("label_column", "label_columns"),)
     help_group = "labels"
+    help_groups = dict.fromkeys(("drop_duplicates", "drop_overlap"), "splits")
     label_column: str = option("label", "column that holds the label")
     label_columns: str | None = option(
         None,
@@ -50,6 +53,15 @@ class Labelled(Sourced):
     drop_invalid: bool = option(
         False, "drop rows without a text or a label, instead of refusing them"
     )
+    drop_duplicates: Literal["exact", "near"] = option(
+        "exact",
+        "keep one of the training rows with the same text; near: also of nearly the same text",
+    )
+    drop_overlap: Literal["exact", "near"] = option(
+        "exact",
+        "drop training rows whose text is also in the data's own validation or test split; near: "
+        "also nearly the same text",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +71,14 @@ class Labelled(Sourced):
             mistakes.append("--label_separator: expected a character such as ';', found nothing")
         if mistakes:
             raise UserError(*mistakes)
+        for name in ("drop_duplicates", "drop_overlap"):
+            if getattr(self, name) == "near":
+                extras.require(f"--{name} near", extras.NEAR)
+
+    def plan(self) -> Plan:
+        return dataclasses.replace(
+            super().plan(), drop_duplicates=self.drop_duplicates, drop_overlap=self.drop_overlap
+        )
 
     def _contradictions(self) -> list[str]:
         """Return a line for each two options of which both are set."""

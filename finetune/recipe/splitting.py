@@ -1,25 +1,28 @@
-"""How a recipe's rows become training, validation and test splits: options, and the step."""
+"""How rows become training, validation and test splits, and how they are corrected."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from finetune.errors import UserError
-from finetune.recipe.corrected import Corrected
+from finetune.recipe.declaration import Declared
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
+    from finetune.data.corrections import Applied
     from finetune.data.plan import Plan
 
 
-class Splitting(Corrected):
+class Splitting(Declared):
     """Splits that a source has are used; those it lacks are split off its training rows.
 
     Attributes:
         input_column: The column of the raw data that the model sees; duplicates are found by it.
         split_how: How rows were split off, once they are; empty if the source has all splits.
+        corrections: What each file of corrections did, once the splits are made.
     """
 
     input_column: ClassVar[str] = "text"
@@ -45,10 +48,18 @@ class Splitting(Corrected):
         "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
     split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
+    relabel: str | None = option(
+        None,
+        "correct labels by a suspects.csv (of report or check) whose column new_label was filled "
+        "in; several files are applied in order",
+        "FILE,FILE",
+    )
+    exclude: str | None = option(None, "leave out all rows that such a file lists", "FILE,FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.split_how = ""
+        self.corrections: Sequence[Applied] = ()
         mistakes = _mistakes_of_sizes(self.test_size, self.validation_size)
         if self.group_column is not None and self.time_column is not None:
             mistakes.append(
@@ -91,6 +102,25 @@ class Splitting(Corrected):
             dataset, self.plan(), column=self.input_column, report=self.report
         )
         return parts
+
+    def correction_files(self) -> dict[str, list[str]]:
+        """Return the names of the files of corrections, by the option that names them."""
+        from finetune.data.comma_list import split_values
+
+        options = {"relabel": self.relabel, "exclude": self.exclude}
+        return {name: split_values(value or "") for name, value in options.items()}
+
+    def correct(self, splits: DatasetDict, source: DatasetDict) -> DatasetDict:
+        """Return the splits as the files of corrections change them."""
+        files = self.correction_files()
+        if not any(files.values()):
+            return splits
+        from finetune.data import corrections
+
+        splits, self.corrections = corrections.apply(
+            splits, source, self.input_column, report=self.report, **files
+        )
+        return splits
 
 
 def _mistakes_of_sizes(test_size: float | None, validation_size: float | None) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import UserError
-from finetune.recipe.deduplicated import Deduplicated
+from finetune.recipe.labelled import Labelled
 from finetune.recipe.options import option
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from finetune.training.arguments import FinetuneArguments
 
 
-class TextRecipe(Deduplicated):
+class TextRecipe(Labelled):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
     packaged_model = "embedded:minilm"
@@ -41,7 +41,7 @@ class TextRecipe(Deduplicated):
     help_groups = dict.fromkeys(
         ("model", "model_revision", "hidden_dropout", "attention_dropout"), "model"
     )
-    exclusive = (*Deduplicated.exclusive, ("text_column", "text_columns"))
+    exclusive = (*Labelled.exclusive, ("text_column", "text_columns"))
     dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
     model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
     model_revision: str | None = option(
