@@ -1259,8 +1259,8 @@ def test_old_names_of_recipes_work_for_one_release(
     reviews: Path, bert: Path, tmp_path: Path
 ) -> None:
     """Called or overridden it works, with a warning that names its successor."""
-    assert finetune.TextClassification is finetune.TextRecipe
-    assert finetune.ImageClassification is finetune.ImageRecipe
+    new = {"TextClassification": finetune.TextRecipe, "ImageClassification": finetune.ImageRecipe}
+    assert {name: getattr(finetune, name) for name in new} == new
     recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
     with pytest.warns(FutureWarning, match="trainer_kwargs"):
         parts = recipe.parts()
