@@ -132,7 +132,6 @@ class Settings:
         report: Report,
     ) -> Settings:
         from finetune.config.parser import RUN_OPTIONS, reads_dataset
-        from finetune.training.defaults import keep_secret
 
         if given.get("embedded") and not recipe.embedded:
             report.error(f"--embedded: the recipe '{catalog.shown(recipe)}' has no embedded data")
@@ -147,7 +146,6 @@ class Settings:
         merged = {**overrides, **given}
         names = {option.name for option in dataclasses.fields(recipe)}
         training = {n: value for n, value in merged.items() if n not in {*names, *RUN_OPTIONS}}
-        keep_secret(training)
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
         training["output_dir"] = str(Path(directory).expanduser())
         built = _build(recipe, {n: value for n, value in merged.items() if n in names}, report)
@@ -190,14 +188,9 @@ class Settings:
 
     @property
     def without_effect(self) -> list[str]:
-        """A sentence for each option that was set and has no effect beside the others."""
-        from finetune.training.effects import without_effect
-
+        """A sentence for each option of the recipe that has no effect beside the others."""
         recipe = self.recipe
-        sentences = without_effect(self.given, self.values)
-        if isinstance(recipe, TextRecipe):
-            return [*recipe.without_effect(self.given), *sentences]
-        return sentences
+        return recipe.without_effect(self.given) if isinstance(recipe, TextRecipe) else []
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
