@@ -11,6 +11,7 @@ import math
 import pickle
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,13 @@ from safetensors.torch import save_model
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, SequentialSampler
-from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PrinterCallback,
+    TrainerCallback,
+    set_seed,
+)
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -82,7 +89,7 @@ class Trainer(transformers.Trainer):
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
         self.configuration: Mapping[str, Any] = {}
         self.reschedules = False
-        self._resumed: Checkpoint | None = None
+        self._resumed: Path | None = None
         self._grad_norm: Any = None
         self._overflows = 0
         self._random_states: tuple[Any, ...] | None = None
@@ -105,7 +112,8 @@ class Trainer(transformers.Trainer):
             self.add_callback(self.profile)
         for callback in (SaveEpochs(arguments.save_every), self.throughput, Progress()):
             self.add_callback(callback)
-        self.add_callback(self.stop_requests)  # last: it overrules the others
+        self.add_callback(self.stop_requests)  # it overrules those before it
+        self.add_callback(_Begin(self))
         if arguments.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
 
@@ -185,7 +193,7 @@ class Trainer(transformers.Trainer):
             path = self._verify(path) if path else None
             if self.args.should_save:
                 self._take_directory(is_new=path is None)
-        self._resumed = Checkpoint.read(Path(path)) if path else None
+        self._resumed = Path(str(path)) if path else None
         self._outputs_by_step = {}
         try:
             with quiet_workers(self.args.dataloader_num_workers or 0):
@@ -225,54 +233,58 @@ class Trainer(transformers.Trainer):
             return super().training_step(model, inputs, *args)
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
-        """Do first what the step of a checkpoint had still to do; end with the mean loss."""
-        model = facts["model"]
-        is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        is_ddp = isinstance(model, DistributedDataParallel)
-        if is_ours and is_ddp and not exchange.used_by(model):
-            exchange.use(model)
-        names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
-        self._finish_pending(
-            {name: facts[name] for name in names},
-            facts["resume_from_checkpoint"],
-            is_epoch_start=not facts["steps_trained_in_current_epoch"],
-        )
+        """Train nothing where nothing is left: the library would train one step more."""
         is_done = self.state.global_step >= self.state.max_steps
-        if is_done or self.control.should_training_stop:  # the library would train one step more
+        if is_done or self.control.should_training_stop:
             self.control.should_training_stop = True
         else:
             super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
         # what was not logged yet counts in train_loss as the mean over the processes
         self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
 
-    def _finish_pending(
-        self, facts: dict[str, Any], checkpoint_path: str | None, *, is_epoch_start: bool
-    ) -> None:
-        """Once after resuming: evaluate and end the epoch, where the checkpoint was saved before.
+    def begin_training(self) -> None:
+        """Exchange gradients in memory; evaluate first what a checkpoint had still to evaluate.
 
         A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
-        may be older than the end of the epoch.
+        may be older than the end of the epoch. :class:`_Begin` calls it.
         """
+        model = self.model_wrapped
+        is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
+        is_ddp = isinstance(model, DistributedDataParallel)
+        if is_ours and is_ddp and not exchange.used_by(model):
+            exchange.use(model)
         if self._resumed is None:
             return
-        pending, self._resumed = self._resumed.pending, None
+        path, pending = self._resumed, Checkpoint.read(self._resumed).pending
         losses = pending.get("loss_by_process", [0.0])
         mean = sum(losses) / len(losses)
         is_same_job = len(losses) == self.args.world_size
         self._tr_loss += losses[self.args.process_index] if is_same_job else mean
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
         self._globalstep_last_logged = pending.get("last_logged_step", self.state.global_step)
-        self._load_rng_state(checkpoint_path)
+        self._load_rng_state(str(path))
         if pending.get("evaluation"):
             self.control.should_evaluate = True
             self.control.should_save = bool(pending["save"])
-            self._maybe_log_save_evaluate(self._tr_loss, None, **facts)
-        is_done = self.state.global_step >= self.state.max_steps
-        if pending.get("epoch_end") and (is_epoch_start or is_done):
+            self._log_save_evaluate()
+        step = self.state.global_step
+        is_epoch_end = step % len(self._sampler.sizes) == 0 or step >= self.state.max_steps
+        if pending.get("epoch_end") and is_epoch_end:
             self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
-            self._maybe_log_save_evaluate(self._tr_loss, None, **facts)
+            self._log_save_evaluate()
         # an evaluation draws, and the library loads the states of the checkpoint again
         self._random_states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def _log_save_evaluate(self) -> None:
+        self._maybe_log_save_evaluate(
+            self._tr_loss,
+            grad_norm=None,
+            model=self.model_wrapped,
+            trial=None,
+            epoch=self.state.epoch or 0.0,
+            ignore_keys_for_eval=None,
+            start_time=time.time(),
+        )
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """Stop before the weights change, or on an accelerator before they are used.
@@ -541,6 +553,17 @@ class Trainer(transformers.Trainer):
             if any(child is embeddings for child in module.modules())
         }
         plugin.transformer_cls_names_to_wrap = sorted(set(units) - parents)
+
+
+class _Begin(TrainerCallback):
+    """Calls :meth:`Trainer.begin_training`, after the other callbacks."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Call it."""
+        self._trainer.begin_training()
 
 
 @contextmanager
