@@ -1,0 +1,266 @@
+"""Checkpoints that a resumed training continues from to the bit, or that do not count.
+
+``Trainer`` writes a checkpoint; what is added here is ``checkpoint.json`` (see :mod:`.checkpoint`),
+what the step still had to do, and the refusal of numbers that are not finite.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_model
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel, set_seed
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from finetune.errors import Diverged, UserError
+from finetune.runtime import distributed
+from finetune.runtime.files import apply_umask
+from finetune.training import checkpoint, failures
+from finetune.training.arguments import FinetuneArguments
+from finetune.training.callbacks import StopRequests
+from finetune.training.checkpoint import Checkpoint
+
+#: Steps in a row that a loss scaler (fp16) may skip because gradients overflow.
+_MOST_OVERFLOWS = 20
+
+
+class CheckpointTrainer(transformers.Trainer):
+    """The half of :class:`~finetune.training.trainer.Trainer` that saves and resumes.
+
+    Attributes:
+        configuration: What a checkpoint has to share with the training that resumes from it.
+        reschedules: Whether optimizer and schedule take their settings from the arguments when they
+            are restored; else from the checkpoint, where they are the same.
+        stop_requests: Stops all processes after a signal.
+    """
+
+    args: FinetuneArguments
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.configuration: Mapping[str, Any] = {}
+        self.reschedules = False
+        self.stop_requests = StopRequests()
+        self._resumed: Path | None = None
+        self._random_states: tuple[Any, ...] | None = None
+        self._grad_norm: Any = None
+        self._overflows = 0
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Describe the checkpoint when all processes have written it, and rotate only then."""
+        self.require_finite()
+        self.require_finite_weights()
+        directory = Path(self._get_output_dir(trial))
+        path = directory / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (path / Checkpoint.NAME).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)  # of an earlier try
+        distributed.gather(None)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            with failures.explain_full_disk(directory, f"writing {path.name}"):
+                super()._save_checkpoint(model, trial)
+                pending = self.pending()
+                if self.args.should_save:
+                    checkpoint.complete(path, self.args.world_size, self.configuration, pending)
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            checkpoint.rotate(directory, limit, Path(best) if best else None)
+        distributed.gather(None)  # no process looks for it before it is complete
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        """Save on the first process of other machines too (``--save_on_each_node``).
+
+        ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
+        """
+        super()._save(output_dir, state_dict)
+        if not self.args.should_save:
+            return
+        directory = Path(output_dir or self.args.output_dir or "")
+        if self.args.process_index and isinstance(self.model, PreTrainedModel):
+            self.model.config.save_pretrained(directory)
+            save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        apply_umask(directory, "*.safetensors")
+
+    def pending(self) -> dict[str, Any]:
+        """Return what the last step still has to do, and the loss since the last log.
+
+        Every process calls it.
+        """
+        return {
+            "last_logged_step": self._globalstep_last_logged,
+            "loss_by_process": distributed.gather(self._tr_loss.item()),
+            "evaluation": self.stop_requests.pending_evaluation,
+            "save": self.stop_requests.pending_save,
+            "epoch_end": not self.stop_requests.is_epoch_ended,
+        }
+
+    def require_finite_weights(self) -> None:
+        """Raise ``Diverged`` if a weight is not finite; all processes have the same weights."""
+        assert self.model is not None
+        if self.is_fsdp_enabled:  # a shard is not finite on one process only, others would wait
+            return
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            raise Diverged(
+                f"the weights are not finite after step {self.state.global_step:,}: no checkpoint "
+                "is made of them. Try a lower --learning_rate"
+            )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Apply settings that ``--allow_changed`` accepts; the library restores those before."""
+        optimizer, scheduler = self.optimizer, self.lr_scheduler
+        assert optimizer is not None
+        settings = [{**group, "params": None} for group in optimizer.param_groups]
+        with _explain_loading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+        if self.reschedules and isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = [group["initial_lr"] for group in settings]
+            rates = scheduler._last_lr = scheduler.get_lr()
+            for group, new, rate in zip(optimizer.param_groups, settings, rates, strict=True):
+                group |= {**new, "params": group["params"], "lr": rate}
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """With another number of processes, take fresh random states; the library keeps none."""
+        if self._random_states is not None:
+            python_state, numpy_state, torch_state = self._random_states
+            self._random_states = None
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+            torch.set_rng_state(torch_state)
+            return
+        if checkpoint is None:
+            return
+        if Checkpoint.read(Path(checkpoint)).world_size == self.args.world_size:
+            with _explain_loading(checkpoint):
+                super()._load_rng_state(checkpoint)
+        else:
+            drawn = self.state.global_step * self.args.world_size
+            set_seed(self.args.seed + drawn + self.args.process_index)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
+        assert self.model is not None
+        left_out = set(getattr(self.model, "_keys_to_ignore_on_save", None) or ())
+        missing = set(load_result.missing_keys) - left_out
+        weights = self.model.state_dict(keep_vars=True)
+        loaded = {id(weight) for name, weight in weights.items() if name not in missing}
+        missing = {name for name in missing if id(weights.get(name)) not in loaded}  # but tied ones
+        if missing:
+            raise UserError(
+                f"the checkpoint lacks {len(missing)} weights of the model, such as "
+                f"'{min(missing)}': it cannot be loaded"
+            )
+
+    def save_stopped(self) -> None:
+        """Save the last step, unless it is saved; every process calls it."""
+        path = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
+        is_new = self.state.global_step > self._initial_global_step
+        if is_new and not (path / Checkpoint.NAME).exists():
+            assert self.model is not None
+            self._save_checkpoint(self.model, None)
+
+    def finish_pending(self, steps_per_epoch: int) -> None:
+        """After resuming, evaluate first what the checkpoint had still to evaluate.
+
+        A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
+        may be older than the end of the epoch. It is called when the
+        training begins.
+        """
+        if self._resumed is None:
+            return
+        path, pending = self._resumed, Checkpoint.read(self._resumed).pending
+        losses = pending.get("loss_by_process", [0.0])
+        mean = sum(losses) / len(losses)
+        is_same_job = len(losses) == self.args.world_size
+        self._tr_loss += losses[self.args.process_index] if is_same_job else mean
+        self._total_loss_scalar -= mean  # train_loss is of the steps from here
+        self._globalstep_last_logged = pending.get("last_logged_step", self.state.global_step)
+        self._load_rng_state(str(path))
+        if pending.get("evaluation"):
+            self.control.should_evaluate = True
+            self.control.should_save = bool(pending["save"])
+            self._log_save_evaluate()
+        step = self.state.global_step
+        is_epoch_end = step % steps_per_epoch == 0 or step >= self.state.max_steps
+        if pending.get("epoch_end") and is_epoch_end:
+            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+            self._log_save_evaluate()
+        # an evaluation draws, and the library loads the states of the checkpoint again
+        self._random_states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def _log_save_evaluate(self) -> None:
+        self._maybe_log_save_evaluate(
+            self._tr_loss,
+            grad_norm=None,
+            model=self.model_wrapped,
+            trial=None,
+            epoch=self.state.epoch or 0.0,
+            ignore_keys_for_eval=None,
+            start_time=time.time(),
+        )
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Stop before the weights change, or on an accelerator before they are used.
+
+        There the norm is read a step later, when it is known without waiting.
+        """
+        self.require_finite()
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
+        self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if self.args.device.type == "cpu":
+            self.require_finite(self.state.global_step + 1)
+        return norm
+
+    def require_finite(self, step: int | None = None) -> None:
+        """Check the gradient norm of the last step; of a loss that is not finite it is not, too.
+
+        Args:
+            step: Its number; that of the state by default.
+
+        Raises:
+            Diverged: If it is not finite; on every process, as the norm is that of all.
+        """
+        norm, self._grad_norm = self._grad_norm, None
+        if norm is None:
+            return
+        if math.isfinite(norm):
+            self._overflows = 0
+            return
+        self._overflows += 1
+        if self.accelerator.scaler is not None and self._overflows < _MOST_OVERFLOWS:
+            return  # the loss scaler skips the step
+        step = self.state.global_step if step is None else step
+        paths = checkpoint.list_checkpoints(Path(self.args.output_dir or ""))
+        last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
+        precise = "--precision fp32, " if self.args.bf16 or self.args.fp16 else ""
+        raise Diverged(
+            f"the loss or the gradient norm is not finite ({float(norm)}) at step {step:,} "
+            f"(learning rate {self._get_learning_rate():g}): stopped. {last}Try {precise}a lower "
+            "--learning_rate"
+        )
+
+
+@contextmanager
+def _explain_loading(path: str | None) -> Iterator[None]:
+    """Name the checkpoint where loading a part of it fails."""
+    try:
+        yield
+    except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise UserError(f"{path} cannot be loaded: {line}") from error
