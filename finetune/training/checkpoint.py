@@ -143,7 +143,7 @@ def newest_complete(directory: Path, at_most: int | None = None) -> tuple[Path |
         directory: Of the run.
         at_most: The most steps that it may have; None for any.
     """
-    problems = []
+    problems: list[str] = []
     for path in list_checkpoints(directory):
         if at_most is not None and (number(path) or 0) > at_most:
             continue

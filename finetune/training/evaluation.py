@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class RowOrder:
             inputs = None if inputs is None else inputs[first]
         return EvalPrediction(outputs, labels, inputs, losses)
 
-    def _concatenate(self, arrays: Sequence[np.ndarray] | None) -> Any:
+    def _concatenate(self, arrays: Any) -> Any:
         if not arrays:
             return None
         if arrays[0].ndim > 1:

@@ -86,7 +86,8 @@ class GlobalLoss:
             return np.ones(len(labels))
         if not self.class_weights:
             return (labels != IGNORED).astype(np.float64)
-        return np.append(self.class_weights, 0.0)[np.where(labels == IGNORED, -1, labels)]
+        weights = np.append(self.class_weights, 0.0)
+        return np.asarray(weights[np.where(labels == IGNORED, -1, labels)])
 
     def __call__(
         self,

@@ -26,7 +26,7 @@ _OPERATORS = 20
 
 
 class Throughput(TrainerCallback):
-    """Adds rows a second and memory to each logged loss; evaluations and saving do not count.
+    """Adds samples/s and memory to each logged loss; evaluations and saving do not count.
 
     ``rows_per_second`` is that of all processes. ``memory_mib`` is that of the GPU at its peak, or
     else the resident memory at the moment.
@@ -76,7 +76,7 @@ class Throughput(TrainerCallback):
             self._logged_rows, self._logged_seconds = self._rows, self._seconds
 
     def summary(self) -> dict[str, float]:
-        """Return rows and tokens a second since the training was started or resumed."""
+        """Return samples/s and tokens/s since the training was started or resumed."""
         if not self._rows or not self._seconds:
             return {}
         rates = {"rows_per_second": self._rows / self._seconds}
