@@ -85,7 +85,7 @@ class GlobalLoss:
         if labels.ndim > 1 or not np.issubdtype(labels.dtype, np.integer):
             return np.ones(len(labels))
         if not self.class_weights:
-            return (labels != IGNORED).astype(np.float64)
+            return np.asarray(labels != IGNORED, dtype=np.float64)
         weights = np.append(self.class_weights, 0.0)
         return np.asarray(weights[np.where(labels == IGNORED, -1, labels)])
 

@@ -166,12 +166,13 @@ class Trainer(CheckpointTrainer):
             UserError: If the checkpoint to resume from is damaged, or there is none.
             RunError: If memory runs out, or a number is not finite.
         """
-        path = resume_from_checkpoint or self.args.resume_from_checkpoint
-        if self.moves_runs_aside:
-            path = self._verify(path) if path else None
+        path = str(resume_from_checkpoint) if resume_from_checkpoint else None
+        if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
+            requested = resume_from_checkpoint or self.args.resume_from_checkpoint
+            path = self._verify(requested) if requested else None
             if self.args.should_save:
                 self._take_directory(is_new=path is None)
-        self._resumed = Path(str(path)) if path else None
+        self._resumed = Path(path) if path else None
         self._outputs_by_step = {}
         try:
             with quiet_workers(self.args.dataloader_num_workers or 0):
@@ -227,8 +228,7 @@ class Trainer(CheckpointTrainer):
         """
         model = self.model_wrapped
         is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        is_ddp = isinstance(model, DistributedDataParallel)
-        if is_ours and is_ddp and not exchange.used_by(model):
+        if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
             exchange.use(model)
         self.finish_pending(len(self._sampler.sizes))
 
@@ -245,7 +245,7 @@ class Trainer(CheckpointTrainer):
         loader: DataLoader[Any] = super()._get_dataloader(
             dataset, description, batch_size, *args, **options
         )
-        loader.row_order = rows  # type: ignore[attr-defined]
+        loader.row_order = rows
         return loader
 
     def evaluation_loop(
@@ -279,9 +279,8 @@ class Trainer(CheckpointTrainer):
         finally:
             self.compute_metrics = compute_metrics
             self.args.eval_do_concat_batches = concatenates
-        prediction = rows.restore(EvalPrediction(output.predictions, output.label_ids))
-        if restored:
-            prediction = restored[0]
+        outputs: Any = output.predictions
+        prediction = restored[0] if restored else rows.restore(EvalPrediction(outputs, []))
         output = output._replace(predictions=prediction.predictions, label_ids=prediction.label_ids)
         if self._keeps_outputs:
             best = self._outputs_by_step.get(self.state.best_global_step or -1)
