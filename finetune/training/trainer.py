@@ -168,7 +168,7 @@ class Trainer(CheckpointTrainer):
         """
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
-            requested = resume_from_checkpoint or self.args.resume_from_checkpoint
+            requested = resume_from_checkpoint or self.args.resume_from_checkpoint or ""
             path = self._verify(requested) if requested else None
             if self.args.should_save:
                 self._take_directory(is_new=path is None)
@@ -192,7 +192,7 @@ class Trainer(CheckpointTrainer):
             if newest is None:
                 raise UserError(f"no complete checkpoint in {directory}")
             return str(newest)
-        if (reason := checkpoint.problem(Path(path))) is not None:
+        if (reason := checkpoint.problem(Path(str(path)))) is not None:
             raise UserError(f"{path} is damaged: {reason}")
         return str(path)
 
@@ -280,7 +280,8 @@ class Trainer(CheckpointTrainer):
             self.compute_metrics = compute_metrics
             self.args.eval_do_concat_batches = concatenates
         outputs: Any = output.predictions
-        prediction = restored[0] if restored else rows.restore(EvalPrediction(outputs, []))
+        labels: Any = output.label_ids
+        prediction = restored[0] if restored else rows.restore(EvalPrediction(outputs, labels))
         output = output._replace(predictions=prediction.predictions, label_ids=prediction.label_ids)
         if self._keeps_outputs:
             best = self._outputs_by_step.get(self.state.best_global_step or -1)
