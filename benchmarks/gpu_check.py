@@ -10,9 +10,9 @@ listed as unverified; without a GPU that is everything. The exit status is 1 if 
 import argparse
 import contextlib
 import functools
-import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -201,11 +201,11 @@ def diverged(launcher: Launcher, launch: Launch) -> list[Line]:
         launcher.train(launch)
     run = launcher.directory / launch.name
     status = differences.manifest(run)["status"]
-    (record,) = json.loads((run / "nonfinite.json").read_text(encoding="utf-8"))["steps"]
+    step = int(re.findall(r"step (\d+)", differences.manifest(run)["failure"])[0])
     saved = [int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")]
     return [
         Line("status", float(status != "diverged"), 0.0),
-        Line("checkpoints of it or later", sum(step >= record["step"] for step in saved), 0.0),
+        Line("checkpoints of it or later", sum(number >= step for number in saved), 0.0),
     ]
 
 

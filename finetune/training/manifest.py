@@ -140,7 +140,6 @@ class Manifest(File):
     steps_before: int = 0  # the run was resumed
     stopped_early: str | None = None  # why, if it was before the last step
     stopped_by: str | None = None  # the signal that interrupted it
-    skipped_steps: int = 0  # whose loss or gradient was not finite; see ``nonfinite.json``
     failure: str | None = None  # why, where the status is diverged or failed
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too

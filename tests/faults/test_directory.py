@@ -280,26 +280,6 @@ def test_a_signal_while_the_report_is_written_is_told(
     )
 
 
-@pytest.mark.faults
-def test_a_file_where_checkpoints_are_written_is_no_obstacle(
-    faulty: Faulty, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    assert faulty(run, fault="step 4,SIGTERM") == 75
-    (run / ".uncommitted").touch()
-    assert faulty(run, "--resume") == 0
-
-
-def test_a_checkpoint_of_another_name_says_how_it_is_to_be_called(
-    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    aside = shutil.copytree(whole() / "checkpoint-9", tmp_path / "later-checkpoint-9")
-    assert faulty(tmp_path / "run", "--resume_from_checkpoint", str(aside)) == 2
-    assert "its name is not that of a checkpoint: rename it to checkpoint-9" in (
-        capfd.readouterr().err
-    )
-
-
 # ---- machines with a disk each -------------------------------------------------------------------
 
 
