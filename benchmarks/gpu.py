@@ -125,22 +125,7 @@ def of_ours(model: str, length: int, batch: int) -> Callable[[], float]:
     return lambda: float(trainer.train().training_loss)
 
 
-def of_share(model: str, length: int, batch: int) -> Callable[[], float]:
-    """Return the share of the peak that the steps use; measuring the peak is not timed above."""
-    trainer = _ours(model, length, batch, STEPS)
-
-    def turn() -> float:
-        trainer.train()
-        return float(trainer.speed()["share_of_peak"])
-
-    return turn
-
-
-def of_profile(model: str, length: int, batch: int) -> Callable[[], float]:
-    """Return the share of a step in which no kernel ran."""
-    trainer = _ours(model, length, batch, 12, profile=10)
-
-    def turn() -> float:
+def turn() -> float:
         from finetune.runs.run import Run
 
         trainer.train()

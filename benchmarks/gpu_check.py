@@ -10,7 +10,6 @@ listed as unverified; without a GPU that is everything. The exit status is 1 if 
 import argparse
 import contextlib
 import functools
-import math
 import os
 import re
 import subprocess
@@ -209,34 +208,6 @@ def diverged(launcher: Launcher, launch: Launch) -> list[Line]:
     ]
 
 
-def share_of_peak(launcher: Launcher) -> list[Line]:
-    """Measure which share of the measured bf16 peak the training of BERT base reaches."""
-    from benchmarks.gpu import SHAPES, saved_model
-
-    model = saved_model(launcher.directory / "bert-base", SHAPES["bert-base"])
-    run = launcher.directory / "peak"
-    launcher.start(
-        Launch("peak"),
-        *("yelp", "--embedded", f"--model={model}", "--max_length=512", "--max_steps=30"),
-        *("--global_batch_size=64", "--eval_samples=20", "--eval_strategy=no", "--no_baseline"),
-        *("--load_best_model_at_end=false", "--save_strategy=no", "--precision=bf16"),
-        f"--output_dir={run}",
-    )
-    return [share_line(run)]
-
-
-def share_line(run: Path) -> Line:
-    """Return the share of the measured peak in ``run.json``; there is nothing that it has to reach.
-
-    Raises:
-        Incomparable: if it was not measured.
-    """
-    share = differences.manifest(run)["speed"].get("share_of_peak", math.nan)
-    if not 0 < share <= 1:
-        raise Incomparable(f"share of the measured peak: {share}")
-    return Line(f"{share:.1%} of the measured peak", 0.0, 0.0)
-
-
 CPU = Launch("cpu", gpus=0)
 ONE = Launch("one")
 RESUMED = Launch("resumed", stages=INTERRUPTED)
@@ -295,7 +266,6 @@ CHECKS = (
             launcher, Launch("predicted-on-gpu"), Launch("predicted-on-cpu", gpus=0), ONE
         ),
     ),
-    Check("share of the bf16 peak", 1, lambda launcher, _: share_of_peak(launcher)),
     Check("torchrun with one process", 1, _of(Launch("nccl-1", processes=1), ONE, SAME)),
     Check(
         "FSDP with one process",

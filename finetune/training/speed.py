@@ -33,16 +33,18 @@ class Throughput(TrainerCallback):
 
     Attributes:
         sampler: That of the training, which knows the rows of each step.
+        seconds: Of the steps, evaluations and saving left out.
         lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
     """
 
     sampler: GlobalBatchSampler
     lengths: np.ndarray | None = None
+    seconds = 0.0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Begin at zero."""
         self._rows = self._tokens = self._logged_rows = 0
-        self._seconds = self._logged_seconds = 0.0
+        self.seconds = self._logged_seconds = 0.0
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -55,7 +57,7 @@ class Throughput(TrainerCallback):
         if self.lengths is not None:
             self._tokens += int(self.lengths[rows].sum())
         now = time.perf_counter()
-        self._seconds, self._began = self._seconds + now - self._began, now
+        self.seconds, self._began = self.seconds + now - self._began, now
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the evaluation out."""
@@ -67,21 +69,21 @@ class Throughput(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Put speed and memory into the history."""
-        seconds = self._seconds - self._logged_seconds
+        seconds = self.seconds - self._logged_seconds
         if "loss" in state.log_history[-1] and seconds:
             state.log_history[-1] |= {
                 "rows_per_second": (self._rows - self._logged_rows) / seconds,
                 "memory_mib": _memory() / 2**20,
             }
-            self._logged_rows, self._logged_seconds = self._rows, self._seconds
+            self._logged_rows, self._logged_seconds = self._rows, self.seconds
 
     def summary(self) -> dict[str, float]:
         """Return samples/s and tokens/s since the training was started or resumed."""
-        if not self._rows or not self._seconds:
+        if not self._rows or not self.seconds:
             return {}
-        rates = {"rows_per_second": self._rows / self._seconds}
+        rates = {"rows_per_second": self._rows / self.seconds}
         if self._tokens:
-            rates["tokens_per_second"] = self._tokens / self._seconds
+            rates["tokens_per_second"] = self._tokens / self.seconds
         return rates
 
 

@@ -136,9 +136,9 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
         os.chmod(shared, 0o777)
         run = Path(shutil.copytree(whole(), Path(shared, "run")))
         os.chmod(run, 0o777)
-        newest = checkpoint.committed(run)[0] / "optimizer.pt"
+        newest = checkpoint.list_checkpoints(run)[0] / "optimizer.pt"
         newest.chmod(0o600)
-        told = of_nobody(lambda run: resumption.find("last", run, touch=True), run)
+        told = of_nobody(lambda run: resumption.find("last", run, renames=True), run)
         assert told == f"{newest} cannot be read: Permission denied"
         assert newest.exists()
 
@@ -194,7 +194,7 @@ def test_a_manifest_that_is_broken_stops_no_resume(
     """What a run was made by is in its checkpoints, too."""
     run = tmp_path / "run"
     shutil.copytree(whole(), run)
-    for path in checkpoint.committed(run)[:2]:
+    for path in checkpoint.list_checkpoints(run)[:2]:
         shutil.rmtree(path)
     (run / "run.json").write_text(content)
     assert faulty(run, "--resume", "--seed", "7") == 2
@@ -290,7 +290,7 @@ def agree(directory: str) -> tuple[int, list[str]] | str:
     distributed.join(None, 60, use_cpu=True)
     mine = Path(directory, str(distributed.ranks().rank))
     try:
-        found = resumption.agreed(resumption.find("resume", mine, touch=True), mine)
+        found = resumption.agree_on_checkpoint(resumption.find("resume", mine, renames=True), mine)
         assert found is not None
         return found.step, found.notes
     except UserError as error:
@@ -352,5 +352,5 @@ def test_a_machine_that_is_finished_goes_on_with_one_that_is_not(
 
 
 def test_one_machine_agrees_with_itself(whole: Callable[..., Path]) -> None:
-    found = resumption.find("last", whole(), touch=False)
-    assert resumption.agreed(found, whole()) is found
+    found = resumption.find("last", whole(), renames=False)
+    assert resumption.agree_on_checkpoint(found, whole()) is found
