@@ -44,6 +44,7 @@ class Settings:
         dry_run: Whether to stop after one collated batch.
         command: The command that says the same again, for people.
         resuming: The command that resumes this run where it was interrupted.
+        hub_token: To push with; it is in no other attribute, and is not shown.
     """
 
     recipe: Recipe
@@ -53,6 +54,7 @@ class Settings:
     dry_run: bool = False
     command: str = ""
     resuming: str = ""
+    hub_token: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_command_line(
@@ -146,6 +148,7 @@ class Settings:
         merged = {**overrides, **given}
         names = {option.name for option in dataclasses.fields(recipe)}
         training = {n: value for n, value in merged.items() if n not in {*names, *RUN_OPTIONS}}
+        hub_token = training.pop("hub_token", None)
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
         training["output_dir"] = str(Path(directory).expanduser())
         built = _build(recipe, {n: value for n, value in merged.items() if n in names}, report)
@@ -158,6 +161,7 @@ class Settings:
             dry_run=bool(given.get("dry_run")),
             command=command,
             resuming=resuming,
+            hub_token=hub_token,
         )
 
     @property
@@ -195,7 +199,9 @@ class Settings:
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
         """The training arguments; in a job of several processes this needs the process group."""
-        return self.values.build()
+        arguments = self.values.build()
+        arguments.hub_token = self.hub_token
+        return arguments
 
 
 def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bool] | None:

@@ -63,13 +63,13 @@ class FinetuneArguments(TrainingArguments):
     )
     resume: bool = _option(
         False,
-        "continue from the newest complete checkpoint in --output_dir, or start where there is "
-        "none; a finished run shows its results",
+        "continue the run in --output_dir from its newest complete checkpoint, or start where it "
+        "has none; a finished run shows its results",
     )
     resume_from_checkpoint: str | None = _option(
         None,
-        "a checkpoint to continue from, or last: the newest complete one in --output_dir, which "
-        "must have one",
+        "a checkpoint to continue from, or last: the newest complete one of the run, which must "
+        "have one",
     )
     allow_changed: str | None = _option(
         None,

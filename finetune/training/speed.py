@@ -39,7 +39,10 @@ class Throughput(TrainerCallback):
 
     sampler: GlobalBatchSampler
     lengths: np.ndarray | None = None
-    seconds = 0.0
+
+    def __init__(self) -> None:
+        self._rows = self._tokens = self._logged_rows = 0
+        self.seconds = self._logged_seconds = self._began = 0.0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Begin at zero."""
