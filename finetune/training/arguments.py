@@ -26,7 +26,7 @@ def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-@dataclass
+@dataclass(repr=False)  # the library's hides tokens
 class FinetuneArguments(TrainingArguments):
     """Every field of ``TrainingArguments`` under its own name, and these.
 
