@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, List
 from scipy.stats import chi2_contingency
 
-from finetune.checking.findings import EXCLUDE, SUSPICIOUS_SHARE, describe_rows
 from finetune.data import arrow, targets
+from finetune.data.files_of_splits import KEYWORDS
+from finetune.data.row_findings import EXCLUDE, SUSPICIOUS_SHARE, describe_rows
 from finetune.errors import Finding, counted
 
 #: The share of training rows above which a class outweighs all others.
@@ -25,7 +26,6 @@ _LEAST_DISTANCE, _MOST_PROBABLE = 0.1, 0.001
 _FAR, _MAD_FACTOR = 10, 1.4826
 _MOST_NAMED = 5
 _SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
-_SPLIT_NAMES = {"train", "training", "validation", "valid", "val", "dev", "test", "testing"}
 
 
 def count_classes(rows: Dataset) -> np.ndarray:
@@ -174,7 +174,7 @@ def find_split_columns(source: DatasetDict, read: Collection[str]) -> list[Findi
             if values is None or not arrow.is_text(values.type):
                 continue
             unique = {value.strip().lower() for value in pc.unique(values).to_pylist() if value}
-            if len(unique) > 1 and unique <= _SPLIT_NAMES:
+            if len(unique) > 1 and unique <= KEYWORDS.keys():
                 names[name] = True
     return [
         Finding(

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.checking.findings import EXCLUDE, MOST_SUSPECTS, describe_rows, row_numbers
 from finetune.data import arrow
 from finetune.data.digests import TEXTS
+from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, describe_rows, row_numbers
 from finetune.errors import Finding, Suspect
 
 #: Rows of a split that are looked at; of more, this many drawn at random.

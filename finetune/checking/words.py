@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.checking.findings import MOST_SUSPECTS, RELABEL, row_numbers
 from finetune.data import ROW, arrow, digests, targets
+from finetune.data.row_findings import MOST_SUSPECTS, RELABEL, row_numbers
 from finetune.errors import Finding, Suspect, counted
 from finetune.statistics import baseline, intervals, mistakes
 from finetune.statistics.scored import ScoredRows
