@@ -11,10 +11,9 @@ import csv
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from datasets import Dataset, Value
 
 from finetune.data import ROW, arrow, digests
@@ -29,8 +28,7 @@ COLUMNS = (
     *("split", "place", "text", "label", "suggested", "probability", "why", "new_label"),
     *("digest", "run"),
 )
-#: By which rows are found again; and what a person edits.
-_KEYS, _EDITED = ("split", "digest"), "new_label"
+_NEEDED = ("split", "digest", "new_label")
 
 
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
@@ -62,28 +60,37 @@ def user_columns(rows: Dataset) -> list[str]:
     ]
 
 
-def read_suspects(path: Path) -> pd.DataFrame:
-    """Return ``split``, ``digest``, ``label``, ``new_label`` and ``run`` of a file, as texts.
+class Line(NamedTuple):
+    """A line of a file: of a row that had ``label``; what is missing or empty is ``""``."""
+
+    split: str
+    digest: str
+    label: str
+    new_label: str
+    run: str
+
+
+def read_suspects(path: Path) -> list[Line]:
+    """Return the lines of a file.
 
     Raises:
         UserError: If it is no such file.
     """
     rows = read_file(path, ReadOptions())
-    lines = pd.DataFrame(index=range(len(rows)))
-    for name in (*_KEYS, "label", _EDITED, "run"):
+    cells = []
+    for name in Line._fields:
         column = _written_name(name, rows.column_names)
         if column in rows.column_names:
-            lines[name] = ["" if cell is None else str(cell) for cell in rows[column][:]]
-        elif name not in (*_KEYS, _EDITED):
-            lines[name] = ""
-        else:
+            values = ["" if cell is None else str(cell) for cell in rows[column][:]]
+            cells.append(values if name == "label" else [value.strip() for value in values])
+        elif name in _NEEDED:
             raise UserError(
                 f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
-                f"{FILE} of report or check, of which only '{_EDITED}' is edited"
+                f"{FILE} of report or check, of which only 'new_label' is edited"
             )
-    for name in ("digest", _EDITED):
-        lines[name] = lines[name].str.strip()
-    return lines
+        else:
+            cells.append([""] * len(rows))
+    return [Line(*line) for line in zip(*cells, strict=True)]
 
 
 def has_new_labels(path: Path) -> bool:
@@ -92,7 +99,7 @@ def has_new_labels(path: Path) -> bool:
     Raises:
         UserError: If it is no list of suspects.
     """
-    return bool((read_suspects(path)[_EDITED] != "").any())
+    return any(line.new_label for line in read_suspects(path))
 
 
 def _written_name(name: str, columns: Collection[str]) -> str:

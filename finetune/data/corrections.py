@@ -7,6 +7,7 @@ one before.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -19,7 +20,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, List
 
 from finetune.data import arrow, targets
-from finetune.data.correction_files import read_suspects, row_digests
+from finetune.data.correction_files import Line, read_suspects, row_digests
 from finetune.data.read import existing
 from finetune.data.sources import Source
 from finetune.data.splits import select_rows
@@ -78,7 +79,7 @@ def apply(
     """
     named = [("--relabel", name) for name in relabel] + [("--exclude", name) for name in exclude]
     files = [_CorrectionFile(flag, name) for flag, name in named]
-    digests = {digest for file in files for digest in file.lines["digest"]}
+    digests = {line.digest for file in files for line in file.lines}
     index = _index_rows(splits, source, column, digests)
     applied, changed = [], dict[_Row, None]()
     for file in files:
@@ -86,7 +87,7 @@ def apply(
         done = Applied(
             file=file.name,
             sha256=hashlib.sha256(file.path.read_bytes()).hexdigest(),
-            run=next(filter(None, file.lines["run"]), ""),
+            run=next((line.run for line in file.lines if line.run), ""),
         )
         for row, label in requests.items():
             counts = done.excluded if label is None else done.relabelled
@@ -148,7 +149,7 @@ class _CorrectionFile:
             self.lines = read_suspects(self.path)
         except UserError as error:
             raise UserError(f"{self.title}: {error}") from error
-        if flag == "--relabel" and not (self.lines["new_label"] != "").any():
+        if flag == "--relabel" and not any(line.new_label for line in self.lines):
             raise UserError(
                 f"{self.title}: no row has a 'new_label': write the right label there, or {DROP} "
                 "to leave the row out; no other column is read for it"
@@ -168,7 +169,7 @@ def _find_requests(
         UserError: With all mistakes of the file.
     """
     mistakes, absent, requests = list[str](), list[int](), dict[_Row, tuple[Any, int]]()
-    for number, line in enumerate(file.lines.itertuples(index=False)):
+    for number, line in enumerate(file.lines):
         rows = [row for row in index.get((line.split, line.digest), []) if not row.is_left_out]
         try:
             label = _parse_label(file.flag, line, source["train"])
@@ -186,14 +187,15 @@ def _find_requests(
                     "rows of the same content and label are corrected together; give both the same "
                     "'new_label', or remove a line"
                 )
-    lost = []
-    for split, lines in file.lines.loc[absent].groupby("split"):
-        digests = row_digests(source[split], column) if split in source else []
-        lost += lines.index[~lines["digest"].isin(digests)].tolist()
+    digests = {
+        split: {*row_digests(source[split], column)} if split in source else set[str]()
+        for split in {file.lines[number].split for number in absent}
+    }
+    lost = [n for n in absent if file.lines[n].digest not in digests[file.lines[n].split]]
     if lost:
         mistakes.append(
             f"{file.title}: {counted(len(lost), 'row')} of {len(file.lines):,} are not in the "
-            f"data: {file.place(*sorted(lost))}; is it the file of another data set? Else remove "
+            f"data: {file.place(*lost)}; is it the file of another data set? Else remove "
             "them from the file"
         )
     if mistakes:
@@ -202,7 +204,7 @@ def _find_requests(
     return changes, len(absent)
 
 
-def _parse_label(flag: str, line: Any, rows: Dataset) -> Any:
+def _parse_label(flag: str, line: Line, rows: Dataset) -> Any:
     """Return the label that a line asks for, as the data has it; None to leave the row out.
 
     Raises:
@@ -248,24 +250,20 @@ def _matching_rows(cell: str, rows: Sequence[_Row], train: Dataset) -> Sequence[
     Raises:
         UserError: If none has, or if the line names no label and the rows have several.
     """
-    texts = [label_text(train, row.label) for row in rows]
-    if not cell.strip():
-        if len({*texts}) > 1:
-            raise UserError(
-                f"the data has {counted(len(rows), 'row')} with this content and different labels: "
-                "'label' must say which is meant"
-            )
+    labels = {row: label_text(train, row.label) for row in rows}
+    originals = {row: label_text(train, row.original) for row in rows}
+    if not cell.strip() and len({*labels.values()}) == 1:
         return rows
-    matches = [row for row, text in zip(rows, texts, strict=True) if _is_same_label(cell, text)]
-    matches = matches or [
-        row for row in rows if _is_same_label(cell, label_text(train, row.original))
-    ]
-    if rows and not matches:
+    for texts, is_same in itertools.product((labels, originals), (str.__eq__, _is_same_label)):
+        if matches := [row for row in rows if is_same(cell, texts[row])]:
+            return matches
+    if rows:
+        names = ", ".join(f"'{text}'" for text in dict.fromkeys(labels.values()))
         raise UserError(
-            f"the label in the data is '{texts[0]}', not '{cell}': has the data been corrected "
-            "since? Only 'new_label' is to be edited"
+            f"'label' is '{cell}', and the data has {names} for this row: it must say which row is "
+            "meant, as it was written; only 'new_label' is edited"
         )
-    return matches
+    return []
 
 
 def _is_same_label(cell: str, label: str) -> bool:

@@ -746,6 +746,18 @@ def test_a_correction_is_of_the_rows_with_its_content_and_label(tmp_path: Path) 
 
 
 @pytest.mark.contract("C8")
+def test_a_correction_tells_labels_apart_that_differ_by_case(tmp_path: Path) -> None:
+    """As they are written; a spreadsheet that changed the case is understood where one fits."""
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.csv", rows(60, ("bad", "Bad", "good")))
+    write(tmp_path / "data" / "test.csv", [("twice", "bad"), ("twice", "Bad"), ("once", "good")])
+    lines = [("test", "twice", "Bad", "good"), ("test", "once", "GOOD", "bad")]
+    option = corrections_of(tmp_path / "edited.csv", lines)
+    splits = split_rows(text_recipe(tmp_path / "data", relabel=option))
+    assert [row[1] for row in splits["test"]] == ["bad", "good", "bad"]
+
+
+@pytest.mark.contract("C8")
 @pytest.mark.parametrize(
     ("lines", "fragments"),
     [
