@@ -181,19 +181,19 @@ def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
     total = counts.total()
     if not total or total < _PROSE * len(texts):
         return []
-    (main, main_count), *others = counts.most_common()
+    (main, main_count), *rest = counts.most_common()
     count = total - main_count
     if count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
         return []
     is_other = (languages != main) & (languages != "")
     numbers = row_numbers(rows, positions[is_other][:MOST_SUSPECTS])
-    shown = ", ".join(f"'{name}' {number:,}" for name, number in others[:5])
+    shown = ", ".join(f"'{name}' {number:,}" for name, number in rest[:5])
     return [
         Finding(
             name="languages",
             severity="warning" if count > _SUSPICIOUS_LANGUAGES * total else "info",
             message=f"{count:,} of {total:,} training texts looked at are in another language than "
-            f"'{main}': {shown}{', ...' * (len(others) > 5)}",
+            f"'{main}': {shown}{', ...' * (len(rest) > 5)}",
             fix=f"unless the model knows these languages, {EXCLUDE}",
             split="train",
             rows=numbers,

@@ -85,8 +85,8 @@ def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
         return []
     rules.sort(key=lambda rule: -rule[0])
     sentences = [sentence for _, _, sentence in rules[:_MOST_NAMED]]
-    if others := len(rules) - len(sentences):
-        sentences.append(f"and {counted(others, 'term')} like these")
+    if unnamed := len(rules) - len(sentences):
+        sentences.append(f"and {counted(unnamed, 'term')} like these")
     return [
         Finding(
             name="revealing_words",

@@ -73,11 +73,13 @@ def find_similar(
         activity.advance("comparing", done, len(candidates))
         bands_of_row = bands[begins[row] : begins[row + 1]].tolist()
         if row >= first:
-            others = np.array(sorted({other for band in bands_of_row for other in members[band]}))
-            others = others.astype(np.int64)
-            estimates = (signatures[others] == signatures[row]).mean(axis=1)
+            neighbours = np.array(
+                sorted({other for band in bands_of_row for other in members[band]})
+            )
+            neighbours = neighbours.astype(np.int64)
+            estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
             likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
-            for other in others[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
+            for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
                 similarity = min(map(_jaccard, read_pairs(row), read_pairs(other)))
                 if similarity >= SIMILARITY:
                     matches[row], similarities[row] = other, similarity
@@ -140,6 +142,6 @@ def _hash(words: str) -> int:
     return xxhash.xxh3_64_intdigest(words.encode(errors="surrogatepass"))
 
 
-def _jaccard(pairs: np.ndarray, others: np.ndarray) -> float:
-    shared = len(np.intersect1d(pairs, others, assume_unique=True))
-    return shared / (len(pairs) + len(others) - shared)
+def _jaccard(pairs: np.ndarray, other_pairs: np.ndarray) -> float:
+    shared = len(np.intersect1d(pairs, other_pairs, assume_unique=True))
+    return shared / (len(pairs) + len(other_pairs) - shared)

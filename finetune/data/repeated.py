@@ -45,9 +45,9 @@ def drop_repeated(
     for split in index["split"].cat.categories:
         rows = index[index["split"] == split]
         details: dict[str, Any] = dict(rows=dataset[split], split=str(split), examined=len(rows))
-        for earlier, held in remaining.items():
-            is_leaked = rows["digest"].isin(held["digest"])
-            differing = is_leaked & ~rows["pair"].isin(held["pair"])
+        for earlier, held_out in remaining.items():
+            is_leaked = rows["digest"].isin(held_out["digest"])
+            differing = is_leaked & ~rows["pair"].isin(held_out["pair"])
             description = f"that are also in the {earlier} data{_other_labels(differing)}"
             positions = rows.loc[is_leaked, "row"].to_numpy()
             findings += describe_rows("overlap", description, "left out", positions, **details)
@@ -157,10 +157,10 @@ def _drop_near(
         concatenate_datasets(texts), name, sum(map(len, texts[:-1])), within=within
     )
     similar = ordered.assign(match=matches, score=scores)[matches >= 0].sort_index()
-    others = pd.concat(compared.values()).iloc[similar["match"]].set_index(similar.index)
+    partners = pd.concat(compared.values()).iloc[similar["match"]].set_index(similar.index)
     findings = []
     for part in compared:
-        pairs, counterparts = (frame[others["split"] == part] for frame in (similar, others))
+        pairs, counterparts = (frame[partners["split"] == part] for frame in (similar, partners))
         where = "another one" if part == split else f"a row of the {part} data"
         differing = pairs["label"] != counterparts["label"]
         for finding in describe_rows(

@@ -403,7 +403,7 @@ def test_groups_of_a_test_set_are_not_trained_on(tmp_path: Path) -> None:
     expected = [row[:2] for row in train if row[2] != "author 3"]
     assert sorted(splits["train"] + splits["validation"]) == sorted(expected)
     assert note_of(recipe, "'author'") == note_of(recipe, "10", "train")
-    (finding,) = [found for found in recipe.report.findings if "'author'" in found.message]
+    (finding,) = [note for note in recipe.report.findings if "'author'" in note.message]
     assert (finding.name, finding.count, finding.rows[:2]) == ("dropped_rows", 10, [3, 23])
 
 
