@@ -24,7 +24,7 @@ from finetune.data import arrow, stratification, targets
 from finetune.data.plan import HELD_OUT, Plan
 from finetune.data.repeated import drop_repeated
 from finetune.data.row_index import build_index
-from finetune.errors import Finding, Report, UserError
+from finetune.errors import Finding, Report, UserError, counted
 
 #: Of a source with more rows than these, only those are checked for duplicates that are sampled.
 CHECKED_WHOLE = 100_000
@@ -214,6 +214,6 @@ def _too_few_groups(left: pd.DataFrame, rows: Dataset, name: str, size: int, pla
     values = arrow.column(rows, column).take(pa.array(left["row"])).unique().to_pylist()
     return (
         f"--{kind}_column {column}: {size:,} rows cannot be split off for {name}, as the "
-        f"{len(left):,} rows that are left have {len(values):,} {kind}s ({values[0]}, ...) which "
-        "stay together; name another column, or give the splits as files"
+        f"{len(left):,} rows that are left have {counted(len(values), kind)} ({values[0]}, ...), "
+        "and rows of one stay together; name another column, or give the splits as files"
     )
