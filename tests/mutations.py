@@ -111,7 +111,7 @@ MUTATIONS = (
     ),
     Mutation(
         "check exits with 0 where something is suspicious",
-        "finetune/checking/findings.py",
+        "finetune/pipeline/check.py",
         '= {"error": 2, "warning": 3, "info": 0}',
         '= {"error": 2, "warning": 0, "info": 0}',
         ("C9",),
@@ -251,7 +251,7 @@ MUTATIONS = (
     ),
     Mutation(
         "training rows that are in a held-out split stay",
-        "finetune/data/row_index.py",
+        "finetune/data/repeated.py",
         "rows = rows[~is_leaked]",
         "rows = rows.copy()",
         ("C6",),

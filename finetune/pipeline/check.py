@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from finetune.checking import duplicates, tiers
-from finetune.checking.findings import STATUS, exit_status
+from finetune.checking import tiers
 from finetune.checking.labels import count_classes
 from finetune.checking.texts import describe_token_lengths
 from finetune.config.settings import Settings
 from finetune.data import targets
-from finetune.errors import SEVERITIES, Finding, Report
+from finetune.errors import SEVERITIES, Finding, Report, Severity
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
@@ -21,6 +20,9 @@ from finetune.runtime import extras, versions
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+#: The exit status of ``check`` for the worst finding.
+STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Check:
     @property
     def status(self) -> int:
         """The exit status: 0 if training would work, 3 if something is suspicious, 2 if not."""
-        return exit_status(self.findings)
+        return STATUS[self.findings[0].severity] if self.findings else 0
 
 
 def check(
@@ -106,8 +108,6 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)
-        if "source" in vars(recipe):
-            report.add(*duplicates.find_repeated_rows(recipe.source, recipe.input_column))
         if is_read and values is not None and not report.has_errors:
             with report.collect():
                 report.add(*_describe_lengths(recipe))
@@ -142,15 +142,14 @@ def refused(mistakes: Sequence[str]) -> Check:
 
 def _look_deep(chosen: Settings) -> None:
     """Add what takes longer to the report."""
-    recipe, plan = chosen.recipe, chosen.recipe.plan()
-    near = {"near_duplicates": plan.drop_duplicates, "near_overlap": plan.drop_overlap}
+    recipe = chosen.recipe
     chosen.report.add(
         *tiers.check_deep(
             recipe.source,
             recipe.splits,
             recipe.input_column,
             recipe.columns_read(),
-            left_out=[name for name, rule in near.items() if rule == "near"],
+            recipe.plan(),
         )
     )
 

@@ -64,7 +64,7 @@ def write(
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
     else:
-        columns[DIGEST] = [each.tobytes().hex() for each in digests.digests(rows, column).exact]
+        columns[DIGEST] = [each.tobytes().hex() for each in digests.hash_rows(rows, column)]
     if tokens is not None:
         columns["tokens"] = tokens
     targets = task.targets(rows["label"][:])

@@ -118,6 +118,8 @@ def test_a_fault_of_the_data_is_found(name: str, tmp_path: Path, bert: Path) -> 
     for fragment in fragments:
         assert fragment in f"{finding.message} {finding.fix}"
     assert finding.fix
+    repeated = [f for f in result.findings if re.search("duplicate|different labels", f.message)]
+    assert len(repeated) == (name in ("duplicates", "contradictions"))  # reported once
 
 
 @pytest.mark.contract("C9")
