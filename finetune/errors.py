@@ -12,7 +12,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 #: Rows whose place a message names.
 SHOWN_PLACES = 5
@@ -61,6 +63,11 @@ class Diverged(RunError):
     status = "diverged"
 
 
+#: What is an instance of a type that an option has.
+_INSTANCES: dict[Any, Any] = {
+    **{bool: bool, int: Integral, float: Real, NoneType: NoneType},
+    str: (str, os.PathLike),
+}
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: Sequence[Severity] = ("error", "warning", "info")
 _OF_ROWS = ("rows", "suspects")
@@ -210,6 +217,31 @@ def typed_as(kind: type) -> str:
     """Return what a value of a type is called where one is expected: ``a whole number``."""
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return names.get(kind, kind.__name__)
+
+
+def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
+    """Return what is wrong with a value that is not of a type; empty if nothing is.
+
+    NumPy's numbers and paths are right, too; types other than text, numbers and choices are not
+    checked.
+    """
+    kinds = get_args(hint) or (hint,)
+    if get_origin(hint) is Literal:
+        is_right = isinstance(value, str) and value in kinds
+        expected = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+        return (
+            ""
+            if is_right
+            else f"{flag} {value}: expected {expected}{suggestion(str(value), kinds)}"
+        )
+    if not set(kinds) <= _INSTANCES.keys():
+        return ""
+    types = tuple(_INSTANCES[kind] for kind in kinds if kind is not bool)
+    if isinstance(value, types) if not isinstance(value, bool) else bool in kinds:
+        return ""
+    expected = " or ".join(typed_as(kind) for kind in kinds if kind is not NoneType)
+    shown = repr(value) if "\n" not in repr(value) else f"an object of type {type(value).__name__}"
+    return f"{flag}: expected {expected}, found {shown}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -142,15 +142,15 @@ def refused(mistakes: Sequence[str]) -> Check:
 
 def _look_deep(chosen: Settings) -> None:
     """Add what takes longer to the report."""
-    recipe, plan = chosen.recipe, chosen.recipe.plan()
-    near = {"near_duplicates": plan.drop_duplicates, "near_overlap": plan.drop_overlap}
+    recipe = chosen.recipe
+    near = {"near_duplicates": "drop_duplicates", "near_overlap": "drop_overlap"}
     chosen.report.add(
         *tiers.check_deep(
             recipe.source,
             recipe.splits,
             recipe.input_column,
             recipe.columns_read(),
-            left_out=[name for name, rule in near.items() if rule == "near"],
+            left_out=[name for name in near if getattr(recipe, near[name], "exact") == "near"],
         )
     )
 

@@ -14,6 +14,7 @@ from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe, TextRecipe, metric_modules
+from finetune.recipe.rows import correction_files
 from finetune.runtime import distributed, hub, lock, sharing
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def leads(values: ArgumentValues | None) -> bool:
 
 def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
     """Refuse files of corrections that will be moved aside with the run that suspected the rows."""
-    for flag, names in recipe.correction_files().items():
+    for flag, names in correction_files(recipe).items():
         for name in names:
             path = Path(name).expanduser().resolve()
             if path.is_relative_to(directory.resolve()):
