@@ -12,9 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
-from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn
 
 #: Rows whose place a message names.
 SHOWN_PLACES = 5
@@ -63,14 +61,8 @@ class Diverged(RunError):
     status = "diverged"
 
 
-#: What is an instance of a type that an option has.
-_INSTANCES: dict[Any, Any] = {
-    **{bool: bool, int: Integral, float: Real, NoneType: NoneType},
-    str: (str, os.PathLike),
-}
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: Sequence[Severity] = ("error", "warning", "info")
-_OF_ROWS = ("rows", "suspects")
 
 
 @dataclass(frozen=True)
@@ -119,7 +111,7 @@ class Finding:
     @property
     def facts(self) -> dict[str, Any]:
         """All but the rows, for ``run.json``."""
-        return {name: value for name, value in vars(self).items() if name not in _OF_ROWS}
+        return {key: value for key, value in vars(self).items() if key not in ("rows", "suspects")}
 
 
 class Report:
@@ -134,16 +126,14 @@ class Report:
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
-        self._keys: set[tuple[str, str, str]] = set()
         self._block_start = 0  # of the findings in the current ``collect`` block
         self.locate: Callable[[str, Sequence[int]], str] = row_numbers
 
     def add(self, *findings: Finding) -> None:
-        """Add findings, except those that are there already."""
+        """Add findings, except those with a name, split and message that are there already."""
         for finding in findings:
             key = finding.name, finding.split, finding.message
-            if key not in self._keys:
-                self._keys.add(key)
+            if key not in {(other.name, other.split, other.message) for other in self.findings}:
                 self.findings.append(finding)
 
     def info(self, message: str, name: str = "note", **details: Any) -> None:
@@ -173,9 +163,8 @@ class Report:
         try:
             yield
         except UserError as error:
-            errors = self.sentences("error")
             for mistake in error.mistakes:
-                if mistake not in errors:
+                if mistake not in self.sentences("error"):
                     self.error(mistake)
         finally:
             self._block_start = outer_start
@@ -211,37 +200,6 @@ def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:
     """Return ``"; did you mean 'yelp'?"`` for the nearest of ``names``, or an empty string."""
     nearest = difflib.get_close_matches(name, list(map(str, names)), n=1, cutoff=cutoff)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
-
-
-def typed_as(kind: type) -> str:
-    """Return what a value of a type is called where one is expected: ``a whole number``."""
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return names.get(kind, kind.__name__)
-
-
-def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
-    """Return what is wrong with a value that is not of a type; empty if nothing is.
-
-    NumPy's numbers and paths are right, too; types other than text, numbers and choices are not
-    checked.
-    """
-    kinds = get_args(hint) or (hint,)
-    if get_origin(hint) is Literal:
-        is_right = isinstance(value, str) and value in kinds
-        expected = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
-        return (
-            ""
-            if is_right
-            else f"{flag} {value}: expected {expected}{suggestion(str(value), kinds)}"
-        )
-    if not set(kinds) <= _INSTANCES.keys():
-        return ""
-    types = tuple(_INSTANCES[kind] for kind in kinds if kind is not bool)
-    if isinstance(value, types) if not isinstance(value, bool) else bool in kinds:
-        return ""
-    expected = " or ".join(typed_as(kind) for kind in kinds if kind is not NoneType)
-    shown = repr(value) if "\n" not in repr(value) else f"an object of type {type(value).__name__}"
-    return f"{flag}: expected {expected}, found {shown}"
 
 
 def counted(number: int, noun: str) -> str:

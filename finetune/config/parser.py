@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from finetune.errors import Report, UserError, suggestion, typed_as
+from finetune.config.settings import group_flags
+from finetune.errors import Report, UserError, suggestion
 from finetune.recipe import Recipe, catalog
 from finetune.recipe.options import DataOptions, help_group
 from finetune.training.arguments import REFUSED, FinetuneArguments
 from finetune.training.defaults import training_names
+from finetune.training.option_types import typed_as
 from finetune.training.retired import option_suggestion, successor
 
 #: Options of a run that are neither the recipe's nor the training's: help group and help.
@@ -75,19 +77,17 @@ class RecipeParser(HfArgumentParser):
                 self.defaults[action.dest] = action.default
             action.default = argparse.SUPPRESS
 
-    def read(
-        self, flags: Iterable[Sequence[str]], report: Report, file: str = ""
-    ) -> dict[str, Any]:
+    def read(self, words: Sequence[str], report: Report, file: str = "") -> dict[str, Any]:
         """Return the options that were typed, by name, without those that are refused.
 
         Args:
-            flags: Each flag with its values: ``["--seed=1"]``, ``["--report_to", "a", "b"]``.
+            words: As on the command line.
             report: Takes an error for each mistake.
-            file: The config file that the flags are from, for messages.
+            file: The config file that the words are from, for messages.
         """
         options: dict[str, Any] = {}
         place = f"{file}: " if file else ""
-        for flag, *values in flags:
+        for flag, *values in group_flags(words):
             name, has_value, value = flag.partition("=")
             written = f"'{name.removeprefix('--')}'" if file else name
             action = self.flags.get(name)

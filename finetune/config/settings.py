@@ -77,7 +77,7 @@ class Settings:
 
         recipe_class, report = catalog.find(recipe), Report()
         parser = RecipeParser(recipe_class, more_flags)
-        typed = parser.read(_group(flags), report)
+        typed = parser.read(flags, report)
         given = {**_read_config(parser, typed.get("config"), report), **typed}
         words = "\0".join([*distributed.launcher(), "-m", "finetune", recipe, *flags])
         words = _TOKEN.sub("***", words)
@@ -216,7 +216,7 @@ def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bo
         if they are not known, or if the Hub is needed anyway, to push to it.
     """
     typed: dict[str, Any] = {}
-    for flag, *values in _group(flags):
+    for flag, *values in group_flags(flags):
         name, has_value, value = flag.lstrip("-").partition("=")
         typed[name.replace("-", "_")] = value if has_value else " ".join(values)
     try:
@@ -276,7 +276,7 @@ def _check_keywords(
 
 def _read_config(parser: RecipeParser, config: str | None, report: Report) -> dict[str, Any]:
     """Return the options in a YAML file, read by the parser of the flags."""
-    flags: list[list[str]] = []
+    words: list[str] = []
     if config is None:
         return {}
     with report.collect():
@@ -285,13 +285,13 @@ def _read_config(parser: RecipeParser, config: str | None, report: Report) -> di
             if name in forms:
                 with report.collect():
                     text = format_option(value, forms[name], f"{config}: '{name}'")
-                    flags.append([f"--{name}={text}"])
+                    words.append(f"--{name}={text}")
             elif isinstance(value, list):
-                flags.append([f"--{name}", *map(str, value)])
+                words += [f"--{name}", *map(str, value)]
             elif value not in ("", "null", "~"):
                 text = json.dumps(value) if isinstance(value, dict) else value
-                flags.append([f"--{name}={text}"])
-    options = parser.read(flags, report, config)
+                words.append(f"--{name}={text}")
+    options = parser.read(words, report, config)
     if options.pop("config", None) is not None:
         report.error(f"{config}: 'config' cannot name another file")
     return options
@@ -328,7 +328,7 @@ def _load_yaml(config: str) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in content.items()}
 
 
-def _group(words: Sequence[str]) -> list[list[str]]:
+def group_flags(words: Sequence[str]) -> list[list[str]]:
     """Return each flag with the words after it."""
     groups: list[list[str]] = []
     for word in words:

@@ -262,10 +262,11 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
 def _trained_head(recipe: Recipe) -> str | None:
     """Return what becomes of the head that a model was trained with, if it had other outputs."""
     from finetune.data.label_columns import list_names
+    from finetune.models.families import outputs_of_head
 
-    if not isinstance(recipe, TextRecipe):
+    if not isinstance(recipe, TextRecipe) or recipe.model_config is None:
         return None
-    before, now = recipe.trained_head, recipe.labels or ["LABEL_0"]
+    before, now = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
     unnamed = [f"LABEL_{number}" for number in range(len(before))]
     if not before:
         return None

@@ -51,10 +51,6 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         label_names: The names of the classes; a source that has these is brought into this order.
         ordered_labels: Whether that order means something: three of them or more are ordinal then.
         exclusive: Pairs of options of which only one may be set.
-        report: The findings about options and data.
-        task_reason: Why the labels are those of the task, where the data decides it.
-        split_how: How rows were split off, once they are; empty if the source has all splits.
-        corrections: What each file of corrections did, once the splits are made.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -80,11 +76,11 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         declare(cls)
 
     def __post_init__(self) -> None:
-        self.report = Report()
+        self.report = Report()  # the findings about options and data
         self.row_source: Source | None = None  # once it is read
-        self.split_how = ""
-        self.corrections: Sequence[Applied] = ()
-        self.task_reason = ""
+        self.split_how = ""  # how rows were split off
+        self.corrections: Sequence[Applied] = ()  # what each file of corrections did
+        self.task_reason = ""  # why the labels are those of the task, where the data decides it
         self.label_name = "label"  # the user's name of the column
         self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
         self.unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
@@ -127,18 +123,12 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
 
     def read(self) -> DatasetDict:
         """Return the rows of the source as they are, with the column ``_row``."""
-        from finetune.recipe.rows import open_source
+        from finetune.recipe.rows import read
 
-        self.row_source = open_source(self)
-        self.report.locate = self.row_source.locate
-        return self.row_source.load(self.report)
+        return read(self)
 
     def check(self) -> None:
-        """Refuse options that cannot work with the model, before any data is read.
-
-        Raises:
-            UserError: One line for each mistake.
-        """
+        """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""
 
     def without_effect(self, given: Mapping[str, Any]) -> list[str]:
         """Return a sentence for each option in ``given`` that has no effect beside the others."""
@@ -155,11 +145,7 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
 
     def check_prepared(self, prepared: DatasetDict) -> None:
-        """Refuse rows that cannot work with the model, as :meth:`prepare` returned them.
-
-        Raises:
-            UserError: With the first such row.
-        """
+        """Raise a ``UserError`` if prepared rows cannot work with the model."""
 
     def processing_class(self) -> PreTrainedTokenizerBase | BaseImageProcessor | None:
         """Return the tokenizer or image processor to be saved beside the model, if there is one."""
@@ -168,8 +154,8 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         """Return a fresh model with one output for each of ``labels``; a regression has none.
 
-        Its ``forward`` takes the collated batch, with or without ``labels``, and returns a mapping
-        that holds ``logits`` of shape ``(rows, classes)``.
+        Its ``forward`` takes the collated batch, with or without ``labels``, and returns a dict
+        with ``logits`` of shape ``(rows, classes)``.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how to build its model")
 
@@ -402,10 +388,8 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         return self._scoring.names(self.kind)
 
     def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return :meth:`defaults` with the metric that chooses the best model.
-
-        Args:
-            given: The training arguments of the user.
+        """Return :meth:`defaults`, over which ``given`` will go, with the metric that chooses the
+        best model.
         """
         from finetune.recipe.scoring import choose_best
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
-from finetune.errors import Report, UserError, find_type_mistake
+from finetune.errors import Report, UserError
+from finetune.training.option_types import find_type_mistake
 
 
 def option(default: Any, help: str, several: str | None = None) -> Any:

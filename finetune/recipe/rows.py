@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Recipe")
 
 
-def open_source(recipe: Recipe) -> Source:
-    """Return the source that the options of a recipe name."""
+def read(recipe: Recipe) -> DatasetDict:
+    """Return the rows of the source that the options of a recipe name."""
     options = ReadOptions(
         quoting=recipe.csv_quoting,
         separator=recipe.csv_separator,
@@ -36,7 +36,11 @@ def open_source(recipe: Recipe) -> Source:
         sheet=recipe.sheet,
     )
     names = parse_split_names(recipe.dataset_splits)
-    return Source(recipe.dataset, recipe.dataset_revision, recipe.dataset_config, names, options)
+    recipe.row_source = Source(
+        recipe.dataset, recipe.dataset_revision, recipe.dataset_config, names, options
+    )
+    recipe.report.locate = recipe.row_source.locate
+    return recipe.row_source.load(recipe.report)
 
 
 def divide(recipe: Recipe, dataset: DatasetDict) -> DatasetDict:

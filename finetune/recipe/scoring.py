@@ -58,7 +58,7 @@ class Scoring:
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
         self.arguments: dict[str, Mapping[str, Any]] = dict(arguments)
-        self._flag, report = "", Report()
+        report = Report()
         names = sorted({*metric_modules.shipped(), *_VARIANTS})
         for name, options in arguments.items():
             module = str(options.get(MODULE, name))
@@ -96,7 +96,6 @@ class Scoring:
         with report.collect():
             scoring = cls(**arguments)
         report.raise_errors(prefix="--metrics: ")
-        scoring._flag = "--metrics: "
         return scoring
 
     def __call__(
@@ -143,7 +142,7 @@ class Scoring:
                             f"{metric.shown} computes '{score}', which is a name of the toolkit "
                             "or of another metric: return it by another name"
                         )
-        report.raise_errors(prefix=self._flag)
+        report.raise_errors()
         return [*owners]
 
 

@@ -163,15 +163,12 @@ class TextRecipe(
         from finetune.data.columns import parse_names
 
         columns, others = self.columns_read(), parse_names("--text_columns", text_columns)
-        is_wrong = len(others) not in (0, len(columns))
-        if is_wrong or (self.text_columns is not None and text_column is not None):
-            flag, typed = (
-                ("text_columns", text_columns) if is_wrong else ("text_column", text_column)
-            )
-            right = "text_column" if self.text_columns is None else "text_columns"
+        is_pair = self.text_columns is not None
+        if len(others) not in (0, len(columns)) or (is_pair and text_column is not None):
+            typed = f"s {text_columns}" if others else f" {text_column}"
             raise UserError(
-                f"--{flag} {typed}: {reader} reads {', '.join(columns)}; name as many columns "
-                f"({len(columns)}) by --{right}"
+                f"--text_column{typed}: {reader} reads {len(columns)} ({', '.join(columns)}); name "
+                f"as many by --text_column{'s' * is_pair}"
             )
 
     def is_ordinal(self, rows: Dataset) -> bool:
@@ -187,20 +184,16 @@ class TextRecipe(
 
     # ---- model and tokenizer ---------------------------------------------------------------------
 
-    @property
-    def _builds_pretrained(self) -> bool:
-        return type(self).build_model is TextRecipe.build_model
-
     @functools.cached_property
-    def _config(self) -> PretrainedConfig:
-        """The configuration of the model, as it is stored."""
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model, as it is stored; None if the recipe builds its own."""
         from finetune.models.pretrained import load_config
 
-        return load_config(self.model, self.model_revision)
+        is_custom = type(self).build_model is not TextRecipe.build_model
+        return None if is_custom else load_config(self.model, self.model_revision)
 
     def check(self) -> None:
-        if self._builds_pretrained:  # else its positions are not known
-            self._fit_model()
+        self._fit_model()
         _ = self.windows
         if self.text_columns:
             self.encoder().refuse_too_short(len(self.columns_read()))
@@ -211,8 +204,10 @@ class TextRecipe(
         """
         from finetune.models import families
 
-        families.require_head(self.model, self._config)
-        positions = self.positions
+        if self.model_config is None:
+            return
+        families.require_head(self.model, self.model_config)
+        positions = families.positions(self.model_config)
         if positions is None or self.max_length <= positions:
             return
         if self.max_length != type(self).__dataclass_fields__["max_length"].default:
@@ -223,27 +218,13 @@ class TextRecipe(
         self.max_length = positions
         self.note(f"--max_length {positions}: {self.model} has no more positions")
 
-    @property
-    def positions(self) -> int | None:
-        """How many tokens the model can read at most; None if that is not known."""
-        from finetune.models import families
-
-        return families.positions(self._config) if self._builds_pretrained else None
-
-    @property
-    def trained_head(self) -> list[str]:
-        """The outputs of the head that the model was trained with; empty if it has none."""
-        from finetune.models.families import outputs_of_head
-
-        return outputs_of_head(self._config) if self._builds_pretrained else []
-
     def end_token(self) -> tuple[int, str] | None:
         """Return the token that every row must have equally often, its number and how it is spelt;
         None if there is none of that kind.
         """
         from finetune.models import families
 
-        end = families.end_token(self._config) if self._builds_pretrained else None
+        end = families.end_token(self.model_config) if self.model_config is not None else None
         if end is None:
             return None
         return end, str(self.processing_class().convert_ids_to_tokens(end))
@@ -256,8 +237,7 @@ class TextRecipe(
         from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
-        if self._builds_pretrained:  # before max_length is saved with the tokenizer
-            self._fit_model()
+        self._fit_model()  # before max_length is saved with the tokenizer
         side = "left" if self.truncation == "tail" else "right"
         tokenizer = load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
@@ -289,10 +269,10 @@ class TextRecipe(
         from finetune.models import families
 
         defaults = super().training_defaults(given)
-        # before the data is loaded the model may be out of reach
-        is_known = self.model and "splits" in vars(self) and self._builds_pretrained
-        is_open = defaults.get("precision", "auto") == "auto"
-        if is_known and is_open and families.overflows(self._config):
+        if not self.model or "splits" not in vars(self):  # the model may still be out of reach
+            return defaults
+        overflows = self.model_config is not None and families.overflows(self.model_config)
+        if overflows and defaults.get("precision", "auto") == "auto":
             defaults["precision"] = "fp32"
         return defaults
 
@@ -358,9 +338,7 @@ class TextRecipe(
         from finetune.data import lengths
         from finetune.models import families
 
-        if not self._builds_pretrained:
-            return
-        for remark in families.remarks(self._config):
+        for remark in families.remarks(self.model_config) if self.model_config is not None else ():
             self.note(remark)
         if (end := self.end_token()) is not None:
             raw = vars(self).get("splits", {})

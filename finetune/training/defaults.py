@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from finetune.errors import UserError, find_type_mistake
+from finetune.errors import UserError
 from finetune.statistics.directions import DIRECTIONS
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolve_values
+from finetune.training.option_types import find_type_mistake
 from finetune.training.resolution import BATCH_SIZES
 from finetune.training.retired import option_suggestion, successor
 
