@@ -118,8 +118,8 @@ MUTATIONS = (
     ),
     Mutation(
         "--split_seed is ignored",
-        "finetune/recipe/splitting.py",
-        "seed=self.split_seed,",
+        "finetune/recipe/rows.py",
+        "seed=recipe.split_seed,",
         "seed=42,",
         ("A13",),
     ),

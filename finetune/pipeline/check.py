@@ -13,9 +13,11 @@ from finetune.checking.texts import describe_token_lengths
 from finetune.config.settings import Settings
 from finetune.data import targets
 from finetune.errors import SEVERITIES, Finding, Report, Severity
+from finetune.models import families
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
+from finetune.recipe.rows import split_plan
 from finetune.runtime import extras, versions
 
 if TYPE_CHECKING:
@@ -149,7 +151,7 @@ def _look_deep(chosen: Settings) -> None:
             recipe.splits,
             recipe.input_column,
             recipe.columns_read(),
-            recipe.plan(),
+            split_plan(recipe),
         )
     )
 
@@ -176,7 +178,9 @@ def _describe_lengths(recipe: Recipe) -> list[Finding]:
     sample = recipe.token_sample
     if sample is None:
         return []  # how it tokenizes is not known
-    return describe_token_lengths(sample.lengths, sample.total, recipe.max_length, recipe.positions)
+    config = recipe.model_config
+    positions = None if config is None else families.positions(config)
+    return describe_token_lengths(sample.lengths, sample.total, recipe.max_length, positions)
 
 
 def as_json(result: Check) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from finetune.data.comma_list import join_values
 from finetune.data.files_of_splits import SPLITS, NoTrainSplit, guess_split
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
-from finetune.recipe.labelled import Labelled
+from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub, sharing, versions
 from finetune.training.manifest import Statistics
@@ -82,7 +82,6 @@ def evaluate(
     from finetune.data import memory
     from finetune.data.digests import repeating
     from finetune.pipeline.assess import refuse_other_labels
-    from finetune.recipe import TextRecipe
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
@@ -216,7 +215,7 @@ def _on(
     usual |= dict.fromkeys(("relabel", "exclude"))  # nor corrected
     if "label_column" in reading and "label_columns" in known:
         usual["label_columns"] = None
-    if "label_columns" in reading and isinstance(recipe, Labelled):
+    if "label_columns" in reading and isinstance(recipe, TextRecipe):
         usual["label_column"] = type(recipe).__dataclass_fields__["label_column"].default
         reading = _by_name(recipe, task, reading, notes)
     if "csv_quoting" in known:  # another file may be written in another way
@@ -291,7 +290,7 @@ def _without_training(
 
 
 def _by_name(
-    recipe: Labelled, task: Task[Any], reading: dict[str, Any], notes: list[str]
+    recipe: TextRecipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> dict[str, Any]:
     """Return ``reading`` with the columns of labels in the order in which the model has them.
 
@@ -329,7 +328,7 @@ def _by_name(
 
 def _label_flag(source: Recipe) -> str:
     """Return the option that names the column of labels, and its value, for messages."""
-    if isinstance(source, Labelled):
+    if isinstance(source, TextRecipe):
         ((flag, columns),) = source.label_sources().items()
         return f"{flag} {join_values(columns)}: "
     column = getattr(source, "label_column", "")

@@ -14,6 +14,7 @@ from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe, TextRecipe, metric_modules
+from finetune.recipe.rows import correction_files
 from finetune.runtime import distributed, hub, lock, sharing
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def leads(values: ArgumentValues | None) -> bool:
 
 def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
     """Refuse files of corrections that will be moved aside with the run that suspected the rows."""
-    for flag, names in recipe.correction_files().items():
+    for flag, names in correction_files(recipe).items():
         for name in names:
             path = Path(name).expanduser().resolve()
             if path.is_relative_to(directory.resolve()):
@@ -261,10 +262,11 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
 def _trained_head(recipe: Recipe) -> str | None:
     """Return what becomes of the head that a model was trained with, if it had other outputs."""
     from finetune.data.label_columns import list_names
+    from finetune.models.families import outputs_of_head
 
-    if not isinstance(recipe, TextRecipe):
+    if not isinstance(recipe, TextRecipe) or recipe.model_config is None:
         return None
-    before, now = recipe.trained_head, recipe.labels or ["LABEL_0"]
+    before, now = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
     unnamed = [f"LABEL_{number}" for number in range(len(before))]
     if not before:
         return None

@@ -117,7 +117,9 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
         user_columns += [name for name in own_columns if name not in user_columns]
         shown = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
         contents = rows.select_columns(shown).select(numbers)
-        where = recipe.list_places(split, ids)
+        where = [recipe.report.locate(split, [row]) for row in ids]
+        if recipe.row_source is not None:
+            where = recipe.row_source.list_places(split, ids)
         for row, content, digest, place in zip(ids, contents, prints, where, strict=True):
             written.append(
                 {
