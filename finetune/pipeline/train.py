@@ -1,7 +1,7 @@
 """Training: from settings to a run directory.
 
 ``train`` is the whole path for notebooks and scripts. The command line takes its three parts by
-themselves: settings, :func:`prepare` on rank 0 first, and :func:`fit` on every rank.
+themselves: settings, :func:`prepare_job` and :func:`fit`, both on every rank.
 """
 
 from __future__ import annotations
@@ -30,10 +30,15 @@ from finetune.pipeline.events import (
     ignore,
     telling,
 )
-from finetune.pipeline.preparation import Prepared, leads, prepare, refuse_different_machines
+from finetune.pipeline.preparation import (
+    Prepared,
+    leads,
+    prepare_job,
+    refuse_different_machines,
+)
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, files, lock, signals, versions
+from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
 
 if TYPE_CHECKING:
@@ -71,7 +76,6 @@ def settled(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Set
         recipe: A name, a path, a recipe class, or a recipe with its options.
         options: As of :func:`train`.
     """
-    versions.warn_once(stacklevel=3)  # the line that calls `train` or `launch`
     chosen = Settings.from_keywords(recipe, options)
     if chosen.dry_run:
         chosen.report.error(
@@ -87,8 +91,7 @@ def work(chosen: Settings, progress: Progress = ignore) -> Run:
         chosen: The settings.
         progress: Is told how far it is.
     """
-    prepared = distributed.rank_zero_first(lambda: prepare(chosen, progress))
-    return fit(prepared, progress)
+    return fit(prepare_job(chosen, progress), progress)
 
 
 def preview(prepared: Prepared, progress: Progress = ignore) -> None:
@@ -96,7 +99,7 @@ def preview(prepared: Prepared, progress: Progress = ignore) -> None:
     from finetune.data import windows
 
     chosen = prepared.settings
-    _join(prepared)
+    _agree(prepared)
     arguments, rows = chosen.arguments, chosen.recipe.prepared["train"]
     with telling(progress) as tell:
         tell(Started(chosen, arguments, prepared.steps, model=None))
@@ -119,7 +122,7 @@ def fit(prepared: Prepared, progress: Progress = ignore) -> Run:
         with telling(progress) as tell:
             return _fit(prepared, tell)
     finally:
-        lock.release()
+        lock.release(prepared.settings.output_dir)
 
 
 def _fit(prepared: Prepared, progress: Progress) -> Run:
@@ -129,7 +132,7 @@ def _fit(prepared: Prepared, progress: Progress) -> Run:
 
     chosen = prepared.settings
     recipe = chosen.recipe
-    prepared = _join(prepared)
+    prepared = _agree(prepared)
     if prepared.is_done:
         distributed.leave()
         assert prepared.resumption is not None
@@ -312,12 +315,10 @@ def how_to_go_on(chosen: Settings) -> str:
     return f"to resume at step {number(saved[0]):,}: {chosen.resuming}"
 
 
-def _join(prepared: Prepared) -> Prepared:
-    """Make the process group, and refuse machines that would not do the same."""
+def _agree(prepared: Prepared) -> Prepared:
+    """Refuse machines that would not do the same."""
     chosen = prepared.settings
-    values = chosen.values
-    distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    if values.save_on_each_node:
+    if chosen.values.save_on_each_node:
         found = prepared.resumption
         if not (done := all(distributed.gather(prepared.is_done))):
             found = resumption.agreed(found, chosen.output_dir)

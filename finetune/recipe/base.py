@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from finetune.errors import UserError
 from finetune.recipe.options import option
 from finetune.recipe.splitting import Splitting
-from finetune.runtime import hub, versions
+from finetune.runtime import hub
 
 if TYPE_CHECKING:
     import numpy as np
@@ -379,7 +379,6 @@ class Recipe(Splitting):
         from finetune.training.defaults import argument_values
         from finetune.training.trainer import build_trainer
 
-        versions.warn_once(stacklevel=2)
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # which may decide the task, and so what the best model is chosen by

@@ -1,8 +1,7 @@
 """Stop on a signal where nothing is lost: all ranks at one step, or at one batch of an evaluation.
 
-In a step the wish travels with the count of its rows, which the ranks exchange anyway. Evaluations
-exchange outputs batch by batch, so no rank is more than a batch ahead: the first that is asked
-names a batch in the key-value store of the job, and all of them stop there.
+In a step the wish travels with the count of its rows, which the ranks exchange anyway; in an
+evaluation they ask each other after each batch.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from finetune.runtime.signals import Stopped
 
 #: What a rank that is to stop adds to its counts of rows.
 _FLAG = 1 << 40
-_BATCHES_AHEAD = 2
 
 
 class Stopping(TrainerCallback):
     """Knows whether the ranks have agreed to stop, and stops evaluations."""
 
     def __init__(self) -> None:
-        self._evaluation = self._batch = 0
         self._told: torch.Tensor | None = None
         self._known: torch.Event | None = None
 
@@ -59,22 +56,6 @@ class Stopping(TrainerCallback):
         Raises:
             Stopped: on every rank after the same batch.
         """
-        name, self._batch = signals.requested(), self._batch + 1
-        if distributed.ranks().world_size > 1 and signals.are_handled():
-            store, key = distributed.store_of_job(), f"finetune/stop/{self._evaluation}"
-            if name is not None:
-                store.compare_set(key, "", f"{self._batch + _BATCHES_AHEAD} {name}")
-            name = None
-            if store.check([key]):
-                batch, _, wish = store.get(key).decode().partition(" ")
-                name = wish if self._batch >= int(batch) else None
-        if name is not None:
-            raise Stopped(name)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the next evaluation."""
-        self._evaluation, self._batch = self._evaluation + 1, 0
-
-    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
-        """Count the next evaluation."""
-        self._evaluation, self._batch = self._evaluation + 1, 0
+        name = signals.requested()
+        if signals.are_handled() and distributed.any_process(name is not None):
+            raise Stopped(name or "a signal to another rank")

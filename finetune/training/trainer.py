@@ -156,7 +156,7 @@ class Trainer(ExactEvaluation, Saving, Memory):
                 return super().train(resumes, *args, **kwargs)
         finally:
             if alone:
-                lock.release()
+                lock.release(Path(self.args.output_dir or ""))
 
     def _take_directory(self, *, is_new: bool) -> None:
         directory = Path(self.args.output_dir or "")
