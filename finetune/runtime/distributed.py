@@ -139,17 +139,19 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     # DDP imports it. If that were after the group exists, its default arguments would keep the
     # group beyond `leave`, with threads that can abort the interpreter at its exit.
     import torch.distributed.nn.functional
+    from torch.distributed.rendezvous import rendezvous
 
     if variables := _open_mpi():  # torch and accelerate read those of torchrun
         os.environ |= variables
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
+    timeout = timedelta(seconds=timeout_seconds)
     default, device = "gloo", device_type(use_cpu)
     if device != "cpu":
         default = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
         torch.accelerator.set_device_index(me.local_rank)
     try:
-        dist.init_process_group(backend or default, timeout=timedelta(seconds=timeout_seconds))
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -157,6 +159,12 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
             f"port {os.environ.get('MASTER_PORT')} of this machine is in use, perhaps by another "
             "job: set MASTER_PORT (torchrun: --master_port) to a free one"
         ) from error
+    # `torchrun --max-restarts` starts processes again with the store that they had: the addresses
+    # of those that failed are still there
+    store = dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group(
+        backend or default, store=store, rank=rank, world_size=world_size, timeout=timeout
+    )
 
 
 def leave() -> None:
@@ -170,18 +178,6 @@ def leave() -> None:
 def gather(value: Any) -> list[Any]:
     """Return the ``value`` of every process, by rank; several processes need the process group."""
     return _gather(value, None) if ranks().world_size > 1 else [value]
-
-
-def any_process(is_true: bool) -> bool:
-    """Return whether ``is_true`` on any process; several processes need the process group."""
-    if ranks().world_size == 1:
-        return is_true
-    import torch
-    import torch.distributed as dist
-
-    count = torch.tensor([int(is_true)])
-    dist.all_reduce(count)
-    return bool(count)
 
 
 def _gather(value: Any, group: Any) -> list[Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pickle
 import random
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,8 +27,8 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from finetune.errors import UserError
-from finetune.runtime import distributed, files, signals
+from finetune.errors import RunError, UserError
+from finetune.runtime import distributed, signals
 from finetune.runtime.files import apply_umask, to_json
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
@@ -273,14 +275,14 @@ class Saving(FiniteSteps):
         if not self.args.should_save:  # it takes part where the weights are sharded
             super()._save(str(directory), state_dict)
             return
-        aside = directory if self._staging is not None else files.made(directory, _MODEL)
+        aside = directory if self._staging is not None else made(directory, _MODEL)
         super()._save(str(aside), state_dict)
         if self.args.process_index and isinstance(self.model, PreTrainedModel):
             # whose `save_pretrained` leaves it to rank 0
             self.model.config.save_pretrained(aside)
             save_model(self.model, str(aside / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
         if aside != directory:
-            files.move_into(aside, directory)
+            move_into(aside, directory)
             checkpoint.clear(directory)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -348,3 +350,27 @@ def _named(checkpoint: str | None, part: str) -> Iterator[None]:
     except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError) as error:
         line = str(error).strip().partition("\n")[0]
         raise UserError(f"{checkpoint}: the {part} cannot be loaded: {line}") from error
+
+
+def made(directory: Path, name: str) -> Path:
+    """Return a new, empty directory of that name; what a killed process left there is removed."""
+    path = directory / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def move_into(source: Path, target: Path) -> None:
+    """Move what a directory holds into another one, each file at once, and remove it.
+
+    Raises:
+        RunError: if a directory stands where a file is to be.
+    """
+    for path in sorted(source.iterdir()):
+        place = target / path.name
+        if path.is_dir() and not place.is_symlink():
+            shutil.rmtree(place, ignore_errors=True)
+        elif place.is_dir() and not place.is_symlink():
+            raise RunError(f"{place} is a directory: remove it, then add --resume")
+        os.replace(path, place)
+    source.rmdir()

@@ -56,6 +56,6 @@ class Stopping(TrainerCallback):
         Raises:
             Stopped: on every rank after the same batch.
         """
-        name = signals.requested()
-        if signals.are_handled() and distributed.any_process(name is not None):
-            raise Stopped(name or "a signal to another rank")
+        if signals.are_handled():
+            for name in filter(None, distributed.gather(signals.requested())):
+                raise Stopped(name)

@@ -60,9 +60,7 @@ def used_by(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
 
 def drops_weights(model: PreTrainedModel) -> bool:
     """Return whether attention weights are dropped in training, which only torch's kernel does."""
-    names = families.DROPOUTS["attention_dropout"]
-    config = model.config.get_text_config()
-    return any(getattr(config, name, 0) for name in names)
+    return any(families.dropouts(model.config, "attention_dropout").values())
 
 
 @contextlib.contextmanager
