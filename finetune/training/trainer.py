@@ -5,7 +5,6 @@ A handful of methods is replaced: everything said about ``transformers.Trainer``
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -117,7 +116,7 @@ class Trainer(ExactEvaluation, Saving, Memory):
         ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
         if ours and isinstance(self.model_wrapped, DistributedDataParallel):
             # which DDP holds on to: a reference to the trainer there would keep both for ever
-            exchange.use(self.model_wrapped, functools.partial(self.meter.during, "communication"))
+            exchange.use(self.model_wrapped)
         return prepared
 
     def compute_loss(
