@@ -4,8 +4,7 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 25 ms here.
 """
 
-from __future__ import annotations
-
+# no `from __future__ import annotations`: DDP looks at the annotations of a hook
 import os
 import shutil
 import tempfile
@@ -21,7 +20,7 @@ from finetune.runtime import distributed
 
 #: Files there are memory, on Linux.
 DIRECTORY = Path("/dev/shm")
-_exchanging: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_exchanging: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
 class _Shared:
