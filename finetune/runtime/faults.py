@@ -17,7 +17,10 @@ from finetune.errors import RunError, UserError, masked
 from finetune.runtime import distributed, signals
 from finetune.runtime.terminal import visible
 
-_LAUNCHER_ENDS_US_WITHIN = 3.0  # seconds; torchrun polls ten times a second
+#: Seconds in which a launcher ends the other processes (torchrun polls ten times a second), and in
+#: which a process that has reported is gone.
+_LAUNCHER_ENDS_US_WITHIN, _ENDS_WITHIN = 3.0, 2.0
+_MOST_TURNS = 10
 
 
 def keep_secrets() -> None:
@@ -40,7 +43,9 @@ def keep_secrets() -> None:
 
 
 def _wait_to_be_ended() -> None:
-    time.sleep(_LAUNCHER_ENDS_US_WITHIN)
+    """Wait for the launcher; the processes of a machine one after the other."""
+    turn = min(distributed.ranks().local_rank, _MOST_TURNS)
+    time.sleep(_LAUNCHER_ENDS_US_WITHIN + _ENDS_WITHIN * turn)
 
 
 def refuse(error: UserError) -> int:

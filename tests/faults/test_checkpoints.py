@@ -283,7 +283,7 @@ def save_shards(directory: str) -> str | None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    distributed.join(None, 60, use_cpu=True)
+    distributed.join_process_group(None, 60, use_cpu=True)
     staged, final = Path(directory, ".uncommitted", "checkpoint-3"), Path(directory, "checkpoint-3")
     whole = torch.arange(64.0).reshape(8, 8)
     mesh = init_device_mesh("cpu", (2,))
