@@ -42,6 +42,7 @@ def both(layer: Layer, *tensors: torch.Tensor, mask: torch.Tensor | None = None)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch's attention to leave anything to."""
     monkeypatch.setattr(attention, "sdpa_attention_forward", None)
+    monkeypatch.setattr(attention, "FASTER_DTYPES", attention.DTYPES)
 
 
 @pytest.mark.usefixtures("alone")

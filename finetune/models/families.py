@@ -35,7 +35,8 @@ def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
     """Return the tables, without weights, in which a model looks positions up."""
     try:
         with torch.device("meta"):
-            model = AutoModelForSequenceClassification.from_config(copy.deepcopy(config))
+            auto: Any = AutoModelForSequenceClassification  # which has no annotations
+            model = auto.from_config(copy.deepcopy(config))
     except Exception as error:  # whatever is in config.json
         raise UserError(
             f"--model {config.name_or_path}: no model can be made of its config.json: {error}"

@@ -143,10 +143,9 @@ def _scaled(
 
     assert isinstance(weights, DTensor)
     mesh, replicated = weights.device_mesh, [Replicate()] * weights.device_mesh.ndim
-    factor, summand = (
-        None if numbers is None else DTensor.from_local(numbers, mesh, replicated, run_check=False)
-        for numbers in (factor, summand)
-    )
-    product = weights * factor if summand is None else weights * factor + summand
+    product = weights * DTensor.from_local(factor, mesh, replicated, run_check=False)
+    if summand is not None:
+        product = product + DTensor.from_local(summand, mesh, replicated, run_check=False)
+    assert isinstance(product, DTensor)
     sharded: torch.Tensor = product.redistribute(placements=weights.placements)
     return sharded

@@ -132,6 +132,7 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     """
     import torch
     import torch.distributed as dist
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     me = ranks()
     if me.world_size == 1 or dist.is_initialized():
@@ -161,7 +162,7 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
         ) from error
     # `torchrun --max-restarts` starts processes again with the store that they had: the addresses
     # of those that failed are still there
-    store = dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store = PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(
         backend or default, store=store, rank=rank, world_size=world_size, timeout=timeout
     )
@@ -226,7 +227,7 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
         copy: bytes | None = copies[me.rank - me.local_rank]
     if results:
         return results[0]
-    return prepare() if copy is None else pickle.loads(copy)  # type: ignore[no-any-return]
+    return prepare() if copy is None else pickle.loads(copy)
 
 
 def _pickled(result: object) -> bytes | None:
