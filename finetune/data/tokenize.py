@@ -247,6 +247,7 @@ def _follow_parent() -> None:
 
     if _FORKS_WORKERS.get():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the pool of the parent ends it
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
