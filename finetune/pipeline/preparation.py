@@ -62,33 +62,18 @@ class Prepared:
 
 
 def prepare_job(chosen: Settings, progress: Progress = ignore) -> Prepared:
-    """Join the process group, and return what :func:`prepare` returns, from rank 0 first.
-
-    Every process of a job calls it.
-
-    Args:
-        chosen: The settings.
-        progress: Is told how far reading and tokenizing are.
+    """Join the process group, and return on every rank what :func:`prepare` returns on rank 0.
 
     Raises:
         UserError: On every rank, all errors in the report.
     """
-    join_process_group(chosen)
-    return distributed.main_process_first(lambda: prepare(chosen, progress))
-
-
-def join_process_group(chosen: Settings) -> None:
-    """Join the process group as the settings say; :func:`prepare` refuses settings that are wrong.
-
-    Args:
-        chosen: The settings.
-    """
     try:
         values = chosen.values
-    except UserError:
+    except UserError:  # which `prepare` reports
         distributed.join_process_group("gloo", _DDP_TIMEOUT, use_cpu=True)
     else:
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+    return distributed.main_process_first(lambda: prepare(chosen, progress))
 
 
 def prepare(
