@@ -24,22 +24,21 @@ from finetune.runtime import distributed, faults
 
 
 def main(recipe: str = "", *flags: str) -> int:
-    """Let rank 0 load and tokenize the data first; the other ranks then find it in the cache."""
+    """Let rank 0 load and tokenize the data first; the other ranks get a copy of the result."""
     try:
-        chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
+        chosen = Settings.from_command_line(recipe, flags)
+        chosen.report.raise_errors()
         values = chosen.values  # Accelerate's own group ignores --ddp_timeout on a CPU
-        distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-        train(chosen)
+        distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+        train(distributed.main_process_first(lambda: prepare(chosen)))
     except UserError as error:
         return faults.refuse(error)
     distributed.leave()
     return 0
 
 
-def prepare(recipe: str, flags: tuple[str, ...]) -> Settings:
-    """Check the flags, load the data and return the settings; mistakes raise ``UserError``."""
-    chosen = Settings.from_command_line(recipe, flags)
-    chosen.report.raise_errors()
+def prepare(chosen: Settings) -> Settings:
+    """Load the data and return the settings; mistakes raise ``UserError``."""
     if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
         chosen.training["output_dir"] += "-accelerate"
     if getattr(chosen.recipe, "long_texts", "cut") != "cut":

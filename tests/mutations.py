@@ -197,7 +197,7 @@ MUTATIONS = (
         "the lock of a run directory is a file that nobody locks",
         "finetune/runtime/lock.py",
         "        lock.acquire()",
-        "        (place / NAME).touch()",
+        "        (path / NAME).touch()",
         ("D7",),
     ),
     Mutation(
@@ -323,7 +323,7 @@ MUTATIONS = (
         "an existing run is written over instead of moved aside",
         "finetune/training/directory.py",
         "    if not _content(directory):",
-        "    if not _content(directory) or lock.mine(directory):",
+        "    if not _content(directory) or lock.is_mine(directory):",
         ("A9",),
     ),
     Mutation(

@@ -233,14 +233,14 @@ def test_a_limit_of_positions_is_taken_where_there_is_one(models: Models) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "most"),
-    [("roformer", 40), ("yoso", 40), ("biogpt", 40), ("ctrl", 40), ("luke", 38), ("esm", 39)],
+    [("roformer", 40), ("yoso", 40), ("biogpt", 40), ("luke", 38), ("esm", 39), ("opt", 40)],
 )
 def test_a_table_of_positions_is_known(kind: str, most: int) -> None:
     """As measured: the longest input on which the model of so many positions does not fail."""
     config = AutoConfig.for_model(kind)
     config.max_position_embeddings = 40
     if kind == "esm":
-        config.pad_token_id = 0
+        config.pad_token_id, config.vocab_size = 0, 33
     assert positions(config) == most
 
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from itertools import groupby
 from typing import Any, NoReturn
 
@@ -22,7 +21,6 @@ from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.runtime.bounded import accepts
 
-_READY = "finetune/doctor"
 _DESCRIBING = 10.0  # seconds that rank 0 may take for what it says before the ranks meet
 _GRACE = 5.0  # seconds; the group's own error tells more than that of the clock
 
@@ -34,16 +32,11 @@ def meet(network: Network | None, timeout: int) -> None:
         network: Of this machine, on the first process of it; else None.
         timeout: Seconds that the ranks wait for each other.
     """
-    distributed.export_ranks()
-    watch, me = _Watch(network), distributed.ranks()
-    patience = timeout + (0 if me.rank == 0 else _DESCRIBING)
-    with watch.over("not all ranks came to MASTER_ADDR:MASTER_PORT", patience, grace=0):
-        store = distributed.store_of_job()
-        store.set(f"{_READY}/{me.rank}", "1")
-        everyone = [f"{_READY}/{rank}" for rank in range(me.world_size)]
-        store.wait(everyone, timedelta(seconds=2 * patience))
-    with watch.over("the ranks know of each other, but no connection was made", timeout):
-        distributed.join(None, timeout, use_cpu=False)
+    watch = _Watch(network)
+    patience = timeout + (0 if distributed.is_main_process() else _DESCRIBING)
+    what = "not all ranks came to MASTER_ADDR:MASTER_PORT, or no connection between them was made"
+    with watch.over(what, patience, grace=0):
+        distributed.join_process_group(None, timeout, use_cpu=False)
         reports = distributed.gather(
             {
                 "host": machine.host()["host"],

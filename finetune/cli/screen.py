@@ -13,7 +13,7 @@ from finetune.data import sources, targets
 from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
-from finetune.models.cpu import exchange
+from finetune.models.cpu import exchange, unpadded
 from finetune.models.cpu import kernels as cpu
 from finetune.pipeline import events, lengths, provenance
 from finetune.recipe import Recipe, TextRecipe, catalog
@@ -208,6 +208,8 @@ def _cpu_kernels(arguments: FinetuneArguments, model: torch.nn.Module | None) ->
     if model is None:
         return ""
     names = cpu.names(model)
+    if not unpadded.used_by(model) and (reason := unpadded.supports(model)):
+        names.append(f"with padding ({reason})")
     if exchange.expected(model):
         names.append("gradient averaging in shared memory")
     return f"{', '.join(names)}; --cpu_kernels off for those of the libraries" if names else ""

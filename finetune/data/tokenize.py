@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,8 +33,8 @@ from finetune.data import arrow, caches, parts
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import Encoder
 from finetune.data.windows import COLUMN, Windows
-from finetune.errors import RunError, UserError
-from finetune.runtime import activity, distributed
+from finetune.errors import RunError
+from finetune.runtime import activity
 from finetune.runtime.files import write_whole
 
 _VERSION = 2  # increment when the same rows should yield other files
@@ -71,7 +69,6 @@ def tokenize(
         about: What ``finetune cache`` shows of them: ``source`` and ``tokenizer``.
 
     Raises:
-        UserError: If rank 0 has tokenized them where this machine cannot read.
         RunError: If a process that tokenizes was killed.
     """
     encode, tokenized = _Encode(encoder, targets, windows), DatasetDict()
@@ -159,17 +156,11 @@ def _cached(
     result = _load(directory)
     if result is not None:
         return result
-    if distributed.follows_rank_zero() and distributed.machines() > 1:
-        raise UserError(
-            f"{directory} is not complete on {platform.node()}: rank 0 has tokenized the {split} "
-            "split into a directory of its own, or read other data. Set HF_HOME to a directory "
-            "that all machines share, and give all of them the same data"
-        )
     with _locked(directory):
         result = _load(directory)  # which another process has written meanwhile
         if result is not None:
             return result
-        most = -(-len(rows) // _FEW) if _may_fork() else 1
+        most = -(-len(rows) // _FEW)
         mapped = _mapped(
             split,
             rows,
@@ -213,17 +204,8 @@ def _locked(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _may_fork() -> bool:
-    """Return whether processes may be started: a process that is forked among the threads of a
-    process group may hang.
-    """
-    torch_distributed = sys.modules.get("torch.distributed")
-    return torch_distributed is None or not torch_distributed.is_initialized()
-
-
 def _mapped(split: str, rows: Dataset, encode: _Encode, processes: int, **options: Any) -> Dataset:
     """Return tokenized rows; a worker's own error is raised here."""
-    assert processes == 1 or _may_fork()
     token = _FORKS_WORKERS.set(True)
     environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
     try:
@@ -265,6 +247,7 @@ def _follow_parent() -> None:
 
     if _FORKS_WORKERS.get():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the pool of the parent ends it
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 

@@ -18,7 +18,7 @@ from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
 from finetune.recipe.rows import split_plan
-from finetune.runtime import extras, versions
+from finetune.runtime import extras
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -88,7 +88,6 @@ def check(
     Raises:
         UserError: If there is no such recipe or config file.
     """
-    versions.warn_once(stacklevel=2)
     return examine(Settings.from_keywords(recipe, options), progress, deep=deep)
 
 

@@ -15,7 +15,7 @@ from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, formats, hub, sharing, versions
+from finetune.runtime import distributed, formats, hub
 from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from finetune.recipe import Recipe
     from finetune.tasks.base import Task
-
-_SHARED = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ def evaluate(
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
-    versions.warn_once(stacklevel=2)
     run = Run.load(run, trust_recipe=trust_recipe)
     run.require_model()
     if reading and data is None:
@@ -111,18 +108,11 @@ def evaluate(
         },
     )
 
-    def prepared() -> tuple[Recipe, int | None]:
-        if (shared := sharing.taken(_SHARED)) is None:
-            shared = (*looked_at(), notes)
-            sharing.give(_SHARED, shared)
-        over, trained_on, notes[:] = shared
-        return over, trained_on
-
-    def looked_at() -> tuple[Recipe, int | None]:
+    def prepare() -> tuple[Recipe, int | None, list[str]]:
         if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
             raise unreachable
         if data is None:
-            return _on_its_own(run, recipe), None
+            return _on_its_own(run, recipe), None, notes
         if isinstance(recipe, TextRecipe):
             named = [reading.get(name) for name in ("text_column", "text_columns")]
             recipe.refuse_other_columns(run.path, *named)
@@ -132,11 +122,12 @@ def evaluate(
                 f"{count:,} of {counted(len(over.splits['test']), 'row')} evaluated repeat another "
                 "one: they count twice, and the intervals are too narrow"
             )
-        return over, _rows_trained_on(run, recipe, over.splits["test"], notes)
+        trained_on = _rows_trained_on(run, recipe, over.splits["test"], notes)
+        return over, trained_on, notes
 
     with telling(progress):
-        over, trained_on = distributed.rank_zero_first(prepared)
-        distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+        distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+        over, trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
             lambda: over.trainer_kwargs(over.load_model(run.path, run.labels)),
             values.build(),

@@ -16,7 +16,7 @@ from finetune.errors import UserError, counted
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import SUFFIXES
 from finetune.runs.run import PREDICTIONS, Run
-from finetune.runtime import distributed, versions
+from finetune.runtime import distributed
 from finetune.training.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ def predict(
     from finetune.predicting.inputs import Input
     from finetune.predicting.request import Request, columns_read
 
-    versions.warn_once(stacklevel=2)
     if options.get("csv_safe"):
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
     loaded = Run.load(run, trust_recipe=trust_recipe)
@@ -140,7 +139,6 @@ def predict_file(
     from finetune.predicting.output import PartialOutput
     from finetune.predicting.request import Request, columns_read, read_options
 
-    versions.warn_once(stacklevel=2)
     if mistakes := [*input_mistakes(source), *output_mistakes(str(source), output)]:
         raise UserError(*mistakes)
     me, safe = distributed.ranks(), bool(options.get("csv_safe"))
@@ -156,8 +154,9 @@ def predict_file(
             parts.begin(request.facts(), resume)
         return request
 
-    request = distributed.rank_zero_first(prepared)
-    distributed.join(None, _LONGEST_WAIT, use_cpu=not torch.accelerator.is_available())
+    on_cpu = not torch.accelerator.is_available()
+    distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=on_cpu)
+    request = distributed.main_process_first(prepared, share=False)
     started = time.perf_counter()
     count = done = 0
     with parts.explain_mistakes(is_remover=me.rank == 0):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 from finetune.errors import Report, UserError
 from finetune.recipe.declaration import alias_parts, declare
 from finetune.recipe.options import DataOptions, SplitOptions, TrainingOptions, option, validate
-from finetune.runtime import hub, versions
+from finetune.runtime import hub
 
 if TYPE_CHECKING:
     import numpy as np
@@ -246,7 +246,6 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         from finetune.training.defaults import argument_values
         from finetune.training.trainer import build_trainer
 
-        versions.warn_once(stacklevel=2)
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # which may decide the task, and so what the best model is chosen by
