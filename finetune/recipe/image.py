@@ -147,7 +147,6 @@ class ImageRecipe(Sourced):
             drop_invalid=self.drop_invalid,
         )
         labels = decision.read_columns(dataset, (), options, self.report)
-        decision.warn_of_sets(labels["train"][0], options, self.report)
         encoded = decision.encode_labels(labels, options, self.report)
         self._unmapped = encoded.unmapped
         return encoded.added_to(dataset.remove_columns([label]))
