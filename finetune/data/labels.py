@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shlex
 import unicodedata
@@ -36,6 +35,15 @@ _NO_CLASS = {
 }
 _BITS = {"0", "1", "False", "True"}
 _SHOWN = 5
+_EXPECTED_CLASS = (
+    "expected one class per row, written in one way; several labels per row are --task "
+    "multi_label, numbers to predict are --task regression"
+)
+_EXPECTED_SET = (
+    'expected a JSON list of names, such as ["a", "b"]; labels with a sign between them are '
+    "--label_separator ';', a column of 0 and 1 for each label is --label_columns, one label per "
+    "row is --task single_label, numbers to predict are --task regression"
+)
 
 
 def class_name(value: Any) -> str:
@@ -54,73 +62,35 @@ def looks_printed(value: Any) -> bool:
     return bool(re.fullmatch(r"""\s*\w*[\[({].*['",].*[\])}]\s*""", str(value)))
 
 
-def encode_classes(
-    columns: Mapping[str, LabelColumn], options: LabelOptions, report: Report
+def encode_names(
+    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
 ) -> Encoded:
-    """Return labels of which a row has one.
+    """Return labels with names as numbers of classes: one a row, or a list for ``multi_label``.
 
     Classes are called as they are written: ``00``, ``NA``, `` good``; a number by its value, the
     float 1.0 ``1``. If all are among the names of the options, they take that order; otherwise that
-    of the source if it has one, then numbers as numbers, then words.
+    of the source or of the columns if it has one, then numbers as numbers, then words. An empty
+    list, or a row of zeros, is a row that has none of the labels.
 
     Args:
-        columns: The column of labels of each split.
+        columns: The columns of labels of each split: one, or several of 0 and 1.
         options: How labels are written.
-        report: Gets an error for the first value of a split that is no class.
+        report: Gets an error for the first value of a column that cannot be read.
 
     Raises:
         UserError: If there is such a value.
     """
-    names = {split: [*map(class_name, column.values)] for split, column in columns.items()}
-    for split, column in columns.items():
-        are_numbers = options.task != "ordinal" and numbers.are_numbers(names[split])
-        seen: set[str] = set()
-        for place, (name, value) in enumerate(zip(names[split], column.values, strict=True)):
-            is_other = isinstance(value, dict) or parse_list(value) is not None
-            if is_other or name in seen or (are_numbers and numbers.has_fractions([name])):
-                report.error(
-                    f"--label_column: '{column.name}' holds {value!r}",
-                    split=split,
-                    rows=column.first_row(place),
-                    fix="expected one class per row, written in one way; several labels per row "
-                    "are --task multi_label, numbers to predict are --task regression",
-                )
-                break
-            seen.add(name)
+    named = {
+        split: _merge(group, split, report)
+        if len(group) > 1
+        else _name_labels(group[0], split, options, report)
+        for split, group in columns.items()
+    }
     report.raise_errors()
-    if {*map(type, columns["train"].values)} - {str, int}:
-        listing = list_names(names["train"])
-        report.info(f"the classes of '{options.columns[0]}' are called {listing}")
-    cells = {split: [[name] for name in words] for split, words in names.items()}
-    return _encode_names(columns, cells, options, is_set=False)
-
-
-def encode_label_sets(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
-) -> Encoded:
-    """Return labels of which a row has any number, as lists of the numbers of classes.
-
-    An empty list, or a row of zeros, is a row that has none of the labels. Classes have the order
-    of :func:`encode_classes`; those of several columns have that of the columns.
-
-    Args:
-        columns: The columns of labels of each split: one whose cells hold several labels, or
-            several of 0 and 1.
-        options: How labels are written.
-        report: Gets an error for the first cell of a column that cannot be read.
-
-    Raises:
-        UserError: If there is such a cell.
-    """
-    if len(options.columns) > 1:
-        lists = {split: _merge(group, split, report) for split, group in columns.items()}
-    else:
-        lists = {
-            split: _split(group[0], split, options, report) for split, group in columns.items()
-        }
-    report.raise_errors()
-    cells = {split: column.values for split, column in lists.items()}
-    return _encode_names(lists, cells, options, is_set=True)
+    if options.task != "multi_label" and {*map(type, columns["train"][0].values)} - {str, int}:
+        names = list_names([*itertools.chain(*named["train"].values)])
+        report.info(f"the classes of '{options.columns[0]}' are called {names}")
+    return _number_names(named, options, is_set=options.task == "multi_label")
 
 
 def _merge(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
@@ -136,7 +106,7 @@ def _merge(group: Sequence[LabelColumn], split: str, report: Report) -> LabelCol
                 rows=column.first_row(place),
                 fix="expected 0 and 1",
             )
-        columns.append(np.array([*(bool(truth) for truth in truths), False])[column.codes])
+        columns.append(np.array([*map(bool, truths), False])[column.codes])
     rows, codes = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     names = [column.name for column in group]
     values = [list(itertools.compress(names, row)) for row in rows.tolist()]
@@ -144,59 +114,59 @@ def _merge(group: Sequence[LabelColumn], split: str, report: Report) -> LabelCol
     return replace(group[0], values=values, codes=codes, classes=names)
 
 
-def _split(column: LabelColumn, split: str, options: LabelOptions, report: Report) -> LabelColumn:
-    """Return a column whose values are lists of the names of labels; report the first other.
+def _name_labels(
+    column: LabelColumn, split: str, options: LabelOptions, report: Report
+) -> LabelColumn:
+    """Return a column whose values are lists of the names of classes; report the first other.
 
-    All labels are words or all are whole numbers. A cell of 0 and 1 in which one comes twice has a
-    place for each label rather than their names.
+    In a cell of several labels these are words or whole numbers. Where 0 or 1 comes twice in a
+    cell, it has a place for each label rather than their names.
     """
-    separator, kind, values = options.separator, None, []
+    is_set, separator = options.task == "multi_label", options.separator
+    are_numbers = options.task != "ordinal" and numbers.are_numbers([*map(str, column.values)])
+    names: list[list[str]] = []
+    seen: set[str] = set()
+    kinds: set[type] = set()
     for place, value in enumerate(column.values):
         labels = parse_list(value)
         if labels is None and separator and not looks_printed(value):
             labels = str(value).split(separator)
-        names = [class_name(label).strip() for label in labels or ()]
-        kinds = {*map(_kind, labels or ())}
-        kind = kind or next(iter(kinds), None)
-        is_indicator = len({*names}) < len(names) and {*names} <= _BITS
-        if labels is None or kinds - {kind} or None in kinds or is_indicator:
-            example = json.dumps([value if kind is int else str(value)], ensure_ascii=False)
+        if is_set:
+            cell = [class_name(label).strip() for label in labels or ()]
+            kinds |= {*map(_kind, labels or ())}
+            is_refused = labels is None or not (kinds <= {str} or kinds <= {int})
+            is_refused = is_refused or (len({*cell}) < len(cell) and _BITS.issuperset(cell))
+        else:
+            cell = [class_name(value)]
+            is_refused = labels is not None or isinstance(value, dict) or cell[0] in seen
+            is_refused = is_refused or (are_numbers and float(value) % 1 > 0)
+            seen.add(cell[0])
+        if is_refused:
             report.error(
                 f"--label_column: '{column.name}' holds {value!r}",
                 split=split,
                 rows=column.first_row(place),
-                fix="expected a JSON list of the names of labels"
-                + f", such as {example}" * (labels is None)
-                + "; labels with a sign between them are --label_separator ';', columns of 0 and 1 "
-                "are --label_columns, one label per row is --task single_label, numbers to predict "
-                "are --task regression",
+                fix=_EXPECTED_SET if is_set else _EXPECTED_CLASS,
             )
             break
-        values.append([name for name in names if name])
+        names.append([name for name in cell if name] if is_set else cell)
     if separator and split == "train" and not any(separator in str(v) for v in column.values):
         report.warning(f"--label_separator '{separator}': no cell of '{column.name}' has it")
-    return replace(column, values=values)
+    return replace(column, values=names)
 
 
-def _kind(label: Any) -> type | None:
-    """Return whether a label in a list is a word or a whole number; None for anything else."""
-    if isinstance(label, str):
-        return str
-    return int if isinstance(label, int | float) and label % 1 == 0 else None
+def _kind(label: Any) -> type:
+    """Return ``str`` for a word, ``int`` for a whole number, else the type of a label."""
+    return int if isinstance(label, int | float) and label % 1 == 0 else type(label)
 
 
-def _encode_names(
-    columns: Mapping[str, LabelColumn],
-    cells: Mapping[str, Sequence[Sequence[str]]],
-    options: LabelOptions,
-    *,
-    is_set: bool,
+def _number_names(
+    columns: Mapping[str, LabelColumn], options: LabelOptions, *, is_set: bool
 ) -> Encoded:
     """Return labels by the names of their classes.
 
     Args:
-        columns: The column of labels of each split.
-        cells: Of each split the names in each of the column's values.
+        columns: The column of labels of each split; its values are lists of names.
         options: With new names and the order of classes.
         is_set: Whether a row has any number of them.
     """
@@ -205,7 +175,11 @@ def _encode_names(
         return options.renames.get(name, name)
 
     source = columns["train"].classes
-    present = {name for names in itertools.chain(*cells.values()) for name in names}
+    present = {
+        name
+        for names in itertools.chain(*(column.values for column in columns.values()))
+        for name in names
+    }
     renamed = {rename(name) for name in present}
     ordered = [*dict.fromkeys(map(rename, source))]
     if renamed <= set(options.names):
@@ -218,7 +192,7 @@ def _encode_names(
     number = {name: place for place, name in enumerate(ordered)}
     labels = {}
     for split, column in columns.items():
-        classes = [sorted({number[rename(name)] for name in names}) for names in cells[split]]
+        classes = [sorted({number[rename(name)] for name in names}) for names in column.values]
         if is_set:
             rows = [classes[code] if code >= 0 else None for code in column.codes.tolist()]
             labels[split] = pa.array(rows, pa.list_(pa.int64()))
@@ -246,26 +220,18 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
         raise UserError("the data has numbers as labels, and the model predicts classes")
     column = read_label_column(rows, "label", split, report)
     cells = [value if isinstance(value, list) else [value] for value in column.values]
-    unknown = {*itertools.chain(*cells)} - set(names)
-    if unknown:
-        place = next(place for place, cell in enumerate(cells) if unknown & {*cell})
+    if unknown := {*itertools.chain(*cells)} - {*names}:
         listing = list_names(sorted(unknown, key=numbers.natural_key))
         report.fail(
             f"the data has labels that the model does not know: {listing} (it knows: "
             f"{list_names(names)})",
             split=split,
-            rows=column.first_row(place),
+            rows=column.first_row([bool(unknown & {*cell}) for cell in cells].index(True)),
         )
-    is_set = targets.is_set(rows)
-    encoded = _encode_names(
-        {"train": replace(column, classes=names)},
-        {"train": cells},
-        LabelOptions(names=names),
-        is_set=is_set,
-    )
-    return rows.remove_columns("label").add_column(
-        "label", encoded.labels["train"], feature=encoded.feature
-    )
+    columns = {"train": replace(column, values=cells, classes=names)}
+    encoded = _number_names(columns, LabelOptions(names=names), is_set=targets.is_set(rows))
+    rows = rows.remove_columns("label")
+    return rows.add_column("label", encoded.labels["train"], feature=encoded.feature)
 
 
 def check_label_map(unmapped: Sequence[str], dataset: DatasetDict, report: Report) -> None:

@@ -43,11 +43,6 @@ def are_numbers(names: Sequence[str]) -> bool:
     return not any(is_word for is_word, _, _ in map(natural_key, names))
 
 
-def has_fractions(names: Sequence[str]) -> bool:
-    """Return whether the names of some classes are numbers with a fraction."""
-    return any(number % 1 for _, number, _ in map(natural_key, names))
-
-
 def have_order(names: Sequence[str], ordered: Sequence[str]) -> bool:
     """Return whether the order of classes is known: all are in ``ordered``, or numbers ascend."""
     ascend = are_numbers(names) and list(names) == sorted(names, key=natural_key)

@@ -74,17 +74,14 @@ def encode_labels(
     """
     if options.separator is not None and options.task != "multi_label":
         report.fail(f"--label_separator: a row has one label, with --task {options.task}")
-    if options.task == "multi_label":
-        return labels.encode_label_sets(columns, options, report)
     if options.task == "regression":
         return numbers.encode_numbers(columns, options, report)
-    if len(options.columns) > 1:
+    if len(options.columns) > 1 and options.task != "multi_label":
         report.fail(
             f"--label_columns: a row has one label, with --task {options.task}",
             fix="name the column of classes by --label_column",
         )
-    single = {split: group[0] for split, group in columns.items()}
-    return labels.encode_classes(single, options, report)
+    return labels.encode_names(columns, options, report)
 
 
 def decide_task(
