@@ -112,8 +112,6 @@ def add_labels(
     if options.task == decision.AUTO:
         task, recipe.task_reason = decision.decide_task(columns["train"], options, recipe.report)
         options = dataclasses.replace(options, task=task)
-    elif not texts:  # images have one label each, whatever is in the cell
-        decision.warn_of_sets(columns["train"][0], options, recipe.report)
     encoded = decision.encode_labels(columns, options, recipe.report)
     recipe.label_name, recipe.unmapped_labels = options.columns[0], encoded.unmapped
     dataset = dataset.remove_columns([*options.columns])

@@ -463,7 +463,7 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "words-as-regression": (NAMES, ["--task", "regression"], ["'bad'", "single_label"]),
     "no-order": (["low", "mid", "high"], ["--task", "ordinal"], ["'mid'", "--label_order"]),
     "words-as-sets": (NAMES, ["--task", "multi_label"], ["'label'", "--label_separator"]),
-    "one-number-in-lists": ([["bad"], ["good"], 5], [], ["line 3", "5", '["5"]']),
+    "one-number-in-lists": ([["bad"], ["good"], 5], [], ["line 3", "5", "JSON list"]),
     "words-among-numbers": ([1, 2, 3, "n/a"], [], ["'n/a'", "line 4", "--task single_label"]),
     "printed-list": (["bad", "good", "['bad' 'good']"], [], ["line 3", "JSON list"]),
     "separator-of-all": (
