@@ -291,7 +291,7 @@ MEMBERS = (
             ("on_epoch_begin", "finetune/data/image_batches.py", "each epoch has other crops"),
             ("on_epoch_end", f"{_CHECKPOINT} {_SAVING}", "not every epoch is saved"),
             ("on_evaluate",
-             f"{_CHECKPOINT} {_METER} {_STOPPING} {_STOPS} finetune/pipeline/noise.py",
+             f"{_CHECKPOINT} {_METER} {_STOPPING} finetune/pipeline/noise.py",
              "the best epoch is saved after all, evaluations without improvement are counted, "
              "and the history has their noise"),
             ("on_train_end", _PROFILE, "a profile that began is written"),
@@ -310,7 +310,7 @@ MEMBERS = (
            "what callbacks keep in a checkpoint, by class; one without a place there fails to save",
            source=f"{_TRAINER}._save_checkpoint",
            behaviour="test_early_stopping_is_kept_in_a_checkpoint"),
-    Member("hook", _EVENTS, "on_predict", f"{_METER} {_STOPS}", "batches are counted anew",
+    Member("hook", _EVENTS, "on_predict", _METER, "batches are counted anew",
            "args state control metrics kwargs", behaviour=_CALLED),
     Member("member", "transformers.trainer_callback:ProgressCallback", "on_log", _METER,
            "a bar without the dictionaries above it", "args state control logs kwargs"),
@@ -498,7 +498,6 @@ MEMBERS = (
         Member("mention", _AGENT, name, _JOB, reason, source=f"{_AGENT}:LocalElasticAgent")
         for name, reason in {
             "TORCHELASTIC_RUN_ID": "whether torchrun started this process",
-            "TORCHELASTIC_USE_AGENT_STORE": "whether the launcher keeps the store",
             "GROUP_WORLD_SIZE": "how many machines there are",
         }.items()
     ),
