@@ -46,8 +46,6 @@ def _compared(case: str, model: str, length: int, rounds: int) -> list[dict[str,
     batch = TOKENS_A_STEP // length
     given = (model, length, batch)
     ways = turns.take({"stock": (of_stock, given), "ours": (of_ours, given)}, rounds, warm_up=1)
-    once = turns.take({"share": (of_share, given), "idle": (of_profile, given)}, 1, warm_up=1)
-    share, idle = (once[name].answers[0] for name in ("share", "idle"))
     rows = batch * STEPS
     return [
         {
@@ -55,8 +53,6 @@ def _compared(case: str, model: str, length: int, rounds: int) -> list[dict[str,
             "way": name,
             "rows/s": rows / way.seconds,
             "times stock": ways["stock"].seconds / way.seconds,
-            "share of peak": f"{share:.1%}" if name == "ours" else "",
-            "idle": f"{idle:.1%}" if name == "ours" else "",
         }
         for name, way in ways.items()
     ]
@@ -123,33 +119,6 @@ def of_ours(model: str, length: int, batch: int) -> Callable[[], float]:
     """Return the same of the toolkit."""
     trainer = _ours(model, length, batch, STEPS)
     return lambda: float(trainer.train().training_loss)
-
-
-def of_share(model: str, length: int, batch: int) -> Callable[[], float]:
-    """Return the share of the peak that the steps use; measuring the peak is not timed above."""
-    trainer = _ours(model, length, batch, STEPS)
-
-    def turn() -> float:
-        trainer.train()
-        return float(trainer.speed()["share_of_peak"])
-
-    return turn
-
-
-def of_profile(model: str, length: int, batch: int) -> Callable[[], float]:
-    """Return the share of a step in which no kernel ran."""
-    trainer = _ours(model, length, batch, 12, profile=10)
-
-    def turn() -> float:
-        from finetune.runs.run import Run
-
-        trainer.train()
-        found = Run(Path(trainer.args.output_dir)).profile
-        assert found is not None
-        milliseconds = found["milliseconds"]
-        return float(milliseconds["idle"] / milliseconds["step"])
-
-    return turn
 
 
 def _ours(model: str, length: int, batch: int, steps: int, **more: Any) -> Any:

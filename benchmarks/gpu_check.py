@@ -10,9 +10,8 @@ listed as unverified; without a GPU that is everything. The exit status is 1 if 
 import argparse
 import contextlib
 import functools
-import json
-import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -201,40 +200,12 @@ def diverged(launcher: Launcher, launch: Launch) -> list[Line]:
         launcher.train(launch)
     run = launcher.directory / launch.name
     status = differences.manifest(run)["status"]
-    (record,) = json.loads((run / "nonfinite.json").read_text(encoding="utf-8"))["steps"]
+    step = int(re.findall(r"step (\d+)", differences.manifest(run)["failure"])[0])
     saved = [int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")]
     return [
         Line("status", float(status != "diverged"), 0.0),
-        Line("checkpoints of it or later", sum(step >= record["step"] for step in saved), 0.0),
+        Line("checkpoints of it or later", sum(number >= step for number in saved), 0.0),
     ]
-
-
-def share_of_peak(launcher: Launcher) -> list[Line]:
-    """Measure which share of the measured bf16 peak the training of BERT base reaches."""
-    from benchmarks.gpu import SHAPES, saved_model
-
-    model = saved_model(launcher.directory / "bert-base", SHAPES["bert-base"])
-    run = launcher.directory / "peak"
-    launcher.start(
-        Launch("peak"),
-        *("yelp", "--embedded", f"--model={model}", "--max_length=512", "--max_steps=30"),
-        *("--global_batch_size=64", "--eval_samples=20", "--eval_strategy=no", "--no_baseline"),
-        *("--load_best_model_at_end=false", "--save_strategy=no", "--precision=bf16"),
-        f"--output_dir={run}",
-    )
-    return [share_line(run)]
-
-
-def share_line(run: Path) -> Line:
-    """Return the share of the measured peak in ``run.json``; there is nothing that it has to reach.
-
-    Raises:
-        Incomparable: if it was not measured.
-    """
-    share = differences.manifest(run)["speed"].get("share_of_peak", math.nan)
-    if not 0 < share <= 1:
-        raise Incomparable(f"share of the measured peak: {share}")
-    return Line(f"{share:.1%} of the measured peak", 0.0, 0.0)
 
 
 CPU = Launch("cpu", gpus=0)
@@ -295,7 +266,6 @@ CHECKS = (
             launcher, Launch("predicted-on-gpu"), Launch("predicted-on-cpu", gpus=0), ONE
         ),
     ),
-    Check("share of the bf16 peak", 1, lambda launcher, _: share_of_peak(launcher)),
     Check("torchrun with one process", 1, _of(Launch("nccl-1", processes=1), ONE, SAME)),
     Check(
         "FSDP with one process",

@@ -82,7 +82,7 @@ def of_task(data: str, options: Options) -> Callable[[], float]:
 
     def turn() -> float:
         trainer.train()
-        return float(trainer.meter.seconds["step"])
+        return float(trainer.throughput.seconds)
 
     return turn
 

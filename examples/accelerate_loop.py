@@ -133,7 +133,11 @@ def losses_of(model: Any, batch: Any, parts: Any) -> tuple[torch.Tensor, ...]:
     """Return the loss, the logits and the label of each row."""
     taken = inspect.signature(parts["model"].forward).parameters.keys() - {"labels"}
     logits = model(**{name: batch[name] for name in taken if name in batch})["logits"]
-    return parts["compute_loss_func"].of_rows(logits, batch["labels"]), logits, batch["labels"]
+    return (
+        parts["compute_loss_func"].evaluation_losses(logits, batch["labels"]),
+        logits,
+        batch["labels"],
+    )
 
 
 @torch.no_grad()

@@ -130,7 +130,7 @@ def losses_of(model: Any, batch: Any, parts: Any, arguments: Any) -> tuple[torch
     labels, taken = batch.pop("labels"), inspect.signature(parts["model"].forward).parameters
     with torch.autocast(arguments.device.type, torch.bfloat16, enabled=arguments.bf16):
         logits = model(**{name: batch[name] for name in taken if name in batch})["logits"]
-    return parts["compute_loss_func"].of_rows(logits, labels), logits, labels
+    return parts["compute_loss_func"].evaluation_losses(logits, labels), logits, labels
 
 
 @torch.no_grad()

@@ -42,9 +42,8 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety", "statisti
 #: tests hold what users rely on, and each goes with the code that it tests.
 QUICK = {
     *("class_weights", "cpu", "encoding", "exchange", "head", "kappa", "kernels"),
-    *("libraries", "library_behaviour", "library_hooks", "library_scan"),
-    *("loss", "losses", "multi_label_statistics", "number_losses", "number_metrics"),
-    *("rooms", "sampler", "statistics", "threshold", "trend", "versions", "words"),
+    *("losses", "multi_label_statistics", "number_losses", "number_metrics"),
+    *("rooms", "statistics", "threshold", "trend", "versions", "words"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

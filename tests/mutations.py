@@ -63,8 +63,8 @@ MUTATIONS = (
     Mutation(
         "the order of the rows depends on the rank",
         "finetune/training/sampler.py",
-        "torch.Generator().manual_seed(self.seed + self.epoch)",
-        "torch.Generator().manual_seed(self.seed + self.epoch + self.rank)",
+        "torch.Generator().manual_seed(self.seed + epoch)",
+        "torch.Generator().manual_seed(self.seed + epoch + self.rank)",
         ("D1",),
     ),
     Mutation(
@@ -91,15 +91,15 @@ MUTATIONS = (
     Mutation(
         "with accumulation the loss is divided by the rows of the first micro-batch",
         "finetune/training/trainer.py",
-        "torch.stack([loss.counted(each) for each in labels]).sum(dim=0).to(device)",
-        "loss.counted(labels[0]).to(device)",
+        "float(self._row_weights[rows].sum())",
+        "float(self._row_weights[: len(labels)].sum())",
         ("D1",),
     ),
     Mutation(
         "class weights change the divisor of the loss but not the rows",
         "finetune/training/loss.py",
-        "return rows(logits, labels) * weights[labels.clamp(min=0)]",
-        "return rows(logits, labels)",
+        "return losses * _on_device(self.class_weights, logits.device)[labels.clamp(min=0)]",
+        "return losses",
         ("B3",),
     ),
     Mutation(
@@ -203,8 +203,8 @@ MUTATIONS = (
     Mutation(
         "the checksums of a checkpoint are not compared",
         "finetune/training/checkpoint.py",
-        "if _described(path / name) != expected:",
-        'if _described(path / name)["bytes"] != expected["bytes"]:',
+        "elif (facts := _describe(path / name)) != content.files[name]:",
+        'elif (facts := _describe(path / name))["bytes"] != content.files[name]["bytes"]:',
         ("D5",),
     ),
     Mutation(
@@ -216,9 +216,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the evaluation loss is the mean of the means of batches",
-        "finetune/training/evaluation.py",
-        'output.metrics[f"{metric_key_prefix}_loss"] = loss.double().mean().item()',
-        'output.metrics.setdefault(f"{metric_key_prefix}_loss", loss.double().mean().item())',
+        "finetune/training/trainer.py",
+        'return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}',
+        "return compute_metrics(prediction) if compute_metrics else {}",
         ("D3",),
     ),
     Mutation(
@@ -300,9 +300,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the token of the Hub is written into training_args.bin",
-        "finetune/training/defaults.py",
-        'training.pop("hub_token", None)',
-        'training.get("hub_token")',
+        "finetune/training/arguments.py",
+        'return {**self.__dict__, "hub_token": None}',
+        "return {**self.__dict__}",
         ("F2",),
     ),
     Mutation(

@@ -21,7 +21,7 @@ from finetune.pipeline.evaluate import evaluate
 from finetune.predicting.engine import Predictor
 from finetune.recipe import TextRecipe, catalog
 from finetune.runtime import distributed, precision
-from finetune.training.arguments import FinetuneArguments, resolved
+from finetune.training.arguments import FinetuneArguments, resolve_values
 from tests.models import drawn, padded_pair, small, watched_layer
 
 Model = torch.nn.Module
@@ -447,7 +447,7 @@ def test_the_head_does_not_depend_on_the_kernels(
 def test_a_choice_that_is_misspelt_is_refused() -> None:
     expected = r"--cpu_kernels of: expected auto or off; did you mean 'off'\?"
     with pytest.raises(UserError, match=expected):
-        resolved({"output_dir": "unused", "cpu_kernels": "of"})
+        resolve_values({"output_dir": "unused", "cpu_kernels": "of"})
 
 
 def test_attention_weights_that_are_dropped_are_left_to_torch() -> None:

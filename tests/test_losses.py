@@ -177,5 +177,5 @@ def test_a_focal_training_is_evaluated_by_cross_entropy(
     logits = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
     targets = torch.tensor([1, 0]) if isinstance(task, SingleLabel) else torch.eye(2)
     found = task.global_loss(task.loss, weights)
-    torch.testing.assert_close(found.of_rows(logits, targets), evaluated(logits, targets))
-    assert not torch.allclose(found.in_training(logits, targets), evaluated(logits, targets))
+    torch.testing.assert_close(found.evaluation_losses(logits, targets), evaluated(logits, targets))
+    assert not torch.allclose(found.training_losses(logits, targets), evaluated(logits, targets))

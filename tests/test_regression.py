@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 import finetune
 from finetune import Run, UserError
 from finetune.models import head
-from finetune.training.checkpoint import committed
+from finetune.training.checkpoint import list_checkpoints
 from tests import number_runs
 from tests.number_runs import options, table, trained
 
@@ -63,7 +63,7 @@ def test_what_is_saved_needs_nothing_but_from_pretrained(several: bool) -> None:
     saved = of_directory(run.path, found["text"].tolist())
     np.testing.assert_allclose(saved, found[names(run)], rtol=1e-5)
     assert json.loads((run.path / "config.json").read_text())["problem_type"] == "regression"
-    for checkpoint in committed(run.path):
+    for checkpoint in list_checkpoints(run.path):
         values = of_directory(checkpoint, found["text"].tolist())
         assert abs(values[:, 0].mean() - number_runs.CENTER) < number_runs.UNIT
 
@@ -123,7 +123,7 @@ def test_runs_are_compared(tmp_path: Path) -> None:
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
     run, copied = trained(), tmp_path / "run"
     shutil.copytree(run.path, copied)
-    middle = committed(copied)[-1]
+    middle = list_checkpoints(copied)[-1]
     Run(copied).update(status="interrupted")
     again = finetune.train(
         "text",

@@ -9,9 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn.metrics
-import torch
 from scipy.special import softmax
-from transformers.trainer_pt_utils import EvalLoopContainer
 
 import finetune
 from finetune import Run, UserError
@@ -24,7 +22,6 @@ from finetune.statistics import blocks, calibration, classification, intervals, 
 from finetune.statistics.blocks import Softmax
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks.single_label import SingleLabel
-from finetune.training import gathering
 from finetune.training.manifest import Metrics
 from tests.runs import SCORING, write_run
 
@@ -101,31 +98,6 @@ def test_means_and_sums_of_many_rows_have_the_intervals_of_the_bootstrap(
         assert other.value == pytest.approx(one.value)
         width = one.high - one.low
         assert (other.low, other.high) == pytest.approx((one.low, one.high), abs=0.1 * width)
-
-
-# ---- the container of an evaluation --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("widths", [(3, 3, 3), (3, 2, 4)])
-def test_batches_are_joined_as_the_library_does(widths: tuple[int, ...]) -> None:
-    generator = np.random.default_rng(0)
-    batches = [
-        (
-            generator.normal(size=(rows, width)).astype(np.float32),
-            {"labels": generator.integers(9, size=rows)},
-        )
-        for rows, width in zip((4, 4, 1), widths, strict=True)
-    ]
-    container = EvalLoopContainer()
-    for logits, others in batches:
-        container.add((torch.tensor(logits), {k: torch.tensor(v) for k, v in others.items()}))
-    expected = container.get_arrays()
-    order = generator.permutation(9)
-    for chosen in (None, order):
-        found = gathering.joined([*batches], chosen)
-        place = slice(None) if chosen is None else chosen
-        np.testing.assert_array_equal(found[0][place], expected[0])
-        np.testing.assert_array_equal(found[1]["labels"][place], expected[1]["labels"])
 
 
 # ---- a run of many classes -----------------------------------------------------------------------

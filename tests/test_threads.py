@@ -13,7 +13,7 @@ import torch
 
 from finetune import UserError
 from finetune.runtime import threads
-from finetune.training.arguments import FinetuneArguments, resolved
+from finetune.training.arguments import FinetuneArguments, resolve_values
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no"}
@@ -106,4 +106,4 @@ def test_num_threads_of_the_arguments_is_in_force() -> None:
 
 def test_num_threads_0_is_refused() -> None:
     with pytest.raises(UserError, match="--num_threads 0: expected 1 or more"):
-        resolved({"num_threads": 0})
+        resolve_values({"num_threads": 0})

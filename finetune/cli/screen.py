@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 
 import torch
 
@@ -30,7 +29,6 @@ from finetune.pipeline.events import (
 )
 from finetune.recipe import Recipe, TextRecipe, catalog
 from finetune.reporting import course, wording
-from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
@@ -60,7 +58,7 @@ class Screen:
             case Finished():
                 _end(event)
                 if event.profiled:
-                    _profile(event.run)
+                    console.say(f"trace and slowest operators: {event.run.path}/profile")
             case Interrupted():
                 console.say(f"\n{event}")
             case Logged() | Advanced() | Noted():
@@ -145,27 +143,6 @@ def _end(event: Finished) -> None:
     console.say(f"throughput: {wording.speed(manifest.speed)}")
     report = f"; report: {event.page}" if event.page else ""
     console.say(f"saved to {run.path}{report}")
-
-
-def _profile(run: Run) -> None:
-    """Where the time of the profiled steps went."""
-    found = run.profile
-    assert found is not None
-    phases = dict(found["milliseconds"])
-    step, idle = phases.pop("step"), phases.pop("idle", None)
-    console.say(f"\ntime of {counted(found['steps'], 'step')}, with the profiler on")
-
-    def lines(took: Mapping[str, float]) -> list[list[str]]:
-        return [[name, f"{ms:,.2f}", f"{ms / step:.1%}"] for name, ms in took.items()]
-
-    console.table(["", "ms/step", "share"], [*lines(phases), ["step", f"{step:,.2f}", ""]])
-    if idle is not None:
-        console.say(f"  device idle: {idle / step:.1%}")
-    console.say(f"  throughput: {wording.speed(found['speed'])}")
-    console.say("\nslowest operators")
-    slowest = {one["name"][:60]: one["milliseconds"] for one in found["operators"][:10]}
-    console.table(["", "ms/step", "share"], lines(slowest))
-    console.say(f"\ntrace (Perfetto, chrome://tracing) and table: {run.path}/profile")
 
 
 def _data(settings: Settings) -> list[str]:

@@ -64,6 +64,6 @@ def main(words: Sequence[str]) -> int:
         except signals.Stopped as wish:
             console.tell(f"interrupted by {wish} before the training began: start it again")
             raise
-        run = train.preview if prepared.settings.dry_run else train.fit
+        run = train.show_batch if prepared.settings.dry_run else train.train_prepared
         run(prepared, show)
     return 0

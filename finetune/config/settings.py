@@ -44,6 +44,7 @@ class Settings:
         dry_run: Whether to stop after one collated batch.
         command: The command that says the same again, for people.
         resuming: The command that resumes this run where it was interrupted.
+        hub_token: To push with; it is in no other attribute, and is not shown.
     """
 
     recipe: Recipe
@@ -53,6 +54,7 @@ class Settings:
     dry_run: bool = False
     command: str = ""
     resuming: str = ""
+    hub_token: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_command_line(
@@ -132,7 +134,6 @@ class Settings:
         report: Report,
     ) -> Settings:
         from finetune.config.parser import RUN_OPTIONS, reads_dataset
-        from finetune.training.defaults import keep_secret
 
         if given.get("embedded") and not recipe.embedded:
             report.error(f"--embedded: the recipe '{catalog.shown(recipe)}' has no embedded data")
@@ -147,7 +148,7 @@ class Settings:
         merged = {**overrides, **given}
         names = {option.name for option in dataclasses.fields(recipe)}
         training = {n: value for n, value in merged.items() if n not in {*names, *RUN_OPTIONS}}
-        keep_secret(training)
+        hub_token = training.pop("hub_token", None)
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
         training["output_dir"] = str(Path(directory).expanduser())
         built = _build(recipe, {n: value for n, value in merged.items() if n in names}, report)
@@ -160,6 +161,7 @@ class Settings:
             dry_run=bool(given.get("dry_run")),
             command=command,
             resuming=resuming,
+            hub_token=hub_token,
         )
 
     @property
@@ -190,19 +192,16 @@ class Settings:
 
     @property
     def without_effect(self) -> list[str]:
-        """A sentence for each option that was set and has no effect beside the others."""
-        from finetune.training.effects import without_effect
-
+        """A sentence for each option of the recipe that has no effect beside the others."""
         recipe = self.recipe
-        sentences = without_effect(self.given, self.values)
-        if isinstance(recipe, TextRecipe):
-            return [*recipe.without_effect(self.given), *sentences]
-        return sentences
+        return recipe.without_effect(self.given) if isinstance(recipe, TextRecipe) else []
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
         """The training arguments; in a job of several processes this needs the process group."""
-        return self.values.build()
+        arguments = self.values.build()
+        arguments.hub_token = self.hub_token
+        return arguments
 
 
 def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bool] | None:

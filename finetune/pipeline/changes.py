@@ -31,7 +31,6 @@ _FREE = {
     "grace_seconds",
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_threads", "use_cpu", "profile", "baseline", "debug", "skip_memory_metrics", "precision"),
-    *("on_nonfinite", "auto_find_batch_size"),
     *("log_level", "log_level_replica", "log_on_each_node", "disable_tqdm", "report_to"),
     *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
     *("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),

@@ -74,8 +74,7 @@ def check(
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
         deep: Whether to also look for near duplicates, words and columns that reveal the label,
-            suspected labels and other languages, and to train four steps to estimate time, memory
-            and disk. It takes longer, and seeds torch's random numbers as a training does.
+            suspected labels and other languages. It takes longer.
         progress: Called with :class:`~finetune.pipeline.events.Advanced` while files are read.
         **options: As for :func:`finetune.train`.
 
@@ -141,12 +140,8 @@ def refused(mistakes: Sequence[str]) -> Check:
 
 
 def _look_deep(chosen: Settings) -> None:
-    """Add what takes longer to the report; the training is rehearsed before words fill memory."""
-    from finetune.pipeline import rehearsal
-
+    """Add what takes longer to the report."""
     recipe, plan = chosen.recipe, chosen.recipe.plan()
-    with chosen.report.collect():
-        chosen.report.add(*rehearsal.findings(dataclasses.replace(chosen)))
     near = {"near_duplicates": plan.drop_duplicates, "near_overlap": plan.drop_overlap}
     chosen.report.add(
         *tiers.check_deep(

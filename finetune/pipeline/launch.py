@@ -15,7 +15,7 @@ from finetune.config.settings import Settings
 from finetune.errors import UserError
 from finetune.pipeline.events import Progress, ignore
 from finetune.pipeline.preparation import prepare
-from finetune.pipeline.train import settled, work
+from finetune.pipeline.train import resolve_settings, run_training
 from finetune.recipe import catalog
 from finetune.runs.run import Run
 
@@ -58,9 +58,9 @@ def launch(
 
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes}: expected 1 or more")
-    chosen = settled(recipe, options)
+    chosen = resolve_settings(recipe, options)
     if num_processes == 1:
-        return work(chosen, progress)
+        return run_training(chosen, progress)
     port = _free_port(port)
     prepare(chosen, progress, rehearsal=True)
     chosen = dataclasses.replace(chosen)  # the workers divide the batch anew, among themselves
@@ -109,11 +109,11 @@ def in_fresh_processes(
 
 def _work_forked(chosen: Settings, screen: TextIO, progress: Progress) -> None:
     sys.stdout = screen
-    work(chosen, progress)
+    run_training(chosen, progress)
 
 
 def _work_fresh(recipe: str, given: dict[str, Any], progress: Progress) -> None:
-    work(Settings.from_keywords(recipe, given), progress)
+    run_training(Settings.from_keywords(recipe, given), progress)
 
 
 def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Progress) -> None:
@@ -125,7 +125,10 @@ def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Prog
         )
     # the class of a recipe file has no importable name: the worker finds it again by the file
     origin = catalog.origin(type(chosen.recipe))
-    in_fresh_processes(num_processes, _work_fresh, origin, chosen.given, progress, port=port)
+    given = {**chosen.given}
+    if chosen.hub_token is not None:
+        given["hub_token"] = chosen.hub_token
+    in_fresh_processes(num_processes, _work_fresh, origin, given, progress, port=port)
 
 
 def _free_port(wanted: int | None) -> int:

@@ -34,12 +34,12 @@ class _Groups(TrainerCallback):
     """
 
     def __init__(self, trainer: Trainer, recipe: Recipe, metrics: dict[str, Any]) -> None:
-        self._loss, self._task, self._metrics = trainer.compute_loss_func, recipe.kind, metrics
+        self._loss, self._task, self._metrics = trainer.row_loss, recipe.kind, metrics
         self._found: dict[str, Any] = {}
 
     def __call__(self, outputs: np.ndarray, fitted: np.ndarray, targets: np.ndarray) -> None:
         """Take the outputs of an evaluation, the same as metrics take them, and the targets."""
-        losses = self._loss.of_rows(torch.as_tensor(outputs), torch.as_tensor(targets))
+        losses = self._loss.evaluation_losses(torch.as_tensor(outputs), torch.as_tensor(targets))
         self._found = {"rows": len(targets), "loss": groups.encode(groups.of_mean(losses.numpy()))}
         for name, metric in self._metrics.items():
             each = self._task.in_groups(self._task.scored(targets, fitted), metric)

@@ -15,7 +15,6 @@ from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe, TextRecipe, metric_modules
 from finetune.runtime import distributed, hub, lock
-from finetune.training.effects import NO_WARMUP
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 MOST_LOGGED = 500
 #: Seconds of ``--ddp_timeout`` where the training arguments cannot be read.
 _DDP_TIMEOUT = 1800
+#: Schedules of the learning rate that do not read ``warmup_steps``.
+_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 #: Flags that may differ from one machine to the next.
 _OWN_TO_EACH = (
     *("output_dir", "resume_from_checkpoint", "resume", "num_threads"),
@@ -61,19 +62,19 @@ class Prepared:
         return None if path is None else str(path)
 
 
-def prepare_job(chosen: Settings, progress: Progress = ignore) -> Prepared:
+def prepare_job(settings: Settings, progress: Progress = ignore) -> Prepared:
     """Join the process group, and return on every rank what :func:`prepare` returns on rank 0.
 
     Raises:
         UserError: On every rank, all errors in the report.
     """
     try:
-        values = chosen.values
+        values = settings.values
     except UserError:  # which `prepare` reports
         distributed.join_process_group("gloo", _DDP_TIMEOUT, use_cpu=True)
     else:
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    return distributed.main_process_first(lambda: prepare(chosen, progress))
+    return distributed.main_process_first(lambda: prepare(settings, progress))
 
 
 def prepare(
@@ -103,7 +104,7 @@ def _prepare(chosen: Settings, progress: Progress, rehearsal: bool) -> Prepared:
     from finetune.pipeline import provenance
     from finetune.training.directory import occupy, refuse_foreign
     from finetune.training.pickles import refuse_code
-    from finetune.training.profile import BEFORE
+    from finetune.training.speed import WARMUP_STEPS
 
     recipe, report = chosen.recipe, chosen.report
     values: ArgumentValues | None = None
@@ -115,11 +116,13 @@ def _prepare(chosen: Settings, progress: Progress, rehearsal: bool) -> Prepared:
     with report.collect():
         if leads(values):  # who has locked it for the others
             refuse_foreign(chosen.output_dir)
-        if values is not None and (wish := resumption.wanted(values, chosen.output_dir)):
+        if values is not None and (request := resumption.requested(values, chosen.output_dir)):
             if touch and chosen.output_dir.is_dir():
                 occupy(chosen.output_dir)  # or a living run might be writing what is verified
-            found = resumption.find(wish, chosen.output_dir, touch=touch)
-            if found is not None and found.path is not None:
+            found = resumption.find(
+                request, chosen.output_dir, verifies=leads(values), renames=touch
+            )
+            if found is not None and found.path is not None and leads(values):
                 refuse_code(found.path)
     if values is not None:
         _refuse_unknown_metric(values, recipe)
@@ -141,10 +144,10 @@ def _prepare(chosen: Settings, progress: Progress, rehearsal: bool) -> Prepared:
                 return Prepared(chosen, found, configuration, found.step, is_done=True)
         rows = recipe.prepared["train"]
     steps = provenance.steps(values, rows)
-    if values.profile and found is None and steps < values.profile + BEFORE:
+    if values.profile and found is None and steps < values.profile + WARMUP_STEPS:
         raise UserError(
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
-            f"{BEFORE} are not profiled"
+            f"{WARMUP_STEPS} are not profiled"
         )
     if "logging_steps" not in chosen.given and steps > MOST_LOGGED * values.logging_steps:
         chosen = replace(chosen, training={**chosen.training, "logging_steps": 1 / MOST_LOGGED})
@@ -249,14 +252,14 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
         if values is not None:
             is_cut = not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut"
             if is_cut:  # or a text is several rows
-                sampler.refuse_too_few(values, len(rows))
+                sampler.require_a_step(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
                     f"--label_smoothing_factor: a task of {recipe.kind.name} has no classes of "
                     "which a row has one"
                 )
             if values.class_sampling == "balanced":
-                sampler.refuse_no_classes(recipe.kind.targets(targets.values(rows)))
+                sampler.require_classes(recipe.kind.targets(targets.values(rows)))
         if isinstance(recipe, TextRecipe):
             lengths.check_tokens(recipe)
         if recipe.weights is not None and values is not None:
@@ -317,7 +320,7 @@ def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | N
 
 def _endless_warmup(values: ArgumentValues, steps: int) -> str | None:
     """Return a sentence if the learning rate only rises; below 1 it is a share of the steps."""
-    if values.warmup_steps < max(1, steps) or values.lr_scheduler_type in NO_WARMUP:
+    if values.warmup_steps < max(1, steps) or values.lr_scheduler_type in _NO_WARMUP:
         return None
     return (
         f"--warmup_steps {values.warmup_steps:g}: the run has {counted(steps, 'step')}, so the "

@@ -191,7 +191,7 @@ def steps(arguments: FinetuneArguments | ArgumentValues, rows: Dataset) -> int:
     """
     from finetune.training.sampler import GlobalBatchSampler
 
-    an_epoch = len(GlobalBatchSampler.of(arguments, rows).sizes)
+    an_epoch = len(GlobalBatchSampler.from_arguments(arguments, rows).sizes)
     if arguments.max_steps > 0:
         return arguments.max_steps
     return math.ceil(arguments.num_train_epochs * an_epoch)

@@ -1,6 +1,7 @@
-"""Which checkpoint a training goes on from; :mod:`.changes` is about whether it is still the same.
+"""Which checkpoint a training continues from; :mod:`.changes` is about whether it is the same.
 
-A checkpoint is verified before anything else changes; one that is damaged is renamed and told.
+A checkpoint is verified before anything else changes; one that is not complete is renamed, and that
+is printed.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a training goes on from.
+    """What a training continues from.
 
     Attributes:
         path: The checkpoint, verified; None to start from the beginning.
-        directory: The run it belongs to.
+        directory: The run that it belongs to.
         manifest: That run's, where it can be read.
-        configuration: What it was made by.
-        in_place: Whether it goes on in the directory of the run; nothing is moved aside then.
+        configuration: What the checkpoint was made by.
+        in_place: Whether it continues in the directory of the run; nothing is moved aside then.
         notes: What the user should know.
     """
 
@@ -55,123 +56,136 @@ class Resumption:
     @property
     def finished(self) -> bool:
         """Whether the run came to its end and has its results."""
-        ended = self.manifest is not None and self.manifest.status == "finished"
-        return ended and (self.directory / METRICS).exists()
+        is_ended = self.manifest is not None and self.manifest.status == "finished"
+        return is_ended and (self.directory / METRICS).exists()
 
 
-def wanted(values: ArgumentValues, output_dir: Path) -> str | None:
+def requested(values: ArgumentValues, output_dir: Path) -> str | None:
     """Return what is to be resumed: ``resume``, ``last``, a path, or None to begin a new run.
 
-    A job that was started again goes on with its own run, which is not whatever lies there.
+    A job that was started again continues its own run, not whatever is in the directory.
 
     Raises:
-        UserError: if both flags are given.
+        UserError: If both flags are given.
     """
-    named: str | None = values.resume_from_checkpoint
-    if named in ("true", "True"):
-        named = "last"
-    if values.resume and named:
+    path: str | None = values.resume_from_checkpoint
+    if path in ("true", "True"):
+        path = "last"
+    if values.resume and path:
         raise UserError(
-            "--resume and --resume_from_checkpoint are mutually exclusive: --resume goes on from "
+            "--resume and --resume_from_checkpoint are mutually exclusive: --resume continues from "
             "the newest checkpoint, and starts where there is none"
         )
     if values.resume:
         return "resume"
-    again = distributed.was_restarted() and _is_of_this_job(output_dir)
-    return "resume" if again and (not named or checkpoint.committed(output_dir)) else named
+    is_restarted = distributed.was_restarted() and _is_of_this_job(output_dir)
+    has_checkpoints = bool(checkpoint.list_checkpoints(output_dir))
+    return "resume" if is_restarted and (not path or has_checkpoints) else path
 
 
 def _is_of_this_job(directory: Path) -> bool:
-    known = status_and_process(directory)
-    process = known[1] if known is not None else None
+    status = status_and_process(directory)
+    process = status[1] if status is not None else None
     if process is None:
         return False
-    theirs, mine = process.job or "", distributed.job() or ""
-    if process.host != platform.node() and theirs.startswith("torchrun"):  # its agent is another
-        return theirs.split()[:2] == mine.split()[:2]
-    return theirs == mine
+    job, this_job = process.job or "", distributed.job() or ""
+    if process.host != platform.node() and job.startswith("torchrun"):  # its agent is another
+        return job.split()[:2] == this_job.split()[:2]
+    return job == this_job
 
 
-def find(wish: str | None, output_dir: Path, *, touch: bool) -> Resumption | None:
-    """Return what to go on from; damaged checkpoints on the way to it are renamed.
+def find(
+    request: str | None, output_dir: Path, *, verifies: bool = True, renames: bool = False
+) -> Resumption | None:
+    """Return what to continue from.
 
     Args:
-        wish: Of :func:`wanted`.
+        request: From :func:`requested`.
         output_dir: Where the run is, or will be.
-        touch: Whether damaged checkpoints may be renamed; else they are only told.
+        verifies: Whether this process reads every byte; the others go by the names that are left.
+        renames: Whether checkpoints that are not complete may be renamed; else they are only
+            reported.
 
     Returns:
         None for a new run.
 
     Raises:
-        UserError: if there is nothing to go on from, or nothing whole.
+        UserError: If there is nothing to continue from, or nothing complete.
     """
-    if wish is None:
+    if request is None:
         return None
-    if wish not in ("resume", "last"):
-        return _named(Path(wish).expanduser(), output_dir)
-    if touch:
-        checkpoint.clear(output_dir)  # one that was being replaced is put back
-    manifest, known = _manifest(output_dir), checkpoint.committed(output_dir)
-    damaged: dict[Path, str] = {}
-    for path in known:
-        if (reason := checkpoint.problem(path)) is None:
-            tell = checkpoint.set_aside if touch else checkpoint.damaged
-            notes = [tell(*each) for each in damaged.items()]
-            return _from(path, output_dir, manifest, notes)
-        damaged[path] = reason
-    if manifest is not None and not known:
-        ended = Resumption(None, output_dir, manifest, manifest.configuration)
-        if ended.finished:
-            return ended
-    if wish == "resume" and not known:
+    if request not in ("resume", "last"):
+        return _find_path(Path(request).expanduser(), output_dir, verifies=verifies)
+    manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
+    path, problems = _newest(output_dir, verifies=verifies)
+    if path is not None:
+        if renames:
+            damaged = paths[: paths.index(path)]
+            problems = [
+                f"{problem}: renamed to {checkpoint.set_aside(newer, 'damaged').name}"
+                for newer, problem in zip(damaged, problems, strict=True)
+            ]
+        return _continue_from(path, output_dir, manifest, problems)
+    if manifest is not None and not paths:
+        finished = Resumption(None, output_dir, manifest, manifest.configuration)
+        if finished.finished:
+            return finished
+    if request == "resume" and not paths:
         return Resumption(None, output_dir, manifest) if output_dir.exists() else None
-    flag = "--resume" if wish == "resume" else "--resume_from_checkpoint last"
-    told = [f"{flag}: no {'whole ' * bool(known)}checkpoint in {output_dir}"]
-    told += [checkpoint.damaged(*each) for each in damaged.items()]
-    raise UserError("; ".join([*told, "leave the flag out to start from the beginning"]))
+    flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
+    reasons = [f"{flag}: no {'complete ' * bool(paths)}checkpoint in {output_dir}", *problems]
+    raise UserError("; ".join([*reasons, "leave the flag out to start from the beginning"]))
 
 
-def agreed(found: Resumption | None, output_dir: Path) -> Resumption | None:
-    """Go back to the newest checkpoint that is whole on every machine, which each has a disk of.
+def _newest(directory: Path, *, verifies: bool) -> tuple[Path | None, list[str]]:
+    if verifies:
+        return checkpoint.newest_complete(directory)
+    paths = checkpoint.list_checkpoints(directory)
+    return next((path for path in paths if (path / Checkpoint.NAME).exists()), None), []
 
-    Every rank calls it, inside the process group.
+
+def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resumption | None:
+    """Go back to the newest checkpoint that is complete on every machine, which has its own disk.
+
+    Every process calls it, inside the process group.
 
     Raises:
-        UserError: on every rank, if a machine has none where others do.
+        UserError: On every process, if a machine has none where others have one.
     """
     while True:
-        steps = distributed.gather(found.step if found is not None else 0)
+        steps = distributed.gather(resumption.step if resumption is not None else 0)
         if len(set(steps)) == 1:
-            return found
-        if not (least := min(steps)):
+            return resumption
+        if not (fewest := min(steps)):
             raise UserError(
-                f"--output_dir {output_dir}: rank {steps.index(0)} has no whole checkpoint there, "
-                f"and rank {steps.index(max(steps))} has checkpoint-{max(steps)}: copy that to "
-                "every machine, or remove the directory on all of them to start again"
+                f"--output_dir {output_dir}: rank {steps.index(0)} has no complete checkpoint "
+                f"there, and rank {steps.index(max(steps))} has checkpoint-{max(steps)}: copy that "
+                "to every machine, or remove the directory on all of them to start again"
             )
-        if found is not None and found.step > least:
-            known = checkpoint.committed(output_dir)
-            older = [path for path in known if (checkpoint.number(path) or 0) <= least]
-            whole = next((path for path in older if checkpoint.problem(path) is None), None)
-            found = None if whole is None else _from(whole, output_dir, found.manifest, found.notes)
+        if resumption is not None and resumption.step > fewest:
+            path, _ = checkpoint.newest_complete(output_dir, at_most=fewest)
+            if path is None:
+                resumption = None
+            else:
+                manifest, notes = resumption.manifest, resumption.notes
+                resumption = _continue_from(path, output_dir, manifest, notes)
 
 
-def _named(path: Path, output_dir: Path) -> Resumption:
+def _find_path(path: Path, output_dir: Path, *, verifies: bool) -> Resumption:
     flag = f"--resume_from_checkpoint {path}"
     if not (path / checkpoint.STATE).exists():
         raise UserError(f"{flag}: expected 'last' or a directory that holds a {checkpoint.STATE}")
     path = path.resolve()
-    if (reason := checkpoint.problem(path)) is not None:
-        others = [each for each in checkpoint.committed(path.parent) if each != path]
-        whole = next((each for each in others if checkpoint.problem(each) is None), None)
-        instead = f"; {whole} is whole" if whole else ""
+    if verifies and (reason := checkpoint.problem(path)) is not None:
+        newest, _ = checkpoint.newest_complete(path.parent)
+        instead = f"; {newest} is complete" if newest else ""
         raise UserError(f"{flag} is damaged ({reason}){instead}")
     in_place = path.parent == output_dir.resolve()
-    return _from(path, path.parent, _manifest(path.parent), [], in_place=in_place)
+    manifest = _read_manifest(path.parent)
+    return _continue_from(path, path.parent, manifest, [], in_place=in_place)
 
 
-def _from(
+def _continue_from(
     path: Path,
     directory: Path,
     manifest: Manifest | None,
@@ -186,21 +200,18 @@ def _from(
             f"be resumed from it; its model can be trained further as --model {path}"
         )
     state = json.loads((path / checkpoint.STATE).read_text(encoding="utf-8"))
-    best = state.get("best_global_step")
-    kept = directory / f"checkpoint-{best}"
-    reason = None
-    if best and kept.name != path.name:
-        reason = checkpoint.problem(kept) if kept.exists() else "it is gone"
-    if reason is not None:
+    step = state.get("best_global_step")
+    best = directory / f"checkpoint-{step}"
+    if step and best.name != path.name and not (best / Checkpoint.NAME).exists():
         notes = [
             *notes,
-            f"the best checkpoint so far, {kept.name}, cannot be loaded ({reason}): unless a "
-            "better one comes, the model of the last step is kept",
+            f"the best checkpoint so far, {best.name}, is not complete or is gone: unless a better "
+            "one comes, the model of the last step is saved",
         ]
     return Resumption(path, directory, manifest, saved.configuration, in_place, notes)
 
 
-def _manifest(directory: Path) -> Manifest | None:
+def _read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a run; None if there is none that can be read."""
     try:
         return Manifest.read(directory) if (directory / MANIFEST).exists() else None

@@ -93,7 +93,7 @@ def folded(
     assert trainer.model is not None
     head.fold(head.last_linear(trainer.model, task.width), after.scale, after.shift)
     moved = after(outputs)
-    losses = trainer.compute_loss_func.of_rows(torch.as_tensor(moved), torch.as_tensor(targets))
+    losses = trainer.row_loss.evaluation_losses(torch.as_tensor(moved), torch.as_tensor(targets))
     scores = {"loss": losses.double().mean().item()}
     if trainer.compute_metrics is not None:
         scores |= trainer.compute_metrics(EvalPrediction(moved, targets))

@@ -29,21 +29,13 @@ _AVERAGES = ("macro", "micro", "weighted", "samples")
 _HUGE = 1e9
 
 
-def speed(found: Mapping[str, Any]) -> str:
+def speed(rates: Mapping[str, Any]) -> str:
     """Return the throughput of the steps of a run, from ``speed`` of its ``run.json``."""
-    if not found:
+    if not rates:
         return "no step was done"
-    text = f"{found['rows_per_second']:,.1f} samples/s"
-    if found["tokens_per_second"] is not None:
-        text += f", {found['tokens_per_second']:,.0f} tokens/s"
-    if found.get("share_of_peak", 0.0) >= 0.005:  # less is 0%: a model too small to tell by
-        flops = found["model_flops_per_second"]
-        unit, size = ("TFLOP/s", 1e12) if flops >= 1e12 else ("GFLOP/s", 1e9)
-        share = found["share_of_peak"]
-        told = f"{share:.0%} of measured matmul peak"
-        if share > 1:  # what is measured in a moment was slowed down by other processes
-            told = "more than the matmul peak that was measured while the machine was busy"
-        text += f"; {flops / size:,.1f} {unit}, {told}"
+    text = f"{rates['rows_per_second']:,.1f} samples/s"
+    if rates.get("tokens_per_second") is not None:
+        text += f", {rates['tokens_per_second']:,.0f} tokens/s"
     return text
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from finetune.tasks.base import Task
 
 PREDICTIONS, LOGITS = "predictions.parquet", "logits.npy"
-PROFILE = Path("profile", "profile.json")
+PROFILE = Path("profile", "operators.txt")
 
 
 @dataclass(frozen=True)
@@ -282,10 +281,10 @@ class Run:
         return rows
 
     @property
-    def profile(self) -> dict[str, Any] | None:
-        """Where the time of a few steps went; None without ``--profile``."""
+    def profile(self) -> str | None:
+        """The table of the slowest operators of a few steps; None without ``--profile``."""
         path = self.path / PROFILE
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
     def recipe(self, *, scores: bool = True) -> Recipe:
         """Return the recipe with the options it had; model and tokenizer are those of the run.

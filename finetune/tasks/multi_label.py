@@ -123,7 +123,7 @@ class MultiLabel(Task[ScoredLabels]):
 
         evaluated = self.evaluation_loss(rows)
         if weights is None:
-            return GlobalLoss(evaluated, training_rows=rows)
+            return GlobalLoss(evaluated, training_loss=rows)
         chosen: Any = self.losses[self.loss_function or next(iter(self.losses))]
         positive = tensor(weights, dtype=float32)
 
@@ -131,7 +131,7 @@ class MultiLabel(Task[ScoredLabels]):
             loss: torch.Tensor = chosen(logits, targets, positive.to(logits.device))
             return loss
 
-        return GlobalLoss(evaluated, training_rows=weighted)
+        return GlobalLoss(evaluated, training_loss=weighted)
 
     # ---- from outputs to predictions -------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class SingleLabel(Task[ScoredRows]):
 
         return GlobalLoss(
             self.evaluation_loss(rows),
-            training_rows=rows,
+            training_loss=rows,
             class_weights=() if weights is None else tuple(weights.tolist()),
         )
 

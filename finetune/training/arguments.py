@@ -26,7 +26,7 @@ def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-@dataclass
+@dataclass(repr=False)  # the library's hides tokens
 class FinetuneArguments(TrainingArguments):
     """Every field of ``TrainingArguments`` under its own name, and these.
 
@@ -63,13 +63,13 @@ class FinetuneArguments(TrainingArguments):
     )
     resume: bool = _option(
         False,
-        "go on from the newest checkpoint of the run in --output_dir that is whole, or start where "
-        "it has none; a finished run shows its results",
+        "continue the run in --output_dir from its newest complete checkpoint, or start where it "
+        "has none; a finished run shows its results",
     )
     resume_from_checkpoint: str | None = _option(
         None,
-        "a checkpoint to go on from, or last: the newest that is whole of the run in --output_dir, "
-        "which must have one",
+        "a checkpoint to continue from, or last: the newest complete one of the run, which must "
+        "have one",
     )
     allow_changed: str | None = _option(
         None,
@@ -100,11 +100,6 @@ class FinetuneArguments(TrainingArguments):
         "dropout, padding, memory allocation, gradient averaging), off for those of the "
         "libraries; no effect elsewhere",
     )
-    on_nonfinite: str = _option(
-        "stop",
-        "what to do about a step whose loss or gradient is not finite: stop, or skip it without "
-        "advancing the learning-rate schedule (ten in a row stop)",
-    )
     profile: int | None = _option(None, "profile N steps after the first two")
     baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
@@ -131,14 +126,13 @@ class FinetuneArguments(TrainingArguments):
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = distributed.ranks().rank != 0 or not watched
         checks.refuse(self)
-        if self.auto_find_batch_size:
-            raise UserError(
-                "--auto_find_batch_size is for the command line, finetune.train and "
-                "finetune.launch: a trainer alone would change the global batch"
-            )
         resolve(self)
         threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the token out: the library writes the arguments into every checkpoint."""
+        return {**self.__dict__, "hub_token": None}
 
     @property
     def should_save(self) -> bool:
@@ -164,31 +158,29 @@ class ArgumentValues(SimpleNamespace):
     def build(self) -> FinetuneArguments:
         """Return the training arguments; in a job of several processes the group must exist.
 
-        Without ``auto_find_batch_size``, by which the library would change the global batch: the
-        pipeline finds the accumulation before a trainer is built.
-
         Raises:
             UserError: in the library's words, if they contradict each other.
         """
         try:
-            return FinetuneArguments(**vars(self) | {"auto_find_batch_size": False})
+            return FinetuneArguments(**vars(self))
         except (ValueError, ImportError) as error:
             raise UserError(str(error)) from error
 
 
-def resolved(given: Mapping[str, Any]) -> ArgumentValues:
-    """Return the values of all training arguments: those in ``given``, and defaults.
+def resolve_values(options: Mapping[str, Any]) -> ArgumentValues:
+    """Return the values of all training arguments: those in ``options``, and defaults.
 
     Raises:
         UserError: what is wrong with them, as far as the toolkit's own rules go.
     """
     values = ArgumentValues()
-    for each in fields(FinetuneArguments):
-        if each.default_factory is not MISSING:
-            setattr(values, each.name, each.default_factory())
-        elif each.init:
-            setattr(values, each.name, None if each.default is MISSING else each.default)
-    vars(values).update(given)
+    for argument in fields(FinetuneArguments):
+        if argument.default_factory is not MISSING:
+            setattr(values, argument.name, argument.default_factory())
+        elif argument.init:
+            default = None if argument.default is MISSING else argument.default
+            setattr(values, argument.name, default)
+    vars(values).update(options)
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
     checks.refuse(values)
     resolve(values)

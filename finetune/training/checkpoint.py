@@ -1,11 +1,10 @@
-"""Checkpoints that are there whole or not at all: ``checkpoint-N/``, each with a manifest.
+"""Complete checkpoints: ``checkpoint-N/`` as ``Trainer`` writes it, then ``checkpoint.json``.
 
-A checkpoint is written below ``.uncommitted/``, which neither the library's rotation nor a resume
-looks into. When every process has written its part, :func:`commit` adds ``checkpoint.json`` (files,
-sizes, checksums), forces all of it to the disk and renames the directory, in one step, to the name
-under which it is found. What has another name or no manifest was never committed.
+``checkpoint.json`` lists the files with sizes and checksums, and is written when every process has
+written its part and all of it is on the disk. A directory without it, or that does not match it, is
+not a complete checkpoint and is never resumed from.
 
-A checksum tells damage, not malice: whoever can write the files can write the manifest too.
+A checksum shows damage, not malice: whoever can write the files can write ``checkpoint.json`` too.
 Importing this imports neither torch nor transformers.
 """
 
@@ -16,9 +15,8 @@ import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,77 +25,74 @@ import xxhash
 from finetune.errors import UserError
 from finetune.training.manifest import File
 
-UNCOMMITTED = ".uncommitted"
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
-#: Files that the libraries may load if they lie in a checkpoint; an editor or a system adds others.
+#: Files that the libraries may load from a checkpoint; an editor or a system adds others.
 _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
 _NAME = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
-_READ_AT_ONCE = 1 << 22  # bytes
+_BLOCK = 1 << 22  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(File):
-    """``checkpoint.json``."""
+    """``checkpoint.json``.
+
+    Attributes:
+        step: Optimizer steps that are done.
+        world_size: Processes of the training that saved it.
+        files: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
+        configuration: What a training that resumes from here has to share; see
+            :mod:`finetune.pipeline.changes`.
+        configuration_hash: Of it.
+        pending: What the step still had to do when it was saved, and the loss since the last log;
+            see :meth:`finetune.training.trainer.Trainer.pending`.
+    """
 
     NAME = "checkpoint.json"
     RECORDS = {}
 
     step: int
-    world_size: int  # of the training that saved it
-    #: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
+    world_size: int
     files: dict[str, dict[str, Any]]
-    #: What a training that goes on from here has to share; see ``pipeline.resumption``.
     configuration: dict[str, Any]
     configuration_hash: str
+    pending: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
 
 
-def commit(staged: Path, final: Path, world_size: int, configuration: Mapping[str, Any]) -> None:
-    """Describe a checkpoint that all processes have written, force it to disk and rename it.
+def complete(
+    path: Path, world_size: int, configuration: Mapping[str, Any], pending: Mapping[str, Any]
+) -> None:
+    """Flush a checkpoint that all processes have written to the disk, and describe it.
 
     Args:
-        staged: Where it was written: below :data:`UNCOMMITTED`, on the file system of ``final``.
-        final: ``.../checkpoint-N``. One that is there is replaced.
+        path: ``.../checkpoint-N``.
         world_size: The processes that wrote it.
         configuration: See :class:`Checkpoint`.
+        pending: Likewise.
     """
-    step = number(final)
+    step = number(path)
     assert step is not None
+    names = sorted(_files(path))
+    for name in names:
+        _flush(path / name)
     Checkpoint(
         step=step,
         world_size=world_size,
-        files={name: _described(staged / name) for name in sorted(_files(staged))},
+        files={name: _describe(path / name) for name in names},
         configuration=dict(configuration),
-        configuration_hash=configuration_hash(configuration),
-    ).write(staged)
-    for directory, _, names in os.walk(staged):
-        for name in [*names, "."]:
-            _force_to_disk(Path(directory, name))
-    replaced = final.parent / UNCOMMITTED / f"{final.name}.replaced"
-    if final.exists():  # see `clear`, where this is interrupted
-        final.rename(replaced)
-    staged.rename(final)
-    _force_to_disk(final.parent)
-    shutil.rmtree(final.parent / UNCOMMITTED, ignore_errors=True)  # with what was replaced
+        configuration_hash=_hash(configuration),
+        pending=dict(pending),
+    ).write(path)
+    for directory in (path / Checkpoint.NAME, path, path.parent):
+        _flush(directory)
 
 
-def clear(directory: Path) -> None:
-    """Remove what a killed training left below :data:`UNCOMMITTED`."""
-    uncommitted = directory / UNCOMMITTED
-    if uncommitted.is_symlink() or uncommitted.is_file():
-        uncommitted.unlink()
-    for replaced in uncommitted.glob("*.replaced") if uncommitted.is_dir() else ():
-        if not (final := directory / replaced.stem).exists():
-            replaced.rename(final)
-    shutil.rmtree(uncommitted, ignore_errors=True)
-
-
-def committed(directory: Path) -> list[Path]:
+def list_checkpoints(directory: Path) -> list[Path]:
     """Return the checkpoints of a run by their names, those of most steps first."""
     if not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if number(path) is not None and path.is_dir()]
-    return sorted(found, key=lambda path: -(number(path) or 0))
+    paths = [path for path in directory.iterdir() if number(path) is not None and path.is_dir()]
+    return sorted(paths, key=lambda path: -(number(path) or 0))
 
 
 def number(path: Path) -> int | None:
@@ -113,113 +108,87 @@ def problem(path: Path) -> str | None:
         A clause that names the file: ``optimizer.pt is missing``.
 
     Raises:
-        UserError: if this user may not read it, which is no damage.
+        UserError: If a file cannot be read, which is no damage.
     """
+    if not (path / Checkpoint.NAME).exists():
+        return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
     try:
-        manifest = Checkpoint.read(path)
-        if number(path) is None:
-            return f"its name is not that of a checkpoint: rename it to checkpoint-{manifest.step}"
-        if manifest.step != number(path):
-            return f"{Checkpoint.NAME} is of step {manifest.step:,}"
-        if configuration_hash(manifest.configuration) != manifest.configuration_hash:
+        content = Checkpoint.read(path)
+        if number(path) != content.step:
+            return f"{Checkpoint.NAME} is of checkpoint-{content.step}"
+        if _hash(content.configuration) != content.configuration_hash:
             return f"{Checkpoint.NAME} was changed"
-        present = _files(path) - {Checkpoint.NAME}
-        for name in sorted(present | manifest.files.keys()):
-            if name not in present:
+        names = _files(path) - {Checkpoint.NAME}
+        for name in sorted(names | content.files.keys()):
+            if name not in names:
                 return f"{name} is missing"
-            if name not in manifest.files:
+            if name not in content.files:
                 if _LOADED.fullmatch(name):
                     return f"{name} was not there when it was saved"
-                continue
-            expected, size = manifest.files[name], (path / name).stat().st_size
-            if size != expected["bytes"]:
-                return f"{name} has {size:,} bytes, expected {expected['bytes']:,}"
-            if _described(path / name) != expected:
-                return f"{name} does not match its checksum"
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
-        if state["global_step"] != manifest.step:
-            return f"{STATE} is of step {state['global_step']:,}"
+            elif (facts := _describe(path / name)) != content.files[name]:
+                return f"{name} does not match its checksum ({facts['bytes']:,} bytes)"
     except UserError as error:
         return str(error).removeprefix(f"{path}/")
-    except FileNotFoundError as error:
-        missing = Path(str(error.filename)).name
-        if missing == Checkpoint.NAME:
-            return (
-                f"it has no {missing}: it was never completed, or is of another trainer or of a "
-                "release before checksums"
-            )
-        return f"{missing} is missing"
-    except PermissionError as error:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"it cannot be read: {error!r}"
+    except (KeyError, TypeError, AttributeError) as error:
+        return f"{Checkpoint.NAME} cannot be read: {error!r}"
+    except OSError as error:
+        raise UserError(f"{error.filename or path} cannot be read: {error.strerror}") from error
     return None
 
 
-def set_aside(path: Path, reason: str) -> str:
-    """Rename a damaged checkpoint, so that nothing takes it for a whole one.
+def newest_complete(directory: Path, at_most: int | None = None) -> tuple[Path | None, list[str]]:
+    """Return the newest complete checkpoint of a run, and what is wrong with those after it.
 
-    Returns:
-        A sentence that says so.
+    Args:
+        directory: Of the run.
+        at_most: The most steps that it may have; None for any.
     """
-    return f"{damaged(path, reason)}: renamed to {_renamed(path, 'damaged').name}"
+    problems: list[str] = []
+    for path in list_checkpoints(directory):
+        if at_most is not None and (number(path) or 0) > at_most:
+            continue
+        reason = problem(path)
+        if reason is None:
+            return path, problems
+        problems.append(f"{path} is damaged ({reason})")
+    return None, problems
 
 
-def damaged(path: Path, reason: str) -> str:
-    """Return the sentence that says so."""
-    return f"{path} is damaged ({reason})"
+def set_aside(path: Path, prefix: str) -> Path:
+    """Rename a checkpoint, so that nothing takes it for one: ``damaged-checkpoint-9``.
 
-
-def set_later_aside(directory: Path, step: int) -> list[str]:
-    """Rename the checkpoints after a step, from which another training goes on.
-
-    Returns:
-        A sentence for each.
+    Raises:
+        UserError: If it cannot be renamed.
     """
-    later = [path for path in committed(directory) if (number(path) or 0) > step]
-    return [
-        f"{path} is not of this continuation: renamed to {_renamed(path, 'later').name}"
-        for path in later
-    ]
-
-
-def _renamed(path: Path, prefix: str) -> Path:
-    aside, count = path.with_name(f"{prefix}-{path.name}"), 1
-    while aside.exists():
-        aside, count = path.with_name(f"{prefix}-{path.name}.{count}"), count + 1
+    new, count = path.with_name(f"{prefix}-{path.name}"), 1
+    while new.exists():
+        new, count = path.with_name(f"{prefix}-{path.name}.{count}"), count + 1
     try:
-        path.rename(aside)
+        path.rename(new)
     except OSError as error:
         raise UserError(f"{path} cannot be renamed: {error.strerror}") from error
-    return aside
+    return new
 
 
-def rotate(directory: Path, limit: int | None, keep: Path | None) -> None:
-    """Delete the oldest checkpoints beyond ``limit``, but neither the newest nor ``keep``.
+def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
+    """Delete the oldest checkpoints beyond ``limit``, but neither the newest nor the best.
 
     Args:
         directory: Of the run.
         limit: Checkpoints that stay; all if None or 0.
-        keep: One that stays in any case, the best.
+        best: The best checkpoint, which stays.
     """
-    known = committed(directory)
-    if not limit or not known:
+    paths = list_checkpoints(directory)
+    if not limit or not paths:
         return
-    kept = {path.resolve() for path in (known[0], keep) if path is not None}
-    surplus = max(0, len(known) - max(limit, len(kept)))
-    for path in [path for path in reversed(known) if path.resolve() not in kept][:surplus]:
-        remove(path)
+    protected = {path.resolve() for path in (paths[0], best) if path is not None}
+    surplus = max(0, len(paths) - max(limit, len(protected)))
+    for path in [path for path in reversed(paths) if path.resolve() not in protected][:surplus]:
+        (path / Checkpoint.NAME).unlink(missing_ok=True)  # first, so that no half of it counts
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def remove(path: Path) -> None:
-    """Delete a checkpoint, which loses its name before its first file."""
-    uncommitted = path.parent / UNCOMMITTED
-    uncommitted.mkdir(exist_ok=True)
-    path.rename(Path(tempfile.mkdtemp(dir=uncommitted), path.name))
-    shutil.rmtree(uncommitted, ignore_errors=True)
-
-
-def configuration_hash(configuration: Mapping[str, Any]) -> str:
+def _hash(configuration: Mapping[str, Any]) -> str:
     """Return a hash of a configuration, whatever the order of its names."""
     text = json.dumps(configuration, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -233,20 +202,15 @@ def _files(directory: Path) -> set[str]:
     }
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> dict[str, Any]:
     checksum = xxhash.xxh3_128()
-    for part in _parts(path):
-        checksum.update(part)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            checksum.update(block)
     return {"bytes": path.stat().st_size, "xxh3_128": checksum.hexdigest()}
 
 
-def _parts(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while part := file.read(_READ_AT_ONCE):
-            yield part
-
-
-def _force_to_disk(path: Path) -> None:
+def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

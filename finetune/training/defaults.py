@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 from finetune.errors import UserError, typed_as
 from finetune.statistics.directions import DIRECTIONS
-from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolved
+from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolve_values
 from finetune.training.resolution import BATCH_SIZES
 from finetune.training.retired import option_suggestion, successor
 
@@ -44,7 +44,6 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
     if mistakes := unknown or _wrong_types({**defaults, **given}):
         raise UserError(*mistakes)
     defaults, given = dict(defaults), dict(given)
-    keep_secret(given)
     if asked := [name for name in BATCH_SIZES if given.get(name) is not None]:
         if len(asked) > 1:
             raise UserError(f"--{' and --'.join(asked)} are mutually exclusive: give one")
@@ -56,7 +55,7 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
     chosen = {**defaults, **given}.get("metric_for_best_model")
     if DIRECTIONS.get(str(chosen).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
         defaults.setdefault("greater_is_better", False)
-    return resolved({**defaults, **given})
+    return resolve_values({**defaults, **given})
 
 
 def _wrong_types(values: Mapping[str, Any]) -> list[str]:
@@ -66,25 +65,16 @@ def _wrong_types(values: Mapping[str, Any]) -> list[str]:
         allowed = get_args(hints[name]) or (hints[name],)
         if not (set(allowed) <= _ABSTRACT.keys()) or (isinstance(value, bool) and bool in allowed):
             continue
-        kinds = tuple(_ABSTRACT[each] for each in allowed if each is not bool)
+        kinds = tuple(_ABSTRACT[kind] for kind in allowed if kind is not bool)
         if isinstance(value, bool) or not isinstance(value, kinds):
-            wanted = " or ".join(typed_as(each) for each in allowed if each is not NoneType)
-            mistakes.append(f"--{name}: expected {wanted}, found {value!r}")
+            expected = " or ".join(typed_as(kind) for kind in allowed if kind is not NoneType)
+            mistakes.append(f"--{name}: expected {expected}, found {value!r}")
     return mistakes
 
 
 def training_names() -> set[str]:
     """Every training argument that can be set."""
-    return {each.name for each in fields(FinetuneArguments) if each.init} - set(REFUSED)
-
-
-def keep_secret(training: dict[str, Any]) -> None:
-    """Take ``hub_token`` out: the library would write it into every checkpoint in plain text.
-
-    It reads the environment variable as well.
-    """
-    if token := training.pop("hub_token", None):
-        os.environ["HF_TOKEN"] = token
+    return {argument.name for argument in fields(FinetuneArguments) if argument.init} - set(REFUSED)
 
 
 def _follow(given: Mapping[str, Any], defaults: dict[str, Any]) -> None:

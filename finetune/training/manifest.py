@@ -27,7 +27,7 @@ class Record:
     """A dataclass that can be read like the JSON it is written as: ``run.metrics["test"]``."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in {each.name for each in dataclasses.fields(self)}:  # type: ignore[arg-type]
+        if name not in {field.name for field in dataclasses.fields(self)}:  # type: ignore[arg-type]
             raise KeyError(name)
         return getattr(self, name)
 
@@ -140,7 +140,6 @@ class Manifest(File):
     steps_before: int = 0  # the run was resumed
     stopped_early: str | None = None  # why, if it was before the last step
     stopped_by: str | None = None  # the signal that interrupted it
-    skipped_steps: int = 0  # whose loss or gradient was not finite; see ``nonfinite.json``
     failure: str | None = None  # why, where the status is diverged or failed
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
@@ -201,12 +200,12 @@ class Metrics(File):
     @classmethod
     def read(cls, directory: Path) -> Self:
         """Read the file; a score that was not finite, null in the file, is NaN."""
-        found = super().read(directory)
+        metrics = super().read(directory)
         return dataclasses.replace(
-            found,
-            validation=_numbers(found.validation),
-            test=_numbers(found.test),
-            baseline={name: _numbers(scores) for name, scores in found.baseline.items()},
+            metrics,
+            validation=_numbers(metrics.validation),
+            test=_numbers(metrics.test),
+            baseline={name: _numbers(scores) for name, scores in metrics.baseline.items()},
         )
 
 
@@ -257,26 +256,28 @@ def _numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 def _filled(kind: type[Any], content: Mapping[str, Any], path: Path) -> Any:
     fields = dataclasses.fields(kind)
-    needed = {
-        each.name
-        for each in fields
-        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    required = {
+        record_field.name
+        for record_field in fields
+        if record_field.default is dataclasses.MISSING
+        and record_field.default_factory is dataclasses.MISSING
     }
-    if missing := sorted(needed - set(content)):
+    if missing := sorted(required - set(content)):
         raise UserError(
             f"{path} lacks {', '.join(missing)}: it was not written by this toolkit, or by a "
             "release too old to be read; train the run again"
         )
-    for each in fields:
-        usual = _SHAPES.get(str(each.type).partition("[")[0])
-        if usual is not None and not isinstance(content.get(each.name, usual()), usual):
+    for record_field in fields:
+        name, shape = record_field.name, _SHAPES.get(str(record_field.type).partition("[")[0])
+        if shape is not None and not isinstance(content.get(name, shape()), shape):
             raise UserError(
-                f"{path} is damaged: {each.name} is {str(content[each.name])[:40]!r}, expected "
-                f"{'an object' if usual is dict else 'a list'}"
+                f"{path} is damaged: {name} is {str(content[name])[:40]!r}, expected "
+                f"{'an object' if shape is dict else 'a list'}"
             )
     if kind is Manifest and not (
         isinstance(content["recipe"], str)
-        and all(isinstance(each, dict) for each in content["scoring"].values())
+        and all(isinstance(options, dict) for options in content["scoring"].values())
     ):
         raise UserError(f"{path} is damaged: expected the name of a recipe and its metrics")
-    return kind(**{each.name: content[each.name] for each in fields if each.name in content})
+    names = {record_field.name for record_field in fields}
+    return kind(**{name: value for name, value in content.items() if name in names})

@@ -46,46 +46,45 @@ def refuse_code(checkpoint: str | Path) -> None:
     mistakes = []
     for path in sorted(Path(checkpoint).rglob("*")):
         if path.name == _METADATA:
-            look: Callable[[Path], list[str]] = _in_shards
+            find_globals: Callable[[Path], list[str]] = _globals_of_shards
         elif path.suffix in _SUFFIXES and path.name != _NEVER_LOADED:
-            look = _in_archive
+            find_globals = _globals_of_archive
         else:
             continue
         try:
-            found = look(path)
+            names = find_globals(path)
         except _Foreign as error:
-            found = [str(error)]
+            names = [str(error)]
         except Exception as error:  # whatever is in it
             first = str(error).partition("\n")[0].partition(". ")[0]
             written = "torch.distributed.checkpoint" if path.name == _METADATA else "torch.save"
             mistakes.append(f"{path} cannot be read as a file of {written}: {first}")
             continue
-        if found:
+        if names:
             mistakes.append(
-                f"{path} holds more than tensors: {', '.join(sorted(found))}; nothing in it was "
+                f"{path} holds more than tensors: {', '.join(sorted(names))}; nothing in it was "
                 "run. Resume from a checkpoint that you wrote"
             )
     if mistakes:
         raise UserError(*mistakes)
 
 
-def _in_archive(file: Path | IO[bytes]) -> list[str]:
+def _globals_of_archive(file: Path | IO[bytes]) -> list[str]:
     with safe_globals():  # type: ignore[no-untyped-call]  # NumPy, for random states
-        found: list[str] = get_unsafe_globals_in_checkpoint(file)
-    return found
+        return list(get_unsafe_globals_in_checkpoint(file))
 
 
-def _in_shards(path: Path) -> list[str]:
+def _globals_of_shards(path: Path) -> list[str]:
     """Look at what torch would unpickle of the shards that a ``.metadata`` describes."""
     with path.open("rb") as file:
         metadata = _Metadata(file).load()
-    found: list[str] = []
+    names: list[str] = []
     for index, place in metadata.storage_data.items():
         if isinstance(metadata.state_dict_metadata[index.fqn], BytesStorageMetadata):
             with (path.parent / place.relative_path).open("rb") as shard:
                 shard.seek(place.offset)
-                found += _in_archive(io.BytesIO(shard.read(place.length)))
-    return found
+                names += _globals_of_archive(io.BytesIO(shard.read(place.length)))
+    return names
 
 
 class _Foreign(Exception):

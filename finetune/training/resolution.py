@@ -44,12 +44,12 @@ def _resolve_precision(values: Any, device_type: str) -> None:
 
     if values.bf16 or values.fp16:
         return
-    wanted = values.precision
-    if wanted == "auto":
-        wanted = precision.automatic(device_type)
+    precision_name = values.precision
+    if precision_name == "auto":
+        precision_name = precision.automatic(device_type)
         if values.tf32 is None and device_type == "cuda" and is_torch_tf32_available():
             values.tf32 = True
-    values.bf16, values.fp16 = wanted == "bf16", wanted == "fp16"
+    values.bf16, values.fp16 = precision_name == "bf16", precision_name == "fp16"
 
 
 def _resolve_batch(values: Any) -> None:

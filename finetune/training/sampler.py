@@ -50,8 +50,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
             never.
         lengths: The length of each row, for ``group_by_length`` and for equal shares.
         classes: The class of each row, if every epoch is to have as many of each.
-        on_epoch: Is called with each epoch and the seed; what draws random numbers for rows needs
+        on_epoch: Called with each epoch and the seed; what draws random numbers for rows needs
             them.
+
+    Attributes:
+        sizes: Rows of each step of an epoch.
     """
 
     def __init__(
@@ -78,8 +81,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.seed, self.strategy, self.epoch = seed, strategy, 0
         self.on_epoch = on_epoch
         self.lengths = None if lengths is None else np.asarray(lengths)
-        #: The rows of each class, if they are balanced.
-        self.classes = None if classes is None else _by_class(np.asarray(classes))
+        self._rows_by_class = None if classes is None else _group_by_class(np.asarray(classes))
+        self._steps: tuple[int, list[np.ndarray]] = (-1, [])  # of the epoch that was asked for last
         if global_batch_size is not None:
             assert global_batch_size % (gradient_accumulation_steps * world_size) == 0
             self.sizes = [global_batch_size] * (rows // global_batch_size)
@@ -87,10 +90,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
             assert max_tokens is not None
             assert lengths is not None
             longest_first = np.sort(batches.padded(lengths))[::-1]
-            self.sizes = _halved(batches.cut(longest_first, max_tokens))
+            self.sizes = _halve_last_two(batches.cut(longest_first, max_tokens))
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         arguments: FinetuneArguments | ArgumentValues,
         dataset: datasets.Dataset,
@@ -100,18 +103,22 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """Return the steps that these arguments make of these rows.
 
         Raises:
-            UserError: if they make none, or smaller ones than there are devices; if classes are to
+            UserError: If they make none, or smaller ones than there are devices; if classes are to
                 be balanced that the rows do not have.
         """
         rows, column = len(dataset), arguments.length_column_name
-        refuse_too_few(arguments, rows)
-        grouped = arguments.train_sampling_strategy == "group_by_length"
+        require_a_step(arguments, rows)
+        is_grouped = arguments.train_sampling_strategy == "group_by_length"
         world_size = distributed.ranks().world_size
-        lengths = batches.lengths_of(dataset, column) if grouped or world_size > 1 else None
-        if grouped and lengths is None:
+        lengths = batches.lengths_of(dataset, column) if is_grouped or world_size > 1 else None
+        if is_grouped and lengths is None:
             raise UserError(
                 f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
             )
+        classes = None
+        if arguments.class_sampling == "balanced":
+            classes = read_labels(dataset)
+            require_classes(classes)
         sampler = cls(
             rows,
             global_batch_size=arguments.global_batch_size,
@@ -122,7 +129,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
             strategy=arguments.train_sampling_strategy,
             lengths=lengths,
-            classes=classes_of(dataset) if arguments.class_sampling == "balanced" else None,
+            classes=classes,
             on_epoch=on_epoch,
         )
         devices = distributed.devices_in_training(arguments.use_cpu)
@@ -149,8 +156,27 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps():
-            for rows in np.array_split(step, self.accumulation):
-                yield (rows if self.world_size == 1 else self._share(rows)).tolist()
+            yield from self._micro_batches(step)
+
+    def rows_of_step(self, step: int) -> np.ndarray:
+        """Return the rows of an optimizer step over all processes; the first step is 0."""
+        epoch, index = divmod(step, len(self.sizes))
+        return self.steps(epoch)[index]
+
+    def micro_batches_of_step(self, step: int) -> list[list[int]]:
+        """Return the rows of this process in a step, by micro-batch."""
+        return list(self._micro_batches(self.rows_of_step(step)))
+
+    def steps(self, epoch: int | None = None) -> list[np.ndarray]:
+        """Return the rows of every step of an epoch, the current one by default."""
+        epoch = self.epoch if epoch is None else epoch
+        if self._steps[0] != epoch:
+            self._steps = epoch, self._draw_steps(epoch)
+        return self._steps[1]
+
+    def _micro_batches(self, step: np.ndarray) -> Iterator[list[int]]:
+        for rows in np.array_split(step, self.accumulation):
+            yield (rows if self.world_size == 1 else self._share(rows)).tolist()
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
         """Deal the longest to one process after the other, there and back again."""
@@ -161,17 +187,16 @@ class GlobalBatchSampler(Sampler[list[int]]):
         longest_first = np.argsort(-self.lengths[rows], kind="stable")
         return np.asarray(rows[longest_first[owner == self.rank]])
 
-    def steps(self) -> list[np.ndarray]:
-        """Return the rows of every step of this epoch."""
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+    def _draw_steps(self, epoch: int) -> list[np.ndarray]:
+        generator = torch.Generator().manual_seed(self.seed + epoch)
         order: np.ndarray = np.arange(self.rows)
-        if self.classes is not None:
-            order = self._balanced(self.classes)
+        if self._rows_by_class is not None:
+            order = self._balance_classes(self._rows_by_class, epoch)
         if self.strategy != "sequential":
             order = order[torch.randperm(len(order), generator=generator).numpy()]
         order = order[: sum(self.sizes)]
         if self.strategy == "group_by_length":
-            order = self._by_length(order)
+            order = self._sort_by_length(order)
         steps = batches.split(order, self.sizes)
         if self.strategy == "group_by_length" and steps:
             assert self.lengths is not None
@@ -180,7 +205,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             steps[0], steps[longest] = steps[longest], steps[0]
         return steps
 
-    def _balanced(self, classes: list[np.ndarray]) -> np.ndarray:
+    def _balance_classes(self, rows_by_class: list[np.ndarray], epoch: int) -> np.ndarray:
         """Return as many rows of each class as the steps have room for, shape ``(places,)``.
 
         Each class has an endless sequence of its rows, shuffled again whenever all have come, and
@@ -188,18 +213,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
         class each time: these parts of ``places`` add up to it (Hermite's identity).
         """
         places, drawn = sum(self.sizes), [np.empty(0, dtype=np.int64)]
-        for number, rows in enumerate(classes):
+        for number, rows in enumerate(rows_by_class):
             start, stop = (
-                (epoch * places + number) // len(classes) for epoch in (self.epoch, self.epoch + 1)
+                (end * places + number) // len(rows_by_class) for end in (epoch, epoch + 1)
             )
-            first, last = start // len(rows), -(-stop // len(rows))
-            for time in range(first, last):
-                mixed = np.random.default_rng([self.seed, number, time]).permutation(rows)
-                before = time * len(rows)
-                drawn.append(mixed[max(0, start - before) : stop - before])
+            for turn in range(start // len(rows), -(-stop // len(rows))):
+                shuffled = np.random.default_rng([self.seed, number, turn]).permutation(rows)
+                first = turn * len(rows)
+                drawn.append(shuffled[max(0, start - first) : stop - first])
         return np.concatenate(drawn)
 
-    def _by_length(self, order: np.ndarray) -> np.ndarray:
+    def _sort_by_length(self, order: np.ndarray) -> np.ndarray:
         """Sort within so many global batches, or all rows if a batch is a number of tokens."""
         assert self.lengths is not None
         if self.global_batch_size is None:
@@ -213,20 +237,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return np.concatenate([rows[np.argsort(-lengths[rows], kind="stable")] for rows in chunks])
 
 
-def classes_of(dataset: datasets.Dataset) -> np.ndarray:
-    """Return the class of each row, shape ``(rows,)``, from their column of labels.
-
-    Raises:
-        UserError: if a row has several labels, or numbers.
-    """
-    # where rows are collated without being prepared, it is still the raw one
+def read_labels(dataset: datasets.Dataset) -> np.ndarray:
+    """Return the targets of prepared rows, shape ``(rows,)`` or ``(rows, outputs)``."""
+    # where rows are collated without being prepared, it is still the raw column
     column = "labels" if "labels" in dataset.column_names else "label"
-    labels = np.asarray(dataset[column][:])
-    refuse_no_classes(labels)
-    return labels
+    return np.asarray(dataset.with_format("numpy")[column][:])
 
 
-def refuse_no_classes(labels: np.ndarray) -> None:
+def require_classes(labels: np.ndarray) -> None:
     """Raise a ``UserError`` if rows with these targets do not have one class each."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(
@@ -236,7 +254,7 @@ def refuse_no_classes(labels: np.ndarray) -> None:
 
 
 def refuse_weights(arguments: FinetuneArguments | ArgumentValues) -> None:
-    """Raise a ``UserError`` if classes that have weights are drawn alike as well."""
+    """Raise a ``UserError`` if classes that have weights are drawn equally often as well."""
     if arguments.class_sampling == "balanced":
         raise UserError(
             "--class_weights with --class_sampling balanced: each of them makes rare classes count "
@@ -244,13 +262,7 @@ def refuse_weights(arguments: FinetuneArguments | ArgumentValues) -> None:
         )
 
 
-def _by_class(classes: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each class that occurs, in the order of the classes."""
-    order = np.argsort(classes, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
-
-
-def refuse_too_few(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:
+def require_a_step(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:
     """Raise a ``UserError`` if the rows, not tokenized yet, are fewer than one global batch."""
     if arguments.global_batch_size is not None and rows < arguments.global_batch_size:
         raise UserError(
@@ -259,9 +271,16 @@ def refuse_too_few(arguments: FinetuneArguments | ArgumentValues, rows: int) -> 
         )
 
 
-def _halved(sizes: list[int]) -> list[int]:
+def _group_by_class(classes: np.ndarray) -> list[np.ndarray]:
+    """Return the rows of each class that occurs, in the order of the classes."""
+    order = np.argsort(classes, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
+
+
+def _halve_last_two(sizes: list[int]) -> list[int]:
     """Make the last two batches equal where the last is the smaller: it may be a row or two."""
     if len(sizes) < 2 or sizes[-1] >= sizes[-2]:
         return sizes
-    *others, one, last = sizes
-    return [*others, one + last - (one + last) // 2, (one + last) // 2]
+    *first, last_but_one, last = sizes
+    both = last_but_one + last
+    return [*first, both - both // 2, both // 2]

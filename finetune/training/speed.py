@@ -1,226 +1,153 @@
-"""How fast a run trains, and where its time goes."""
+"""Throughput and memory in the log, progress for the pipeline, and profiles."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 import torch
-from torch.profiler import record_function
-from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState
+from torch.profiler import ProfilerActivity, profile, schedule
+from transformers import ProgressCallback, TrainerCallback, TrainerState
 
 from finetune.runtime import activity, distributed
-from finetune.training import flops
-from finetune.training.flops import Flops
+from finetune.runtime.files import refuse_link, replacing, write_whole
 
-Batch = dict[str, torch.Tensor]
-#: Of the names that a profiler sees.
-PREFIX = "finetune::"
+if TYPE_CHECKING:
+    from finetune.training.sampler import GlobalBatchSampler
 
-
-class Mark(NamedTuple):
-    """What a meter had counted at a moment: seconds by phase; rows, tokens, pairs, cells."""
-
-    seconds: dict[str, float]
-    counts: list[int]
+DIRECTORY, TABLE, TRACE = "profile", "operators.txt", "trace.json"
+#: Steps that are not profiled: memory is allocated in them, kernels are chosen.
+WARMUP_STEPS = 2
+_OPERATORS = 20
 
 
-class Meter(TrainerCallback):
-    """Counts rows and tokens, times the phases of every step, and adds speed and memory to the log.
+class Throughput(TrainerCallback):
+    """Adds samples/s and memory to each logged loss; evaluations and saving do not count.
 
-    ``rows_per_second`` of a logged loss is that of all processes in the steps since the last one;
-    an evaluation in between is not counted. ``memory_mib`` is that of the GPU at its peak, or else
-    the resident memory at the moment.
-
-    Args:
-        device: Of this process.
-        dtype: Of the matrix products.
-        computed: The tokens that are computed of rows of some lengths padded to another; all if it
-            is None.
+    ``rows_per_second`` is that of all processes. ``memory_mib`` is that of the GPU at its peak, or
+    else the resident memory at the moment.
 
     Attributes:
-        waits: Whether an accelerator is waited for after each phase, to tell one from another.
-        seconds: Of this process in each phase of this training: data, communication (the count of
-            the rows, and of the gradients what a machine exchanges in memory; elsewhere that is a
-            part of backward), forward, backward, optimizer, and step, which is all of them and
-            what lies between. An accelerator works behind the process: there only the sum of the
-            steps until it was waited for says how long they took.
+        sampler: That of the training, which knows the rows of each step.
+        seconds: Of the steps, evaluations and saving left out.
+        lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        computed: Callable[[np.ndarray, int], int] | None = None,
-    ) -> None:
-        self.device, self.dtype, self.computed = device, dtype, computed
-        self.waits = False
-        self._forget()
+    sampler: GlobalBatchSampler
+    lengths: np.ndarray | None = None
 
-    def _forget(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._counts = torch.zeros(4, dtype=torch.int64)  # of this process: see `fetched`
-        self._rows = torch.zeros(())  # of all processes, since the last log
-        self._since_log = 0.0
-        self._nested: list[float] = []
-        self._open: dict[str, tuple[record_function, float]] = {}
-        self._row: Batch = {}
+    def __init__(self) -> None:
+        self._rows = self._tokens = self._logged_rows = 0
+        self.seconds = self._logged_seconds = self._began = 0.0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Begin at zero."""
-        self._forget()
+        self._rows = self._tokens = self._logged_rows = 0
+        self.seconds = self._logged_seconds = 0.0
+        self._began = time.perf_counter()
 
-    @contextlib.contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """Count and name what happens inside as ``phase``, but for another phase in it.
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Count the step; wait for an accelerator where something else comes next."""
+        is_pause = control.should_log or control.should_evaluate or control.should_save
+        if args.device.type != "cpu" and (is_pause or state.global_step >= state.max_steps):
+            torch.accelerator.synchronize(args.device)
+        rows = self.sampler.rows_of_step(state.global_step - 1)
+        self._rows += len(rows)
+        if self.lengths is not None:
+            self._tokens += int(self.lengths[rows].sum())
+        now = time.perf_counter()
+        self.seconds, self._began = self.seconds + now - self._began, now
 
-        Outside of a step, as in an evaluation, nothing is counted.
-        """
-        if "step" not in self._open:
-            yield
-            return
-        self._end("optimizer")  # which it was not, but the end of a micro-batch
-        self._nested.append(0.0)
-        self._begin(phase)
-        try:
-            yield
-        finally:
-            took = self._end(phase)
-            self.seconds[phase] += took - self._nested.pop()
-            if self._nested:
-                self._nested[-1] += took
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the evaluation out."""
+        self._began = time.perf_counter()
 
-    def step_begins(self) -> None:
-        """Start the clock, before the rows of a step are fetched."""
-        self._begin("step")
-
-    def fetched(self, batches: Sequence[Batch], rows: torch.Tensor) -> None:
-        """Count the micro-batches of a step; ``rows``, a scalar, are those of all processes."""
-        if not self._row and batches:
-            self._row = flops.first_row(batches[0])
-        self._rows = self._rows.to(rows.device) + rows
-        for batch in batches:
-            found = self._counted(batch)
-            self._counts = self._counts.to(found.device) + found
-
-    def _counted(self, batch: Batch) -> torch.Tensor:
-        """Rows, tokens, pairs of tokens within a row, and tokens computed, shape ``(4,)``."""
-        mask, tokens = batch.get("attention_mask"), batch.get("input_ids")
-        if tokens is None:
-            return torch.tensor([len(batch["labels"]), 0, 0, 0])
-        if mask is None or mask.shape != tokens.shape:
-            mask = torch.ones_like(tokens)
-        lengths, computed = mask.sum(dim=1), mask.numel()
-        if self.computed is not None:
-            computed = self.computed(lengths.numpy(), mask.shape[1])
-        rows, cells = (torch.full_like(lengths[0], each) for each in (len(mask), computed))
-        return torch.stack([rows, lengths.sum(), (lengths**2).sum(), cells])
-
-    def optimizer_begins(self) -> None:
-        """Start its clock, after the last backward pass of a step, or of a micro-batch."""
-        self._begin("optimizer")
-
-    def _begin(self, phase: str) -> None:
-        name = record_function(PREFIX + phase)
-        name.__enter__()  # type: ignore[no-untyped-call]
-        self._open[phase] = name, time.perf_counter()
-
-    def _end(self, phase: str, *, waits: bool = False) -> float:
-        """Return the seconds that it took, none if it had not begun."""
-        if phase not in self._open:
-            return 0.0
-        name, began = self._open.pop(phase)
-        if (waits or self.waits) and self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        name.__exit__(None, None, None)
-        return time.perf_counter() - began
-
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Stop the clock, when an accelerator is done too where something else comes next."""
-        self.seconds["optimizer"] += self._end("optimizer")
-        others = ("log", "evaluate", "save", "training_stop", "epoch_stop")
-        ends = state.global_step >= state.max_steps
-        took = self._end(
-            "step", waits=ends or any(getattr(control, f"should_{name}") for name in others)
-        )
-        self.seconds["step"] += took
-        self._since_log += took
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave saving out."""
+        self._began = time.perf_counter()
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Put speed and memory into the history."""
-        if "loss" not in state.log_history[-1] or not self._since_log:
-            return
-        state.log_history[-1] |= {
-            "rows_per_second": float(self._rows) / self._since_log,
-            "memory_mib": _memory() / 2**20,
-        }
-        self._rows, self._since_log = torch.zeros(()), 0.0
+        seconds = self.seconds - self._logged_seconds
+        if "loss" in state.log_history[-1] and seconds:
+            state.log_history[-1] |= {
+                "rows_per_second": (self._rows - self._logged_rows) / seconds,
+                "memory_mib": _memory() / 2**20,
+            }
+            self._logged_rows, self._logged_seconds = self._rows, self.seconds
 
-    def mark(self) -> Mark:
-        """Return what was counted until now."""
-        return Mark(dict(self.seconds), self._counts.tolist())
-
-    def summary(
-        self, model: torch.nn.Module | None, devices: int, since: Mark | None = None
-    ) -> dict[str, Any]:
-        """Return what stands in ``run.json``; every process calls it, when training has ended.
-
-        Args:
-            model: That was trained, not wrapped; None if it cannot be called, as it is sharded.
-            devices: Of this process.
-            since: Leave out what was before.
-
-        Returns:
-            Rows, tokens without padding, and model FLOPs a second of all processes, or why they
-            were not counted; the share of padding; the matmul peak of the devices,
-            measured now, and the share of it that was used; seconds of this process in each phase.
-            Nothing before the first step.
-        """
-        before = since or Mark({}, [0, 0, 0, 0])
-        mine = np.subtract(self._counts.tolist(), before.counts)
-        rows, tokens, pairs, cells = np.sum(distributed.gather(mine), axis=0).tolist()
-        if not rows:
+    def summary(self) -> dict[str, float]:
+        """Return samples/s and tokens/s since the training was started or resumed."""
+        if not self._rows or not self.seconds:
             return {}
-        spent = {name: each - before.seconds.get(name, 0) for name, each in self.seconds.items()}
-        seconds = spent["step"]
-        found = {
-            "rows_per_second": rows / seconds,
-            "tokens_per_second": tokens / seconds if cells else None,
-            "padding": 1 - tokens / cells if cells else None,
-            "seconds": {name: round(each, 3) for name, each in spent.items()},
-        }
-        if model is None:
-            return found
-        row = {name: value for name, value in self._row.items() if name != "labels"}
-        counted, mine_at_most, failure = Flops(0), 0.0, None
-        try:
-            counted = flops.of_model(model, row)
-            mine_at_most = devices * flops.peak(self.device, self.dtype)
-        except Exception as error:  # a model may want more of its input; the run is worth more
-            failure = f"{type(error).__name__}: {error}"
-        everyone = distributed.gather((failure, mine_at_most))
-        if failures := [each for each, _ in everyone if each]:
-            return found | {"model_flops_not_counted": failures[0]}
-        peak = sum(each for _, each in everyone)
-        asked = counted.of(rows, tokens, pairs) / seconds
-        return found | {
-            "model_flops_per_second": asked,
-            "peak_flops_per_second": peak,
-            "share_of_peak": asked / peak,
-        }
+        rates = {"rows_per_second": self._rows / self.seconds}
+        if self._tokens:
+            rates["tokens_per_second"] = self._tokens / self.seconds
+        return rates
+
+
+class Profile(TrainerCallback):
+    """Profile ``steps`` steps after the first two, and write ``profile/`` into the run directory.
+
+    ``trace.json`` is rank 0's, for ``chrome://tracing`` or Perfetto; ``operators.txt`` lists the
+    slowest operators.
+
+    Attributes:
+        is_written: Whether there were enough steps.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.is_written = steps, False
+        self._profiler: profile | None = None
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Start, if there are steps enough; of a run that is resumed there may not be."""
+        if state.max_steps - state.global_step < self.steps + WARMUP_STEPS:
+            return
+        on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU, *on_gpu],
+            schedule=schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self.steps, repeat=1),
+            on_trace_ready=lambda result: self._write(result, Path(args.output_dir or "")),
+        )
+        self._profiler.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop after the last of them."""
+        if self._profiler is not None:
+            self._profiler.step()
+            if self._profiler.step_num == WARMUP_STEPS + self.steps:
+                self._profiler.stop()
+                self._profiler = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop a profile whose training has ended early."""
+        if self._profiler is not None:
+            self._profiler.stop()
+        self._profiler = None
+
+    def _write(self, result: profile, output_dir: Path) -> None:
+        self.is_written = True
+        if distributed.ranks().rank:
+            return
+        directory = output_dir / DIRECTORY
+        refuse_link(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        with replacing(directory / TRACE) as new:
+            result.export_chrome_trace(str(new))
+        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
+        table = result.key_averages().table(sort_by=order, row_limit=_OPERATORS)
+        write_whole(directory / TABLE, f"{self.steps} steps\n{table}\n")
 
 
 class Logs(TrainerCallback):
     """Hands what the trainer logs to ``take``: the state and the values, on rank 0.
 
-    The values are those of the history, with the throughput that :class:`Meter` adds.
+    The values are those of the history, with what :class:`Throughput` adds.
     """
 
     def __init__(self, take: Callable[[TrainerState, Mapping[str, Any]], object]) -> None:
@@ -229,8 +156,8 @@ class Logs(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Hand over a copy."""
         if state.is_world_process_zero:
-            left_out = ("total_flos", "step")
             logs: dict[str, Any] = state.log_history[-1]
+            left_out = ("total_flos", "step")
             self.take(state, {name: logs[name] for name in logs if name not in left_out})
 
 
@@ -242,34 +169,25 @@ class Bar(ProgressCallback):
 
 
 class Progress(TrainerCallback):
-    """Tells :mod:`finetune.runtime.activity` the steps and the batches that are done, on rank 0."""
+    """Reports the steps and the batches that are done as an activity, on rank 0."""
 
     def __init__(self) -> None:
-        self._evaluated = 0
+        self._batches = 0
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Tell the steps."""
+        """Report the steps."""
         if state.is_world_process_zero:
             activity.advance("training", state.global_step, state.max_steps, "steps")
 
     def on_prediction_step(
         self, args: Any, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
-        """Tell the batches of an evaluation."""
-        self._evaluated += 1
+        """Report the batches of an evaluation."""
+        self._batches += 1
         if state.is_world_process_zero:
-            batches = len(kwargs["eval_dataloader"])
-            activity.advance("evaluating", self._evaluated, batches, "batches")
-
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Begin at zero."""
-        self._evaluated = 0
-
-    def on_predict(
-        self, args: Any, state: TrainerState, control: Any, metrics: Any, **kwargs: Any
-    ) -> None:
-        """Begin at zero."""
-        self._evaluated = 0
+            total = len(kwargs["eval_dataloader"])
+            activity.advance("evaluating", self._batches, total, "batches")
+            self._batches %= total
 
 
 def _memory() -> int:

@@ -1,233 +1,116 @@
-"""The library's ``Trainer``, with an exact loss, steps of global batches and exact evaluation.
+"""The library's ``Trainer``, with an exact loss, steps of global batches and complete checkpoints.
 
-A handful of methods is replaced: everything said about ``transformers.Trainer`` holds here.
+Six public and eight private methods are overridden, each for the reason in its first line:
+everything that the documentation of ``transformers.Trainer`` says holds here.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
-from accelerate import DistributedDataParallelKwargs
 from accelerate.data_loader import prepare_data_loader
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PrinterCallback, set_seed
-from transformers.trainer_utils import TrainOutput
+from torch.utils.data import DataLoader, SequentialSampler
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PrinterCallback,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from finetune.data import batches
-from finetune.models.cpu import exchange, unpadded
-from finetune.runtime import lock, precision
-from finetune.training import checkpoint, disk
+from finetune.errors import UserError
+from finetune.models.cpu import exchange
+from finetune.runtime import lock
+from finetune.runtime.signals import Stopped
+from finetune.training import checkpoint, failures
 from finetune.training.arguments import FinetuneArguments
+from finetune.training.callbacks import EarlyStopping, SaveEpochs
 from finetune.training.directory import clear_way, occupy
-from finetune.training.early_stopping import EarlyStopping
-from finetune.training.evaluation import ExactEvaluation, quiet_workers
-from finetune.training.keep_epochs import KeepEpochs
+from finetune.training.evaluation import RowOrder, quiet_workers
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
-from finetune.training.memory import Memory
-from finetune.training.parallel import DataParallel
-from finetune.training.profile import Profile
-from finetune.training.sampler import GlobalBatchSampler, refuse_weights
-from finetune.training.saving import Saving
-from finetune.training.speed import Meter, Progress
-
-_PADDED_LENGTHS = 4  # that torch.compile sees
+from finetune.training.sampler import GlobalBatchSampler, read_labels, refuse_weights
+from finetune.training.saving import CheckpointTrainer
+from finetune.training.speed import Profile, Progress, Throughput
 
 
-class Trainer(ExactEvaluation, Saving, Memory):
+class Trainer(CheckpointTrainer):
     """``transformers.Trainer`` whose training depends on the global batch only.
 
     Args:
         compute_loss_func: A :class:`~finetune.training.loss.GlobalLoss`.
-        **parts: The other keyword arguments of ``transformers.Trainer``.
+        **kwargs: The other keyword arguments of ``transformers.Trainer``.
 
     Attributes:
-        moves_runs_aside: Whether ``train()`` moves a run that lies in the output directory aside
-            when it begins a new one; the logger ``finetune`` warns of what was moved.
+        row_loss: The loss of each row, in training and in evaluations.
+        moves_runs_aside: Whether ``train()`` moves a run that is in the output directory aside when
+            it begins a new one; the logger ``finetune`` warns of what was moved.
     """
 
     moves_runs_aside = False
+    loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
 
     args: FinetuneArguments
-    compute_loss_func: GlobalLoss
     train_dataset: datasets.Dataset
     eval_dataset: datasets.Dataset
-    loss_is_scaled_for_ga = True
 
-    def __init__(self, *, compute_loss_func: GlobalLoss, **parts: Any) -> None:
-        smoothing = parts["args"].label_smoothing_factor
+    def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
+        arguments = kwargs["args"]
         if compute_loss_func.class_weights:
-            refuse_weights(parts["args"])
-        with parts["args"].nothing_written():
-            super().__init__(
-                compute_loss_func=replace(compute_loss_func, label_smoothing=smoothing), **parts
-            )
-        if self.args.torch_compile:
-            self._pad_to_few_lengths()
-        self.add_callback(KeepEpochs(self.args.save_every))
-        dtype = precision.dtype(bf16=self.args.bf16, fp16=self.args.fp16)
-        assert self.model is not None
-        computed = unpadded.computed if unpadded.used_by(self.model) else None
-        self.meter = Meter(self.args.device, dtype, computed)
-        self.add_callback(self.meter)
-        self.add_callback(Progress())
-        self.early_stopping: EarlyStopping | None = None
-        if self.args.early_stopping_patience is not None:
-            self.early_stopping = EarlyStopping(self.args.early_stopping_patience)
-            self.add_callback(self.early_stopping)
-        self.profile: Profile | None = None
-        if self.args.profile:
-            self.profile = Profile(self.args.profile, self.meter, *self._measured())
-            self.add_callback(self.profile)
+            refuse_weights(arguments)
+        smoothing = arguments.label_smoothing_factor
+        self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
+        self._keeps_outputs = False
+        self._outputs_by_step: dict[int, EvalLoopOutput] = {}
+        with arguments.nothing_written():
+            super().__init__(**kwargs)
+        self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
+        if self.accelerator.ddp_handler is not None:  # or DDP copies gradients, and keeps both
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
-        if self.args.process_index > 0:  # it would print once on every machine
+        self.throughput = Throughput()
+        self.early_stopping: EarlyStopping | None = None
+        if arguments.early_stopping_patience is not None:
+            self.early_stopping = EarlyStopping(arguments.early_stopping_patience)
+            self.add_callback(self.early_stopping)
+        self.profile = Profile(arguments.profile) if arguments.profile else None
+        if self.profile is not None:
+            self.add_callback(self.profile)
+        for callback in (SaveEpochs(arguments.save_every), self.throughput, Progress()):
+            self.add_callback(callback)
+        self.add_callback(self.stop_requests)  # it overrules those before it
+        self.add_callback(_Begin(self))
+        if arguments.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
 
-    def _pad_to_few_lengths(self) -> None:
-        """Pad to quarters of the longest row: each is compiled once, the first time it comes."""
-        lengths = batches.lengths_of(self.train_dataset, self.args.length_column_name)
-        if hasattr(self.data_collator, "pad_to_multiple_of") and lengths is not None:
-            quarter = lengths.max() / _PADDED_LENGTHS
-            self.data_collator.pad_to_multiple_of = max(
-                int(batches.padded([math.ceil(quarter)])[0]),
-                self.data_collator.pad_to_multiple_of or 1,
-            )
-
-    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        built: dict[str, Any] = super()._build_accelerator_args(**kwargs)
-        for handler in built["kwargs_handlers"]:
-            if isinstance(handler, DistributedDataParallelKwargs):
-                handler.gradient_as_bucket_view = True  # or DDP copies them, and keeps both
-        if self.args.torch_compile and built["dynamo_plugin"].dynamic is None:
-            built["dynamo_plugin"].dynamic = False
-        return built
-
-    def _prepare_for_training(self, *args: Any) -> Any:
-        prepared = super()._prepare_for_training(*args)
-        ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        if ours and isinstance(self.model_wrapped, DistributedDataParallel):
-            # which DDP holds on to: a reference to the trainer there would keep both for ever
-            exchange.use(self.model_wrapped)
-        return prepared
-
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Return this process's share of the global loss, times the processes DDP averages over."""
-        labels = inputs.pop("labels")
-        with self.meter.during("forward"):
-            outputs = model(**inputs)
-        if isinstance(num_items_in_batch, torch.Tensor):  # under DataParallel once for each GPU
-            num_items_in_batch = num_items_in_batch.reshape(-1)[0]
-        loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
-        loss = loss * (self.accelerator.num_processes + 0 * loss.detach())
-        # of an encoder-decoder there is more, which evaluation would gather as predictions
-        return (loss, {"logits": outputs["logits"]}) if return_outputs else loss
-
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> TrainOutput:
-        """Train as the library does; see :attr:`moves_runs_aside`.
-
-        Raises:
-            UserError: if the checkpoint to resume from is damaged, or there is none.
-        """
-        resumes = self.verified(resume_from_checkpoint or self.args.resume_from_checkpoint)
-        if alone := self.moves_runs_aside and self.args.should_save:
-            self._take_directory(is_new=resumes is None)
-        self._evaluated, self._resumed = {}, None if resumes is None else Path(resumes)
-        try:
-            with quiet_workers(self.args):
-                return super().train(resumes, *args, **kwargs)
-        finally:
-            if alone:
-                lock.release(Path(self.args.output_dir or ""))
-
-    def _take_directory(self, *, is_new: bool) -> None:
-        directory = Path(self.args.output_dir or "")
-        if is_new and (directory / MANIFEST).exists():
-            logging.getLogger("finetune").warning(clear_way(directory))
-        occupy(directory)
-        checkpoint.clear(directory)
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step and the divisor of its loss, timed and counted.
-
-        Raises:
-            Stopped: on every rank, if a signal asked one to stop; what is trained is saved.
-        """
-        self.meter.step_begins()
-        with self.meter.during("data"):
-            found, divisor = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.stopping.agreed():
-            self.stop()
-        if found:
-            self.meter.fetched(found, self._rows_of_step)
-        return found, divisor
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Return what the loss of the step is divided by: its rows, or the sum of their weights.
-
-        A rank that was asked to stop says so with its counts.
-        """
-        with self.meter.during("communication"):
-            if not batch_samples:
-                return None
-            loss, labels = self.compute_loss_func, [batch["labels"] for batch in batch_samples]
-            counts = torch.stack([loss.counted(each) for each in labels]).sum(dim=0).to(device)
-            if self.args.world_size > 1:
-                shared = self.accelerator.gather(self.stopping.flagged(counts))
-                counts = self.stopping.counted(shared)
-            self._rows_of_step = counts.sum()
-            divisor = loss.divisor(counts) * labels[0].shape[1:].numel()
-            return divisor.expand(self.args.n_gpu, 1) if self.args.n_gpu > 1 else divisor
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Do the forward and backward pass over a micro-batch, timed."""
-        with self.meter.during("backward"):
-            loss = super().training_step(*args, **kwargs)
-        self.meter.optimizer_begins()
-        return loss
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Save weights that are finite; tell a full disk in a sentence, and leave nothing half."""
-        assert self.model is not None
-        self.refuse_broken_weights()
-        directory, name = self.args.output_dir or "", f"checkpoint-{self.state.global_step}"
-        needed = disk.checkpoint_bytes(self.model, self.args)
-        with disk.explained(Path(directory), f"writing {name}", needed):
-            super()._save_checkpoint(model, trial)
-
-    def speed(self) -> dict[str, Any]:
-        """Return the :meth:`~finetune.training.speed.Meter.summary` of this training."""
-        return self.meter.summary(*self._measured())
-
-    def _measured(self) -> tuple[torch.nn.Module | None, int]:
-        """Return the model, unless it is sharded, and the devices of this process."""
-        return None if self.is_fsdp_enabled else self.model, max(1, self.args.n_gpu)
+    # ---- training --------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         arguments = self.args
-        told = getattr(self.data_collator, "set_epoch", None)
-        rank = arguments.process_index
-        sampler = GlobalBatchSampler.of(arguments, self.train_dataset, rank, told)
+        set_epoch = getattr(self.data_collator, "set_epoch", None)
+        sampler = GlobalBatchSampler.from_arguments(
+            arguments, self.train_dataset, arguments.process_index, set_epoch
+        )
+        self._sampler = self.throughput.sampler = sampler
+        self.throughput.lengths = batches.lengths_of(
+            self.train_dataset, arguments.length_column_name
+        )
+        self._row_weights = np.ones(len(self.train_dataset))
+        if not {"label", "labels"}.isdisjoint(self.train_dataset.column_names):
+            self._row_weights = self.row_loss.row_weights(read_labels(self.train_dataset))
         loader = DataLoader(
             self._remove_unused_columns(self.train_dataset, description="training"),
             batch_sampler=sampler,
@@ -239,7 +122,7 @@ class Trainer(ExactEvaluation, Saving, Memory):
             multiprocessing_context=arguments.dataloader_multiprocessing_context,
             in_order=arguments.dataloader_in_order,
         )
-        # The sampler gives each process its own share: accelerate must not divide it again.
+        # the sampler gives each process its own share: accelerate must not divide it again
         prepared: DataLoader[Any] = prepare_data_loader(
             loader,
             device=self.accelerator.device,
@@ -250,59 +133,242 @@ class Trainer(ExactEvaluation, Saving, Memory):
         )
         return prepared
 
-    def get_total_train_batch_size(self, args: Any) -> int:
-        """Return the rows of a step; on average, where a step is a number of tokens."""
-        if self.args.max_tokens_per_batch is None:
-            return int(super().get_total_train_batch_size(args))
-        steps = len(GlobalBatchSampler.of(self.args, self.train_dataset).sizes)
-        return round(len(self.train_dataset) / steps)
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Return this process's share of the global loss, times the processes DDP averages over.
 
-    def _finalize_training(self, *args: Any) -> TrainOutput:
-        """Average what was not logged yet over the processes, for ``train_loss``."""
-        self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
-        output: TrainOutput = super()._finalize_training(*args)
+        The divisor is the sum of the weights of the rows of the global step, which a collator or
+        the library cannot know.
+        """
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        if not model.training:
+            loss = self.row_loss.evaluation_losses(outputs["logits"], labels).mean()
+            # an encoder-decoder returns more, which would be gathered as predictions
+            return (loss, {"logits": outputs["logits"]}) if return_outputs else loss
+        rows = self._sampler.rows_of_step(self.state.global_step)
+        losses = self.row_loss.training_losses(outputs["logits"], labels)
+        loss = losses.sum() / float(self._row_weights[rows].sum())
+        # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
+        return loss * (self.accelerator.num_processes + 0 * loss.detach())
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train as the library does, and explain where memory runs out.
+
+        Raises:
+            UserError: If the checkpoint to resume from is damaged, or there is none.
+            RunError: If memory runs out, or a number is not finite.
+        """
+        path = str(resume_from_checkpoint) if resume_from_checkpoint else None
+        if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
+            requested = resume_from_checkpoint or self.args.resume_from_checkpoint or ""
+            path = self._verify(requested) if requested else None
+            if self.args.should_save:
+                self._take_directory(is_new=path is None)
+        self._resumed = Path(path) if path else None
+        self._outputs_by_step = {}
+        try:
+            with quiet_workers(self.args.dataloader_num_workers or 0):
+                output = super().train(path, *args, **kwargs)
+        finally:
+            if self.moves_runs_aside and self.args.should_save:
+                lock.release(Path(self.args.output_dir or ""))
+        if self.is_fsdp_enabled:  # the model is saved whole; checkpoints stay sharded
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output
 
-    def _wrap_model(
-        self, model: torch.nn.Module, training: bool = True, dataloader: Any = None
-    ) -> torch.nn.Module:
-        wrapped = super()._wrap_model(model, training, dataloader)
-        if type(wrapped) is torch.nn.DataParallel:
-            return DataParallel(wrapped.module, wrapped.device_ids)
-        return wrapped
+    def _verify(self, path: str | bool) -> str:
+        """Return a checkpoint that is complete, for ``True`` or ``last`` the newest that is."""
+        directory = Path(self.args.output_dir or "")
+        if path is True or path in ("last", "true", "True"):
+            newest, _ = checkpoint.newest_complete(directory)
+            if newest is None:
+                raise UserError(f"no complete checkpoint in {directory}")
+            return str(newest)
+        if (reason := checkpoint.problem(Path(str(path)))) is not None:
+            raise UserError(f"{path} is damaged: {reason}")
+        return str(path)
+
+    def _take_directory(self, *, is_new: bool) -> None:
+        directory = Path(self.args.output_dir or "")
+        if is_new and (directory / MANIFEST).exists():
+            logging.getLogger("finetune").warning(clear_way(directory))
+        occupy(directory)
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
+        """Explain where memory runs out, with the step and the shape of its micro-batch."""
+        shape = max((tuple(v.shape) for v in inputs.values() if torch.is_tensor(v)), key=len)
+        work = (
+            f"step {self.state.global_step + 1:,}, a micro-batch of {' x '.join(map(str, shape))}"
+        )
+        with failures.explain_memory(self.args, work, is_training=True):
+            return super().training_step(model, inputs, *args)
+
+    def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
+        """Train nothing where nothing is left: the library would train one step more."""
+        is_done = self.state.global_step >= self.state.max_steps
+        if is_done or self.control.should_training_stop:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
+        # what was not logged yet counts in train_loss as the mean over the processes
+        self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
+
+    def begin_training(self) -> None:
+        """Exchange gradients in memory, and do what a checkpoint had still to do.
+
+        :class:`_Begin` calls it, after the other callbacks.
+        """
+        model = self.model_wrapped
+        is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
+        if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
+            exchange.use(model)
+        self.finish_pending(len(self._sampler.sizes))
+
+    # ---- evaluation ------------------------------------------------------------------------------
+
+    def _get_dataloader(
+        self, dataset: Any, description: str, batch_size: int, *args: Any, **options: Any
+    ) -> DataLoader[Any]:
+        """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
+        rows = RowOrder.by_length(dataset, self.args.length_column_name, self.row_loss.pooling)
+        if rows.order is not None:
+            dataset = dataset.select(rows.order)
+        options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
+        loader: DataLoader[Any] = super()._get_dataloader(
+            dataset, description, batch_size, *args, **options
+        )
+        loader.row_order = rows
+        return loader
+
+    def evaluation_loop(
+        self, dataloader: DataLoader[Any], *args: Any, **options: Any
+    ) -> EvalLoopOutput:
+        """Compute loss and metrics of the rows in the order of the data, each counted once.
+
+        The library averages the means of padded batches, of which the last may be repeated: its
+        loss depends on the batch size and on the number of processes.
+        """
+        rows: RowOrder = getattr(dataloader, "row_order", RowOrder())
+        compute_metrics, restored = self.compute_metrics, list[EvalPrediction]()
+
+        def compute(batches: EvalPrediction) -> dict[str, float]:
+            prediction = rows.restore(batches)
+            restored.append(prediction)
+            outputs, labels = map(torch.as_tensor, (prediction.predictions, prediction.label_ids))
+            loss = self.row_loss.evaluation_losses(outputs, labels).double().mean().item()
+            return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
+
+        concatenates = self.args.eval_do_concat_batches
+        self.compute_metrics, self.args.eval_do_concat_batches = compute, False
+        size = self.args.per_device_eval_batch_size
+        work = f"an evaluation, with batches of {size} rows"
+        try:
+            with (
+                quiet_workers(self.args.dataloader_num_workers or 0),
+                failures.explain_memory(self.args, work, is_training=False),
+            ):
+                output = super().evaluation_loop(dataloader, *args, **options)
+        finally:
+            self.compute_metrics = compute_metrics
+            self.args.eval_do_concat_batches = concatenates
+        outputs: Any = output.predictions
+        labels: Any = output.label_ids
+        prediction = restored[0] if restored else rows.restore(EvalPrediction(outputs, labels))
+        output = output._replace(predictions=prediction.predictions, label_ids=prediction.label_ids)
+        if self._keeps_outputs:
+            best = self._outputs_by_step.get(self.state.best_global_step or -1)
+            self._outputs_by_step = {self.state.global_step: output}
+            if best is not None:
+                self._outputs_by_step[self.state.best_global_step or -1] = best
+        return output
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
+        """Save what is trained where a signal stops an evaluation in training."""
+        self._keeps_outputs = self.is_in_train and eval_dataset is None
+        python_state, torch_state = random.getstate(), torch.get_rng_state()
+        try:
+            return super().evaluate(eval_dataset, *args, **options)
+        except Stopped:
+            if self.is_in_train:  # a resumed run evaluates first, from the same states
+                random.setstate(python_state)
+                torch.set_rng_state(torch_state)
+                self.stop_requests.pending_evaluation = True
+                self.stop_requests.pending_save = self.control.should_save
+                self.save_stopped()
+            raise
+        finally:  # a library that the first evaluation imports may draw, as rich does
+            self._keeps_outputs = False
+            random.setstate(python_state)
+
+    def predict_evaluated(self) -> PredictionOutput:
+        """Predict the evaluation rows with the model as ``train()`` left it.
+
+        Where ``train()`` evaluated that very model, as it does at the end of an epoch, the outputs
+        of then are returned, and nothing is computed twice.
+        """
+        step, best = self.state.global_step, self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None and Path(best).is_dir():
+            step = self.state.best_global_step or step
+        output = self._outputs_by_step.get(step)
+        if output is None or output.predictions is None:
+            return self.predict(self.eval_dataset, metric_key_prefix="eval")
+        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
     def _shard_embeddings_once(self) -> None:
-        """Leave the module around the input embeddings out of the units that FSDP shards."""
-        # Accelerate shards the embeddings as a unit of their own, and fails where the module around
-        # them (``BertEmbeddings``) is one of those that the model names for a unit.
+        """Leave the module around the input embeddings out of the units that FSDP shards.
+
+        Accelerate shards the embeddings as a unit of their own, and fails where the module around
+        them (``BertEmbeddings``) is one of those that the model names for a unit.
+        """
         plugin, model = self.accelerator.state.fsdp_plugin, self.model
-        named = getattr(model, "_no_split_modules", None) or ()
-        if plugin.fsdp_version != 2 or plugin.transformer_cls_names_to_wrap or not named:
+        units = getattr(model, "_no_split_modules", None) or ()
+        if plugin.fsdp_version != 2 or plugin.transformer_cls_names_to_wrap or not units:
             return
         assert isinstance(model, PreTrainedModel)
         embeddings = model.get_input_embeddings()
-        around = {
+        parents = {
             type(module).__name__
             for module in model.modules()
-            if any(each is embeddings for each in module.modules())
+            if any(child is embeddings for child in module.modules())
         }
-        plugin.transformer_cls_names_to_wrap = sorted(set(named) - around)
+        plugin.transformer_cls_names_to_wrap = sorted(set(units) - parents)
+
+
+class _Begin(TrainerCallback):
+    """Calls :meth:`Trainer.begin_training`, after the other callbacks."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Call it."""
+        self._trainer.begin_training()
 
 
 def build_trainer(
-    parts: Callable[[], dict[str, Any]],
+    trainer_kwargs: Callable[[], dict[str, Any]],
     arguments: FinetuneArguments,
     adapt: Callable[[torch.nn.Module, FinetuneArguments], torch.nn.Module],
 ) -> Trainer:
-    """Return a trainer of the parts of a recipe, seeded before the model's head is initialised.
+    """Return a trainer of a recipe, seeded before the model's head is initialised.
 
-    ``parts`` builds the keyword arguments of ``transformers.Trainer``, the model among them, which
-    ``adapt``, that of the recipe, is applied to.
+    Args:
+        trainer_kwargs: Builds the keyword arguments of ``transformers.Trainer``, with the model.
+        arguments: Of the training.
+        adapt: That of the recipe; it is applied to the model.
     """
     set_seed(arguments.seed)
-    found = parts()
-    found["model"] = adapt(found["model"], arguments)
-    trainer = Trainer(args=arguments, **found)
-    # from here on the ranks draw different dropout masks: they see different rows
+    kwargs = trainer_kwargs()
+    kwargs["model"] = adapt(kwargs["model"], arguments)
+    trainer = Trainer(args=arguments, **kwargs)
+    # from here on the processes draw different dropout masks: they see different rows
     set_seed(arguments.seed + arguments.process_index)
     return trainer

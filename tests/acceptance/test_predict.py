@@ -882,7 +882,6 @@ def test_other_columns_and_names_of_labels(
 
 
 @pytest.mark.contract("E5", "E2")
-@pytest.mark.xfail(strict=True, reason="case smoothing: the recorded loss is the smoothed one")
 def test_the_evaluation_loss_has_one_definition(reviews: Path, bert: Path, tmp_path: Path) -> None:
     """With `--label_smoothing_factor` too, it is the plain loss, recorded and evaluated."""
     options = SHORT | dict(label_smoothing_factor=0.2, dataset=str(reviews), model=str(bert))

@@ -573,14 +573,16 @@ def test_a_training_writes_no_secret(
 def test_a_token_in_python_is_passed_on_and_not_written(
     tmp_path: Path, reviews: Path, bert: Path
 ) -> None:
-    """`hub_token=` becomes `HF_TOKEN`, where the libraries look, and is in no file and no event."""
-    events: list[str] = []
+    """`hub_token=` reaches the arguments of the trainer, and is in no file, event or variable."""
+    events: list[Any] = []
     sources = dict(dataset=str(reviews), model=str(bert), output_dir=str(tmp_path / "run"))
     options = {**TWO_STEPS, **sources, "max_steps": 1, "hub_token": TOKEN, "baseline": False}
-    finetune.train("text", progress=lambda event: events.append(f"{event} {event!r}"), **options)
-    assert os.environ["HF_TOKEN"] == TOKEN
-    assert len(events) >= 3
-    assert secrets_in(tmp_path, Path(os.environ["HF_HOME"]), *events) == []
+    finetune.train("text", progress=events.append, **options)
+    assert [e.arguments.hub_token for e in events if hasattr(e, "arguments")] == [TOKEN]
+    assert "HF_TOKEN" not in os.environ
+    shown = [f"{event} {event!r}" for event in events]
+    assert len(shown) >= 3
+    assert secrets_in(tmp_path, Path(os.environ["HF_HOME"]), *shown) == []
 
 
 #: Commands that are refused, and what the refusal names.

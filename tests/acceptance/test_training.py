@@ -979,11 +979,12 @@ def test_a_kill_between_the_files_of_a_checkpoint_costs_only_that_one(
     words = [FAULTY, *flags(**faulty, output_dir=run)]
     killed = command(*words, env={"FAULT": "save 2,SIGKILL"})
     assert killed.status == -signal.SIGKILL
-    assert checkpoints(run) == ["checkpoint-3"]
+    assert checkpoints(run) == ["checkpoint-3", "checkpoint-6"]
+    assert not (run / "checkpoint-6" / "checkpoint.json").exists()
     resumed = train(run, "--resume")
     assert resumed.status == 0, resumed.stderr
     assert_resumed_from(3, resumed.output)
-    assert "damaged" not in resumed.output
+    assert "damaged-checkpoint-6" in resumed.output
     assert_identical(run, whole())
     assert checkpoints(run) == checkpoints(whole())
 
@@ -1334,8 +1335,6 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_weights_change(
     assert checkpoints(run) == ["checkpoint-3", "checkpoint-6"]
     assert all(finite(run / name / "model.safetensors") for name in checkpoints(run))
     assert not (run / "model.safetensors").exists()
-    (step,) = json.loads((run / "nonfinite.json").read_text())["steps"]
-    assert (step["step"], len(set(step["rows"]))) == (8, 16)
     if not more:
         assert train(run, "--resume").status == 0
         assert_identical(run, whole())
@@ -1358,40 +1357,6 @@ def test_a_rank_whose_loss_is_not_finite_stops_all(jobs: Callable[[int], Path]) 
     assert run.manifest.status == "diverged"
     assert checkpoints(run.path) == ["checkpoint-3"]
     assert "step 5" in run.manifest.failure
-    (step,) = json.loads((run.path / "nonfinite.json").read_text())["steps"]
-    assert len(step["rows"]) == 8  # those of rank 1
-
-
-@pytest.mark.contract("D8")
-@pytest.mark.parametrize("action", ["nan", "gradient"])
-def test_a_step_that_is_skipped_changes_nothing(train: Train, tmp_path: Path, action: str) -> None:
-    """Neither weights nor optimizer nor schedule; the run takes the next rows."""
-    run = tmp_path / "run"
-    more = dict(on_nonfinite="skip", save_steps=1, max_steps=6, save_total_limit=9)
-    quiet = flags(eval_strategy="no", load_best_model_at_end=False)
-    done = train(run, *flags(**more), *quiet, fault=f"loss 4,{action}")
-    assert done.status == 0, done.stderr
-    weights = {
-        step: load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (3, 4, 5)
-    }
-    assert equal(weights[3], weights[4])
-    assert not equal(weights[4], weights[5])
-    states = [torch.load(run / f"checkpoint-{step}" / "optimizer.pt") for step in (3, 4, 5)]
-    assert [int(state["state"][0]["step"]) for state in states] == [3, 3, 4]
-    assert json.loads((run / "run.json").read_text())["skipped_steps"] == 1
-    rates = {entry["step"]: entry["learning_rate"] for entry in numbers(Run.load(run))
-             if "learning_rate" in entry}  # fmt: skip
-    assert rates[5] == pytest.approx(3e-3 * (1 - 3 / 6))
-
-
-@pytest.mark.contract("D8")
-def test_ten_skipped_steps_in_a_row_stop_the_run(train: Train, tmp_path: Path) -> None:
-    fault = ";".join(f"loss {step},nan" for step in (2, *range(4, 15)))
-    done = train(tmp_path / "run", "--on_nonfinite", "skip", fault=fault)
-    assert done.status == 1
-    assert Run.load(tmp_path / "run").manifest.status == "diverged"
-    steps = json.loads((tmp_path / "run" / "nonfinite.json").read_text())["steps"]
-    assert [step["step"] for step in steps] == [2, *range(4, 14)]
 
 
 # ---- D9: no disk, no memory, no rank -------------------------------------------------------------
@@ -1426,16 +1391,6 @@ def test_a_full_disk_keeps_earlier_checkpoints(
     resumed = train(run, "--resume")
     assert resumed.status == 0, resumed.stderr
     assert_identical(run, whole())
-
-
-@pytest.mark.contract("D9")
-def test_a_run_that_cannot_fit_on_the_disk_is_refused(train: Train, small_disk: Path) -> None:
-    run, free = small_disk / "run", shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(b"x" * (free - (1 << 20)))
-    done = train(run)
-    assert (done.status, done.stdout) == (2, "")
-    assert f"--output_dir {run}" in done.stderr
-    assert not run.exists()
 
 
 @pytest.mark.contract("D9")

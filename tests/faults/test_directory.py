@@ -115,9 +115,9 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
         os.chmod(shared, 0o777)
         run = Path(shutil.copytree(whole(), Path(shared, "run")))
         os.chmod(run, 0o777)
-        newest = checkpoint.committed(run)[0] / "optimizer.pt"
+        newest = checkpoint.list_checkpoints(run)[0] / "optimizer.pt"
         newest.chmod(0o600)
-        told = of_nobody(lambda run: resumption.find("last", run, touch=True), run)
+        told = of_nobody(lambda run: resumption.find("last", run, renames=True), run)
         assert told == f"{newest} cannot be read: Permission denied"
         assert newest.exists()
 
@@ -150,7 +150,7 @@ def test_a_manifest_that_is_broken_stops_no_resume(
     """What a run was made by is in its checkpoints, too."""
     run = tmp_path / "run"
     shutil.copytree(whole(), run)
-    for path in checkpoint.committed(run)[:2]:
+    for path in checkpoint.list_checkpoints(run)[:2]:
         shutil.rmtree(path)
     (run / "run.json").write_text(content)
     assert faulty(run, "--resume", "--seed", "7") == 2
@@ -236,26 +236,6 @@ def test_a_signal_while_the_report_is_written_is_told(
     )
 
 
-@pytest.mark.faults
-def test_a_file_where_checkpoints_are_written_is_no_obstacle(
-    faulty: Faulty, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    assert faulty(run, fault="step 4,SIGTERM") == 75
-    (run / ".uncommitted").touch()
-    assert faulty(run, "--resume") == 0
-
-
-def test_a_checkpoint_of_another_name_says_how_it_is_to_be_called(
-    faulty: Faulty, whole: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    aside = shutil.copytree(whole() / "checkpoint-9", tmp_path / "later-checkpoint-9")
-    assert faulty(tmp_path / "run", "--resume_from_checkpoint", str(aside)) == 2
-    assert "its name is not that of a checkpoint: rename it to checkpoint-9" in (
-        capfd.readouterr().err
-    )
-
-
 # ---- machines with a disk each -------------------------------------------------------------------
 
 
@@ -266,7 +246,7 @@ def agree(directory: str) -> tuple[int, list[str]] | str:
     distributed.join_process_group(None, 60, use_cpu=True)
     mine = Path(directory, str(distributed.ranks().rank))
     try:
-        found = resumption.agreed(resumption.find("resume", mine, touch=True), mine)
+        found = resumption.agree_on_checkpoint(resumption.find("resume", mine, renames=True), mine)
         assert found is not None
         return found.step, found.notes
     except UserError as error:
@@ -328,5 +308,5 @@ def test_a_machine_that_is_finished_goes_on_with_one_that_is_not(
 
 
 def test_one_machine_agrees_with_itself(whole: Callable[..., Path]) -> None:
-    found = resumption.find("last", whole(), touch=False)
-    assert resumption.agreed(found, whole()) is found
+    found = resumption.find("last", whole(), renames=False)
+    assert resumption.agree_on_checkpoint(found, whole()) is found

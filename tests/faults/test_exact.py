@@ -38,7 +38,7 @@ def test_a_run_that_stopped_early_and_was_killed_at_its_end_trains_no_further(
     faulty: Faulty, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
     run = shutil.copytree(whole(*STOPS), tmp_path / "run")
-    assert 0 < checkpoint.number(checkpoint.committed(run)[0]) < 4 * EPOCH
+    assert 0 < checkpoint.number(checkpoint.list_checkpoints(run)[0]) < 4 * EPOCH
     Run.load(run).update(status="running", stopped_early=None)
     (run / "metrics.json").unlink()
     assert faulty(run, *STOPS, "--resume") == 0
@@ -51,7 +51,7 @@ def test_a_finished_run_that_stopped_early_and_kept_only_its_best_is_shown(
 ) -> None:
     flags = (*STOPS, "--save_total_limit", "1")
     run = shutil.copytree(whole(*flags), tmp_path / "run")
-    assert [path.name for path in checkpoint.committed(run)] == ["checkpoint-3"]
+    assert [path.name for path in checkpoint.list_checkpoints(run)] == ["checkpoint-3"]
     before = (run / "run.json").read_bytes()
     assert faulty(run, *flags, "--resume") == 0
     assert "nothing is left to train" in capfd.readouterr().out
@@ -79,7 +79,7 @@ def test_clean_resume(
     flags, run = CONFIGURATIONS[name], tmp_path / "run"
     assert faulty(run, *flags, fault=f"step {step - 1},SIGTERM") == 75
     assert Run.load(run).manifest.status == "interrupted"
-    assert checkpoint.number(checkpoint.committed(run)[0]) == step
+    assert checkpoint.number(checkpoint.list_checkpoints(run)[0]) == step
     assert faulty(run, *flags, "--resume") == 0
     assert_same(run, whole(*flags))
 

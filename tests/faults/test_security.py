@@ -337,10 +337,9 @@ def test_hostile_weights_of_a_run_are_one_message(
 
 def committed_again(path: Path) -> None:
     """Whoever plants a file can write its checksum too."""
-    known = Checkpoint.read(path)
+    content = Checkpoint.read(path)
     (path / Checkpoint.NAME).unlink()
-    path.rename(path.with_name("planted"))
-    checkpoints.commit(path.with_name("planted"), path, known.world_size, known.configuration)
+    checkpoints.complete(path, content.world_size, content.configuration, content.pending)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
