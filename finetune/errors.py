@@ -42,6 +42,10 @@ class UserError(Exception):
         self.mistakes = tuple(masked(_IN_WORKER.sub("", mistake).strip()) for mistake in mistakes)
         super().__init__("\n".join(self.mistakes))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the mistakes one by one, for the other processes of a job."""
+        return type(self), self.mistakes
+
 
 class RunError(Exception):
     """What ended a run through no mistake of the user; shown without a traceback.

@@ -427,16 +427,3 @@ def test_a_model_of_images_is_refused_for_texts_before_its_tokenizer(tmp_path: P
     for step in (recipe.check, recipe.processing_class):
         with pytest.raises(UserError, match=r"no head for sequence classification .* 'vit'"):
             step()
-
-
-def test_the_configuration_of_a_model_is_read_once(
-    models: Models, uneven_reviews: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = []
-    monkeypatch.setattr(
-        "finetune.models.pretrained.load_config",
-        lambda *words: read.append(words) or load_config(*words),  # type: ignore[func-returns-value]
-    )
-    recipe = Reviews(dataset=str(uneven_reviews), model=str(models / "bert"), max_length=32)
-    assert set(recipe.prepared) == {"train", "validation", "test"}
-    assert len(read) == 1

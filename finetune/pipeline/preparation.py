@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 #: Log entries of the loss that a run has, unless ``--logging_steps`` says how many.
 MOST_LOGGED = 500
-#: Schedules of the learning rate that do not read ``warmup_steps``.
-_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 #: Seconds of ``--ddp_timeout`` where the training arguments cannot be read.
 _DDP_TIMEOUT = 1800
+#: Schedules of the learning rate that do not read ``warmup_steps``.
+_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 #: Flags that may differ from one machine to the next.
 _OWN_TO_EACH = (
     *("output_dir", "resume_from_checkpoint", "resume", "num_threads"),
@@ -63,19 +63,19 @@ class Prepared:
         return None if path is None else str(path)
 
 
-def prepare_job(chosen: Settings, progress: Progress = ignore) -> Prepared:
+def prepare_job(settings: Settings, progress: Progress = ignore) -> Prepared:
     """Join the process group, and return on every rank what :func:`prepare` returns on rank 0.
 
     Raises:
         UserError: On every rank, all errors in the report.
     """
     try:
-        values = chosen.values
+        values = settings.values
     except UserError:  # which `prepare` reports
         distributed.join_process_group("gloo", _DDP_TIMEOUT, use_cpu=True)
     else:
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    return distributed.main_process_first(lambda: prepare(chosen, progress))
+    return distributed.main_process_first(lambda: prepare(settings, progress))
 
 
 def prepare(

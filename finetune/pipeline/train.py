@@ -2,7 +2,7 @@
 
 :func:`train` is the whole path for notebooks and scripts. The command line calls its parts:
 settings, :func:`~finetune.pipeline.preparation.prepare_job` and
-:func:`train_prepared`, on every process.
+:func:`train_prepared` on every process.
 """
 
 from __future__ import annotations
