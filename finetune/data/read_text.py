@@ -10,21 +10,22 @@ import codecs
 import contextlib
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
-from finetune.data.headers import SEPARATOR_NAMES, separator_hint
 from finetune.data.read_bytes import encoding_of, example_word, open_bytes
 from finetune.errors import UserError, counted
 from finetune.runtime import formats
 
 #: Rows and characters that are converted at once.
 ROWS_AT_ONCE, CHARACTERS_AT_ONCE = 10_000, 2**24
-_TYPED_SEPARATORS = {"tab": "\t", "\\t": "\t"}
+#: Separators that are detected, and what they are called.
+SEPARATOR_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: A file is judged by so many bytes of its beginning, and its separator by so many rows of it.
 _BEGINNING, _ROWS_JUDGED = 2**20, 200
 #: With so few line breaks in fields, a file of two plausible readings is taken as quoted.
@@ -77,10 +78,6 @@ class Record(NamedTuple):
     fields: list[str]
 
 
-class _TextAfterQuoteError(UserError):
-    """Text follows the quotation mark that closes a field: only a strict reading refuses that."""
-
-
 def detect(path: Path, options: ReadOptions) -> tuple[Dialect, list[str]]:
     """Return how a file of text is read, and the facts about what is not usual.
 
@@ -94,36 +91,24 @@ def detect(path: Path, options: ReadOptions) -> tuple[Dialect, list[str]]:
     choices: list[str] = []
     if options.encoding is None and encoding != "utf-8-sig":
         choices.append(f"{encoding}{example_word(text)} (--encoding)")
-    usual = formats.SEPARATORS.get(formats.suffix(path))
-    if usual is None:
-        return Dialect(encoding), [f"read as {choice}" for choice in choices]
-    if options.separator is not None:
-        separator = parse_separator(options.separator)
-    else:
+    quoting, facts = options.quoting, []
+    separator = usual = formats.SEPARATORS.get(formats.suffix(path), "")
+    if usual and options.separator is not None:
+        separator = {"tab": "\t", "\\t": "\t"}.get(options.separator.lower(), options.separator)
+        if len(separator) != 1 or separator in '"\r\n':
+            raise UserError(
+                f"--csv_separator {options.separator}: expected one character such as ';' or '|', "
+                "or tab"
+            )
+    elif usual:
         separator = _detect_separator(text, usual, len(beginning) < _BEGINNING)
         if separator != usual:
             name = SEPARATOR_NAMES.get(separator, repr(separator))
             choices.append(f"fields separated by {name} (--csv_separator)")
-    facts = [f"read as {', '.join(choices)}"] if choices else []
-    quoting = options.quoting
-    if quoting == "auto":
-        quoting, more = _detect_quoting(path, Dialect(encoding, separator))
-        facts += more
-    return Dialect(encoding, separator, quoting), facts
-
-
-def parse_separator(word: str) -> str:
-    """Return the separator that a user typed: one character, or ``tab``.
-
-    Raises:
-        UserError: If it is neither.
-    """
-    separator = _TYPED_SEPARATORS.get(word.lower(), word)
-    if len(separator) != 1 or separator in '"\r\n':
-        raise UserError(
-            f"--csv_separator {word}: expected one character such as ';' or '|', or tab"
-        )
-    return separator
+    if usual and quoting == "auto":
+        quoting, facts = _detect_quoting(path, Dialect(encoding, separator))
+    choice = [f"read as {', '.join(choices)}"] if choices else []
+    return Dialect(encoding, separator, quoting), choice + facts
 
 
 def _detect_separator(text: str, usual: str, is_whole: bool) -> str:
@@ -135,32 +120,22 @@ def _detect_separator(text: str, usual: str, is_whole: bool) -> str:
     first = text.lstrip("\ufeff").partition("\n")[0].strip("\r")
     if len(first) == 5 and first.lower().startswith("sep="):  # which Excel reads and writes
         return first[4]
-    widths = _widths(text, usual, is_whole)
-    if len(widths) == 1 and widths != {1}:
-        return usual
-    others = [separator for separator in SEPARATOR_NAMES if separator != usual]
-    even = [
-        separator
-        for separator in others
-        if len(widths := _widths(text, separator, is_whole)) == 1 and widths != {1}
-    ]
-    return even[0] if len(even) == 1 else usual
-
-
-def _widths(text: str, separator: str, is_whole: bool) -> set[int]:
-    """Return how many fields the first rows have; the last one may be cut off."""
-    widths: list[int] = []
-    with contextlib.suppress(csv.Error):
-        for fields in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
-            if fields:
-                widths.append(len(fields))
-            if len(widths) > _ROWS_JUDGED:
-                break
-    return set(widths if is_whole else widths[:-1])
+    possible = []
+    for separator in SEPARATOR_NAMES:
+        widths: list[int] = []
+        with contextlib.suppress(csv.Error):
+            for fields in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
+                widths += [len(fields)] if fields else []
+                if len(widths) > _ROWS_JUDGED:
+                    break
+        judged = set(widths if is_whole else widths[:-1])  # the last one may be cut off
+        if len(judged) == 1 and judged != {1}:
+            possible.append(separator)
+    return possible[0] if len(possible) == 1 and usual not in possible else usual
 
 
 class _Lines:
-    """The lines of a file for ``csv``."""
+    """The lines of a file for ``csv``; ``has_ended`` tells whether all of them have been read."""
 
     def __init__(self, path: Path, binary: IO[bytes], encoding: str) -> None:
         self._path = path
@@ -179,9 +154,7 @@ class _Lines:
 
 
 class _Scan:
-    """One reading of a whole file: its rows and their lines, or why it cannot be right.
-
-    It also counts the rows as if quotation marks were text, each line being one.
+    """A file as read with quotation marks around fields, and as if each line were a row.
 
     Attributes:
         rows: Without the names of the columns.
@@ -193,7 +166,7 @@ class _Scan:
             a column begins with a quotation mark.
     """
 
-    def __init__(self, path: Path, dialect: Dialect, *, is_strict: bool) -> None:
+    def __init__(self, path: Path, dialect: Dialect) -> None:
         self.rows = self.lines = self.literal_rows = self.literal_width = 0
         self.is_literal = True
         self.error: UserError | None = None
@@ -201,7 +174,7 @@ class _Scan:
             source = _Lines(path, binary, dialect.encoding)
             lines = self._count(source, dialect.separator)
             try:
-                rows = _records(path, dialect, source, lines, is_strict)
+                rows = _records(path, dialect, source, lines, is_strict=True)
                 next(rows, None)
                 for first_line, last_line, _ in rows:
                     self.rows += 1
@@ -232,34 +205,27 @@ def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
     A mark that is text but begins a field swallows the lines up to the next one, so rows are
     compared with lines. If both readings are plausible and differ, the user has to choose.
     """
-    strict = quoted = _Scan(path, dialect, is_strict=True)
-    facts: list[str] = []
-    if isinstance(strict.error, _TextAfterQuoteError):
-        quoted = _Scan(path, dialect, is_strict=False)
-        facts = [f"{strict.error}; such marks are left out (--csv_quoting none keeps them)"]
-    if quoted.error is None and quoted.rows == quoted.lines:
-        return "minimal", facts
-    if quoted.error is not None and not quoted.is_literal:
-        raise quoted.error
-    rows, literal_rows = counted(quoted.rows, "row"), counted(quoted.literal_rows, "row")
-    spread = f"{rows} in {quoted.lines:,} lines, as quoted fields contain line breaks"
-    if not quoted.is_literal:
-        if strict.error is not None:  # perhaps it opened a field that holds the next rows
-            raise UserError(
-                f"{path}, {strict.error}: correct it, or --csv_quoting minimal reads {spread}"
-            )
-        return "minimal", [spread]
-    is_column, breaks = quoted.literal_width == 1, quoted.lines - quoted.rows
-    if strict.error is None and (is_column or breaks <= _FEW_BREAKS):
-        return "minimal", [f"{spread} (--csv_quoting none for {literal_rows})"]
-    if strict.error is None or (quoted.error is None and is_column):
+    scan = _Scan(path, dialect)
+    if scan.error is None and scan.rows == scan.lines:
+        return "minimal", []
+    rows, literal_rows = counted(scan.rows, "row"), counted(scan.literal_rows, "row")
+    is_column = scan.literal_width == 1
+    if scan.error is None:
+        spread = f"{rows} in {scan.lines:,} lines, as quoted fields contain line breaks"
+        if not scan.is_literal:
+            return "minimal", [spread]
+        if is_column or scan.lines - scan.rows <= _FEW_BREAKS:
+            return "minimal", [f"{spread} (--csv_quoting none for {literal_rows})"]
         raise UserError(
             f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
             f"({rows}) or --csv_quoting none ({literal_rows}, one per line)"
         )
+    if is_column or not scan.is_literal:  # the lines of one column say nothing
+        raise scan.error
+    reason = str(scan.error).removeprefix(f"{path}, ").partition(":")[0]
     return "none", [
-        f"read {literal_rows}, one per line, with quotation marks as text; as quotes around fields "
-        f"they would {'not pair up' if quoted.error else f'leave {rows}'} (--csv_quoting minimal)"
+        f"read {literal_rows}, one per line, with quotation marks as text, as quotes around fields "
+        f"do not pair up ({reason}; --csv_quoting minimal)"
     ]
 
 
@@ -278,11 +244,11 @@ def _records(
     path: Path, dialect: Dialect, lines: _Lines, feed: Iterable[str], is_strict: bool = False
 ) -> Iterator[Record]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    literally = dialect.quoting == "none"
+    is_quoted = dialect.quoting != "none"
     reader = csv.reader(
         feed,
         delimiter=dialect.separator,
-        quoting=csv.QUOTE_NONE if literally else csv.QUOTE_MINIMAL,
+        quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
         strict=is_strict,
     )
     header: list[str] = []
@@ -293,8 +259,8 @@ def _records(
                 raise csv.Error("unexpected end of data")
             if width and len(fields) == width and fields != header:
                 yield Record(line, reader.line_num, fields)
-            elif line == 1 and fields and _names_separator(fields):
-                pass
+            elif line == 1 and re.fullmatch("sep=.?", "".join(fields), re.IGNORECASE):
+                pass  # which Excel reads and writes
             elif not header and fields:
                 header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
                 refuse_repeated(path, header)
@@ -308,53 +274,26 @@ def _records(
             elif width == 1 and len(fields) < 2:
                 yield Record(line, reader.line_num, fields or [""])
             elif fields:
-                raise _wrong_width(path, line, fields, header, dialect)
+                name = SEPARATOR_NAMES.get(dialect.separator, repr(dialect.separator))
+                raise UserError(
+                    f"{path}, line {line}: expected {counted(width, 'field')} as in the first "
+                    f"line, found {len(fields)}: fields are separated by {name} "
+                    "(--csv_separator); a text with separators or line breaks needs quotation "
+                    'marks around it, and those in it doubled, as in ""'
+                )
             line = reader.line_num + 1
     except csv.Error as error:
-        raise _malformed(path, line, error, literally) from error
-
-
-def _names_separator(fields: Sequence[str]) -> bool:
-    """Return whether a row is ``sep=;``, which Excel reads and writes."""
-    return fields[0].lower().startswith("sep=") and len("".join(fields)) <= len("sep=;")
-
-
-def _malformed(path: Path, line: int, error: csv.Error, literally: bool) -> UserError:
-    place = f"{path}, line {line}"
-    if "expected after" in str(error):
-        return _TextAfterQuoteError(f"line {line}: text follows a closing quotation mark")
-    if str(error).startswith("field larger"):
-        return UserError(
-            f"{place}: a field of more than {_LONGEST_FIELD:,} characters: if a quotation mark is "
-            "never closed, --csv_quoting none reads such marks as text; if the text is that long, "
-            "write the rows as .parquet"
-        )
-    if literally:
-        return UserError(f"{place}: {error}")
-    return UserError(
-        f"{place}: a quotation mark opens a field and is never closed; --csv_quoting none reads "
-        "quotation marks as text"
-    )
-
-
-def _wrong_width(
-    path: Path, line: int, fields: Sequence[str], header: Sequence[str], dialect: Dialect
-) -> UserError:
-    name = SEPARATOR_NAMES.get(dialect.separator, repr(dialect.separator))
-    if hint := separator_hint(header):
-        advice = hint
-    elif any("\\" in field for field in fields) and dialect.quoting == "minimal":
-        advice = '; quotation marks inside of texts are doubled, as in "", and not written \\"'
-    elif len(fields) < len(header):
-        advice = "; is the line cut off, or a line break in a text without quotes around it?"
-    elif dialect.quoting == "none":
-        advice = f"; with --csv_quoting none texts cannot hold {name}"
-    else:
-        advice = f"; put a text that holds {name} in quotation marks"
-    return UserError(
-        f"{path}, line {line}: expected {counted(len(header), 'field')} as in the first line, "
-        f"found {len(fields)}{advice}"
-    )
+        message = str(error)
+        if "expected after" in message:
+            message = "text follows a closing quotation mark: double the marks inside of texts, or "
+            message += "choose --csv_quoting none (they are text) or minimal (they are left out)"
+        elif "end of data" in message and is_quoted:
+            message = "a quotation mark opens a field and is never closed: --csv_quoting none "
+            message += "reads quotation marks as text"
+        elif message.startswith("field larger"):
+            message = f"a field of more than {_LONGEST_FIELD:,} characters: is a quotation mark "
+            message += "never closed (--csv_quoting none)? If not, write the rows as .parquet"
+        raise UserError(f"{path}, line {line}: {message}") from error
 
 
 def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
@@ -385,15 +324,20 @@ def line_tables(path: Path, encoding: str) -> Iterator[pa.Table]:
             yield pa.table({"text": pa.array([line for (line,) in batch], pa.string())})
 
 
-def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield lists of rows, of so many at most and about so many characters."""
+def batches(rows: Iterable[Any], size: Callable[[Any], int] | None = None) -> Iterator[list[Any]]:
+    """Yield lists of rows, of so many at most and about so many characters.
+
+    Args:
+        rows: Lists of texts, unless there is ``size``.
+        size: Returns about how many characters a row has.
+    """
     batch: list[Any] = []
-    size = 0
+    characters = 0
     for row in rows:
         batch.append(row)
-        size += sum(map(len, row))
-        if len(batch) >= ROWS_AT_ONCE or size >= CHARACTERS_AT_ONCE:
+        characters += size(row) if size else sum(map(len, row))
+        if len(batch) >= ROWS_AT_ONCE or characters >= CHARACTERS_AT_ONCE:
             yield batch
-            batch, size = [], 0
+            batch, characters = [], 0
     if batch:
         yield batch

@@ -77,18 +77,18 @@ class Sourced(Recipe):
             text: The column of the texts.
             label: That of the labels.
         """
-        from finetune.data.headers import looks_like_row
+        from finetune.data.sources import names_are_values
 
         if self.row_source.kind != "local":
             return
         for split, rows in dataset.items():
-            if reason := looks_like_row(rows, text, label):
+            if column := names_are_values(rows, [text, label]):
                 names = [name for name in rows.column_names if name != ROW]
                 usual = {text: "text", label: "label"}
                 line = ",".join(usual.get(n, f"column_{i}") for i, n in enumerate(names, start=1))
                 self.report.warning(
                     f"the first line of the {split} data looks like a row, not like column names: "
-                    f"{reason}",
+                    f"'{column}' is both the name of a column and a value in it",
                     "missing_header",
                     split=split,
                     fix=f"add a line with the names of the columns on top, such as '{line}'",
