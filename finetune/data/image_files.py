@@ -7,9 +7,9 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, Features, Image, Value
 
 from finetune.data import images
-from finetune.data.files_of_splits import SPLITS, SplitFiles, find_classes, is_hidden
+from finetune.data.files_of_splits import SPLITS, find_classes, guess_split, is_hidden
 from finetune.data.sources import number_rows
-from finetune.errors import Report, UserError
+from finetune.errors import Report
 
 
 def are_folders(dataset: str) -> bool:
@@ -23,7 +23,11 @@ def are_folders(dataset: str) -> bool:
 
 def are_classes(dataset: str) -> bool:
     """Return whether a data set is a directory of folders of classes, not of splits."""
-    return are_folders(dataset) and [*_find_images(dataset).files] == ["train"]
+    return are_folders(dataset) and not any(
+        guess_split(folder.name) and any(path.is_dir() for path in folder.iterdir())
+        for folder in Path(dataset).expanduser().iterdir()
+        if folder.is_dir()
+    )
 
 
 def read_folders(dataset: str, report: Report) -> DatasetDict:
@@ -36,11 +40,16 @@ def read_folders(dataset: str, report: Report) -> DatasetDict:
     Raises:
         UserError: If it holds no folders of classes.
     """
-    directory, found = Path(dataset).expanduser(), _find_images(dataset)
+    directory = Path(dataset).expanduser()
+    found = find_classes(directory, images.SUFFIXES, {})
+    if found is None:
+        report.fail(
+            f"{directory}: expected a folder of images ({', '.join(images.SUFFIXES)}) for each "
+            "class, or --dataset TABLE with a table of paths and labels"
+        )
     for fact in found.facts:
         report.info(fact)
-    text = Value("string")
-    features = Features({"file": text, "label": text, "image": Image()})
+    features = Features({"file": Value("string"), "label": Value("string"), "image": Image()})
     splits = {}
     for split, paths in found.files.items():
         columns = {
@@ -50,16 +59,6 @@ def read_folders(dataset: str, report: Report) -> DatasetDict:
         }
         splits[split] = Dataset.from_dict(columns, features)
     return number_rows(DatasetDict(splits))
-
-
-def _find_images(dataset: str) -> SplitFiles:
-    directory = Path(dataset).expanduser()
-    if found := find_classes(directory, images.SUFFIXES, {}):
-        return found
-    raise UserError(
-        f"{directory}: expected a folder of images ({', '.join(images.SUFFIXES)}) for each class, "
-        "or --dataset TABLE with a table of paths and labels"
-    )
 
 
 def is_image(path: Path) -> bool:

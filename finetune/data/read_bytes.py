@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -60,8 +60,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             elif compression == ".zst":
                 yield io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
             else:
-                opener = {".gz": gzip.open, ".bz2": bz2.open}.get(compression, open)
-                yield stack.enter_context(cast(IO[bytes], opener(path, "rb")))
+                opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(compression, open)
+                yield stack.enter_context(opener(path, "rb"))
     except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
         if not compression or (isinstance(error, OSError) and error.errno is not None):
             raise

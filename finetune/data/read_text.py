@@ -89,9 +89,10 @@ def detect(path: Path, options: ReadOptions) -> tuple[Dialect, list[str]]:
         beginning = file.read(_BEGINNING)
     text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
     choices: list[str] = []
+    facts: list[str] = []
     if options.encoding is None and encoding != "utf-8-sig":
         choices.append(f"{encoding}{example_word(text)} (--encoding)")
-    quoting, facts = options.quoting, []
+    quoting = options.quoting
     separator = usual = formats.SEPARATORS.get(formats.suffix(path), "")
     if usual and options.separator is not None:
         separator = {"tab": "\t", "\\t": "\t"}.get(options.separator.lower(), options.separator)

@@ -146,10 +146,8 @@ class Source:
 
     def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
         """Return the place of each row, for :meth:`locate`; ``rows`` are in any order."""
-        return [
-            f"{name} {noun} {number}".strip()
-            for name, noun, number in self._find_places(split, rows)
-        ]
+        places = self._find_places(split, rows)
+        return [f"{name} {noun} {number}".strip() for name, noun, number in places]
 
     def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, str, int | str]]:
         """Return the place of each row: the file if there are several, a unit, and a number."""
@@ -161,17 +159,15 @@ class Source:
             return [("", "file", str(paths[row])) for row in rows]
         if files.kind == "saved" or not paths:
             return [("", "row", row + 1) for row in rows]
-        if len(paths) == 1:
-            noun, numbers = line_numbers(paths[0], rows, self.options)
-            return [("", noun, number) for number in numbers]
         places: dict[int, tuple[str, str, int | str]] = {}
         start = 0
         for path in paths:
             end = start + len(read_file(path, self.options))
             if inside := [row for row in rows if start <= row < end]:
                 noun, numbers = line_numbers(path, [row - start for row in inside], self.options)
+                name = path.name if len(paths) > 1 else ""
                 for row, number in zip(inside, numbers, strict=True):
-                    places[row] = (path.name, noun, number)
+                    places[row] = (name, noun, number)
             start = end
         return [places[row] for row in rows]
 
@@ -293,21 +289,19 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
 def _common_features(paths: Sequence[Path], tables: Sequence[Dataset]) -> Features:
     """Return types that hold the values of all files: fractions where some have whole numbers."""
     features = Features(tables[0].features)
-    for column, first in features.items():
-        for path, table in zip(paths, tables, strict=True):
-            kinds = [features[column], table.features[column]]
-            if kinds[0] == kinds[1]:
+    for path, table in zip(paths, tables, strict=True):
+        for column, kind in table.features.items():
+            kinds = [features[column], kind]
+            if kinds[0] == kind:
                 continue
             try:
-                if any(
-                    isinstance(kind, ClassLabel) for kind in kinds
-                ):  # which Arrow has as numbers
+                if any(isinstance(kind, ClassLabel) for kind in kinds):  # in Arrow a number
                     raise pa.ArrowTypeError("the classes differ")
                 schemas = [Features({column: kind}).arrow_schema for kind in kinds]
                 merged = pa.unify_schemas(schemas, promote_options="permissive")
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise UserError(
-                    f"the column '{column}' is {first} in {paths[0]} and {kinds[1]} in {path}: "
+                    f"the column '{column}' is {kinds[0]} in {paths[0]} and {kind} in {path}: "
                     "write it alike in all files of a split"
                 ) from error
             features[column] = Features.from_arrow_schema(arrow.stored(merged))[column]
@@ -325,7 +319,7 @@ def _read_texts(paths: Sequence[Path], labels: Sequence[str], options: ReadOptio
             return Dataset.from_generator(
                 _generate_texts,
                 features=Features({name: Value("string") for name in ("text", "label", "file")}),
-                gen_kwargs={"states": [states], "options": options},
+                gen_kwargs={"states": tuple(states), "options": options},
             )
     except DatasetGenerationError as error:
         raise (error.__cause__ or error) from None
@@ -333,7 +327,7 @@ def _read_texts(paths: Sequence[Path], labels: Sequence[str], options: ReadOptio
 
 def _generate_texts(states: Sequence[Any], options: ReadOptions) -> Iterator[dict[str, str | None]]:
     """Yield a row for each file; ``states`` also have what tells the cache that one has changed."""
-    for name, label, _, _ in itertools.chain.from_iterable(states):
+    for name, label, _, _ in states:
         text = read_whole_text(Path(name), options).strip()
         yield {"text": text or None, "label": label, "file": name}
 
