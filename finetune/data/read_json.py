@@ -150,11 +150,8 @@ def parse_line(line: str, place: str) -> Row:
 
 
 def _document_rows(text: str, path: Path) -> list[Row]:
-    """Return the rows of a document: an array of objects, an object with one such array, or columns
-    by name, as ``DataFrame.to_json`` writes them.
-
-    Raises:
-        UserError: If it is none of these.
+    """Return the rows of an array of objects, of an object with one such array, or of columns by
+    name, as ``DataFrame.to_json`` writes them.
     """
     content = _parse(text, str(path), has_lines=True)
     values = [*content.values()] if isinstance(content, dict) else [content]
@@ -175,11 +172,6 @@ def _document_rows(text: str, path: Path) -> list[Row]:
 
 
 def _parse(text: str, place: str, *, has_lines: bool) -> Any:
-    """Return the content of JSON.
-
-    Raises:
-        UserError: If it is malformed, or holds what cannot be kept.
-    """
     try:
         content = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:

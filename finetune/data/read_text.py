@@ -136,12 +136,24 @@ def _detect_separator(text: str, usual: str, is_whole: bool) -> str:
 
 
 class _Lines:
-    """The lines of a file for ``csv``; ``has_ended`` tells whether all of them have been read."""
+    """The lines of a file for ``csv``.
 
-    def __init__(self, path: Path, binary: IO[bytes], encoding: str) -> None:
-        self._path = path
+    Attributes:
+        has_ended: Whether all of them have been read.
+        rows: How many are rows if quotation marks are text, without the names of the columns;
+            counted if there is a ``separator``.
+        width: Fields of the first of them.
+        is_plausible: Whether all lines have as many fields in that reading, and no name of a column
+            begins with a quotation mark.
+    """
+
+    def __init__(
+        self, path: Path, binary: IO[bytes], encoding: str, separator: str | None = None
+    ) -> None:
+        self._path, self._separator = path, separator
         self._lines = io.TextIOWrapper(binary, encoding, newline="")
-        self.has_ended = False
+        self.has_ended, self.is_plausible = False, True
+        self.rows = self.width = 0
 
     def __iter__(self) -> Iterator[str]:
         for number, line in enumerate(self._lines, start=1):
@@ -150,54 +162,20 @@ class _Lines:
                     f"{self._path}, line {number}: a null byte, which is no text: is the file "
                     "damaged? Export it again, or remove the byte"
                 )
+            if self._separator:
+                self._count(line, self._separator)
             yield line
         self.has_ended = True
 
-
-class _Scan:
-    """A file as read with quotation marks around fields, and as if each line were a row.
-
-    Attributes:
-        rows: Without the names of the columns.
-        lines: That the rows take, which is more if quoted fields have line breaks.
-        error: What is wrong in this reading; None if nothing is.
-        literal_rows: Lines that are rows if quotation marks are text.
-        literal_width: Fields of the first of them.
-        is_literal: Whether that reading is plausible: all lines have as many fields, and no name of
-            a column begins with a quotation mark.
-    """
-
-    def __init__(self, path: Path, dialect: Dialect) -> None:
-        self.rows = self.lines = self.literal_rows = self.literal_width = 0
-        self.is_literal = True
-        self.error: UserError | None = None
-        with open_bytes(path) as binary:
-            source = _Lines(path, binary, dialect.encoding)
-            lines = self._count(source, dialect.separator)
-            try:
-                rows = _records(path, dialect, source, lines, is_strict=True)
-                next(rows, None)
-                for first_line, last_line, _ in rows:
-                    self.rows += 1
-                    self.lines += last_line - first_line + 1
-            except UserError as error:
-                self.error = error
-                with contextlib.suppress(UserError):
-                    for _ in lines:  # so that all lines are counted
-                        pass
-
-    def _count(self, lines: Iterable[str], separator: str) -> Iterator[str]:
-        for line in lines:
-            if self.literal_width == 0:
-                if line.strip("\r\n") and not line.lower().startswith("sep="):
-                    cells = line.split(separator)
-                    self.literal_width = len(cells)
-                    self.is_literal = not any(cell.startswith('"') for cell in cells)
-            elif self.literal_width == 1 or line.strip("\r\n"):
-                self.literal_rows += 1
-                if line.count(separator) + 1 != self.literal_width:
-                    self.is_literal = False
-            yield line
+    def _count(self, line: str, separator: str) -> None:
+        if self.width == 0:
+            if line.strip("\r\n") and not line.lower().startswith("sep="):
+                cells = line.split(separator)
+                self.width = len(cells)
+                self.is_plausible = not any(cell.startswith('"') for cell in cells)
+        elif self.width == 1 or line.strip("\r\n"):
+            self.rows += 1
+            self.is_plausible &= line.count(separator) + 1 == self.width
 
 
 def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
@@ -206,28 +184,43 @@ def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
     A mark that is text but begins a field swallows the lines up to the next one, so rows are
     compared with lines. If both readings are plausible and differ, the user has to choose.
     """
-    scan = _Scan(path, dialect)
-    if scan.error is None and scan.rows == scan.lines:
+    row_count = line_count = 0
+    error = None
+    with open_bytes(path) as binary:
+        lines = _Lines(path, binary, dialect.encoding, dialect.separator)
+        feed = iter(lines)
+        try:
+            rows = _records(path, dialect, lines, feed, is_strict=True)
+            next(rows, None)
+            for first_line, last_line, _ in rows:
+                row_count += 1
+                line_count += last_line - first_line + 1
+        except UserError as first_error:
+            error = first_error
+            with contextlib.suppress(UserError):
+                for _ in feed:  # so that all lines are counted
+                    pass
+    literal_rows, is_column = counted(lines.rows, "row"), lines.width == 1
+    if error is not None:
+        if is_column or not lines.is_plausible:  # the lines of one column say nothing
+            raise error
+        reason = str(error).removeprefix(f"{path}, ").partition(":")[0]
+        return "none", [
+            f"read {literal_rows}, one per line, with quotation marks as text, as quotes around "
+            f"fields do not pair up ({reason}; --csv_quoting minimal)"
+        ]
+    if row_count == line_count:
         return "minimal", []
-    rows, literal_rows = counted(scan.rows, "row"), counted(scan.literal_rows, "row")
-    is_column = scan.literal_width == 1
-    if scan.error is None:
-        spread = f"{rows} in {scan.lines:,} lines, as quoted fields contain line breaks"
-        if not scan.is_literal:
-            return "minimal", [spread]
-        if is_column or scan.lines - scan.rows <= _FEW_BREAKS:
-            return "minimal", [f"{spread} (--csv_quoting none for {literal_rows})"]
-        raise UserError(
-            f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
-            f"({rows}) or --csv_quoting none ({literal_rows}, one per line)"
-        )
-    if is_column or not scan.is_literal:  # the lines of one column say nothing
-        raise scan.error
-    reason = str(scan.error).removeprefix(f"{path}, ").partition(":")[0]
-    return "none", [
-        f"read {literal_rows}, one per line, with quotation marks as text, as quotes around fields "
-        f"do not pair up ({reason}; --csv_quoting minimal)"
-    ]
+    row_text = counted(row_count, "row")
+    fact = f"{row_text} in {line_count:,} lines, as quoted fields contain line breaks"
+    if not lines.is_plausible:
+        return "minimal", [fact]
+    if is_column or line_count - row_count <= _FEW_BREAKS:
+        return "minimal", [f"{fact} (--csv_quoting none for {literal_rows})"]
+    raise UserError(
+        f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
+        f"({row_text}) or --csv_quoting none ({literal_rows}, one per line)"
+    )
 
 
 def records(path: Path, dialect: Dialect) -> Iterator[Record]:
