@@ -364,8 +364,8 @@ MUTATIONS = (
     Mutation(
         "files in Windows-1252 are read as Latin-1",
         "finetune/data/read_bytes.py",
-        'decode("cp1252")) else "cp1252"',
-        'decode("cp1252")) else "latin-1"',
+        'return "cp1250" if _CENTRAL_EUROPEAN.search(text) else "cp1252"',
+        'return "cp1250" if _CENTRAL_EUROPEAN.search(text) else "latin-1"',
         ("C2",),
     ),
     Mutation(

@@ -109,7 +109,7 @@ class Input:
             raise UserError(
                 f"cannot read {name}: expected a file ending in {', '.join(read.READABLE)}, an "
                 f"image or a folder of images ({', '.join(images.SUFFIXES)}), or - for standard "
-                f"input{read.conversion_hint(path)}"
+                "input"
             )
         report = Report()
         rows = read.read_file(path, options, report)

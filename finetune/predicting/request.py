@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data import headers
 from finetune.data.columns import parse_names
 from finetune.data.images import decode
 from finetune.data.read_json import refuse_half_characters
@@ -364,13 +363,9 @@ def _columns_read(run: Run, input: Input, options: Options) -> tuple[str, list[s
 def _refuse_missing(run: Run, input: Input, flag: str, columns: Sequence[str]) -> None:
     is_named = isinstance(run.recipe(scores=False), (ImageRecipe, TextRecipe))
     reader = flag if is_named else f"the model of {run.path} does not read text"
-    has_header = input.kind in (*formats.SEPARATORS, formats.SPREADSHEET)
-    hint = headers.hint_of_names(input.columns) if has_header else ""
-    if input.kind in formats.SEPARATORS:
-        hint = hint or headers.separator_hint(input.columns)
     if wrong := [
         f"{reader}: no column '{column}' in {input.name}"
-        f"{hint or suggestion(column, input.columns)} "
+        f"{suggestion(column, input.columns)} "
         f"(available: {', '.join(map(str, input.columns))})"
         for column in columns
         if column not in input.columns

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from datasets import DatasetDict
 
-from finetune.data import ROW, corrections, headers, labels, numbers, requirements, sources, splits
+from finetune.data import ROW, corrections, labels, numbers, requirements, sources, splits
 from finetune.data.comma_list import split_values
 from finetune.data.files_of_splits import parse_split_names
 from finetune.data.plan import Plan
@@ -79,13 +79,13 @@ def warn_of_missing_header(recipe: Recipe, dataset: DatasetDict, text: str, labe
     if recipe.row_source is None or recipe.row_source.kind != "local":
         return
     for split, rows in dataset.items():
-        if reason := headers.looks_like_row(rows, text, label):
+        if column := sources.names_are_values(rows, [text, label]):
             columns = [name for name in rows.column_names if name != ROW]
             names = {text: "text", label: "label"}
             line = ",".join(names.get(name, f"column_{i}") for i, name in enumerate(columns, 1))
             recipe.report.warning(
                 f"the first line of the {split} data looks like a row, not like column names: "
-                f"{reason}",
+                f"'{column}' is both the name of a column and a value in it",
                 "missing_header",
                 split=split,
                 fix=f"add a line with the names of the columns on top, such as '{line}'",
