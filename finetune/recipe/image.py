@@ -122,23 +122,23 @@ class ImageRecipe(Sourced):
         from finetune.data.label_columns import LabelOptions, parse_label_map
         from finetune.tasks import decision
 
-        image = images.find_image_column(dataset, self.image_column, self.label_column, self.report)
-        label = self.label_column
+        train, label = dataset["train"], self.label_column
+        image = self.image_column or images.find_image_column(train, label, self.report)
         if not label:
-            train = dataset["train"]
             has_label = "label" in train.column_names and image != "label"
             label = "label" if has_label else columns.find_columns(train, [image], "")[1]
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
         split_by = self.split_columns()
-        columns.require_columns(dataset, {"--label_column": [label]}, self.report, split_by)
+        named = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, named, self.report, split_by)
         split_columns = [*split_by.values()]
         dataset = columns.drop_clashes(dataset, [image, label], self.report, split_columns)
         dataset = DatasetDict(
             {name: images.with_images(rows, image, self.dataset) for name, rows in dataset.items()}
         )
-        dataset, _ = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
+        dataset = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
         options = LabelOptions(
             columns=[label],
             task="single_label",

@@ -243,23 +243,19 @@ class TextRecipe(Labelled):
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
 
-        return Encoder(self.processing_class(), self.max_length, self.truncation)
+        options = (self.max_length, self.truncation, self.end_token())
+        return Encoder(self.processing_class(), *options)
 
     def check_prepared(self, prepared: DatasetDict) -> None:
         if not self._builds_pretrained:
             return
-        from finetune.data import lengths
         from finetune.models import families
 
-        raw = vars(self).get("splits", {})
-        source = vars(self).get("source", raw)
         remarks = families.remarks(self._config)
         if self.reduced_to is not None:
             remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
         for remark in remarks:
             self.note(remark)
-        if (end := self.end_token()) is not None:
-            lengths.refuse_ends_inside(prepared, raw, source, end, self.report)
 
     def end_token(self) -> tuple[int, str] | None:
         """Return the token that every row must have equally often, its number and how it is spelt;
@@ -292,7 +288,7 @@ class TextRecipe(Labelled):
 
         if self.long_texts == "cut":
             return None
-        return Windows(self.processing_class(), self.max_length, self.stride)
+        return Windows(self.encoder(), self.stride)
 
     def whole_lengths(self, split: str) -> list[int] | None:
         import numpy as np
