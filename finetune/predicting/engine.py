@@ -23,7 +23,6 @@ from finetune.data import ROW
 from finetune.data.batches import cut, split
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import Read, characters
-from finetune.data.lengths import refuse_end_in_texts
 from finetune.data.windows import Pool, documents_of
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
@@ -119,7 +118,7 @@ class Predictor:
         if type(recipe).prepare is TextRecipe.prepare:
             prepare = self._tokenized if recipe.long_texts == "cut" else self._in_windows
             read: list[Any] = list(first)  # texts alone, where there are windows
-            logits = self._logits(self._ended(prepare(read), read), len(first), advance)
+            logits = self._logits(prepare(read), len(first), advance)
         else:
             from datasets import Dataset
 
@@ -128,17 +127,6 @@ class Predictor:
                 columns = {"text": ["\n".join(row) for row in first], TEXTS: list(first)}
             logits = self.rows(Dataset.from_dict(columns), advance)
         return logits[[first[text] for text in texts]]
-
-    def _ended(self, parts: Iterator[Part], texts: Sequence[Read]) -> Iterator[Part]:
-        """Yield the parts; refuse texts with a token that the model would take for their end."""
-        assert isinstance(self.recipe, TextRecipe)
-        end, encoder = self.recipe.end_token(), self.recipe.encoder()
-        for part in parts:
-            if end is not None:
-                tokens = [row["input_ids"] for row in part.rows]
-                read = [texts[number] for number in part.numbers]
-                refuse_end_in_texts(tokens, read, end, encoder)
-            yield part
 
     def _tokenized(self, texts: Sequence[Read]) -> Iterator[Part]:
         """Yield the texts part by part, the longest first, so that the model need not wait."""

@@ -80,7 +80,7 @@ class ImageRecipe(Recipe, LabelColumnOptions, ImageOptions, ModelOptions):
         from finetune.recipe import rows
 
         train, label = dataset["train"], self.label_column
-        image = images.find_image_column(dataset, self.image_column, label, self.report)
+        image = self.image_column or images.find_image_column(train, label, self.report)
         if not label:
             has_label = "label" in train.column_names and image != "label"
             label = "label" if has_label else columns.find_columns(train, [image], "")[1]
@@ -88,12 +88,13 @@ class ImageRecipe(Recipe, LabelColumnOptions, ImageOptions, ModelOptions):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
         split_by = rows.split_columns(self)
-        columns.require_columns(dataset, {"--label_column": [label]}, self.report, split_by)
+        named = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, named, self.report, split_by)
         dataset = columns.drop_clashes(dataset, [image, label], self.report, [*split_by.values()])
         dataset = DatasetDict(
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
         )
-        dataset, _ = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
+        dataset = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
         options = LabelOptions(
             columns=[label],
             task="single_label",

@@ -304,7 +304,8 @@ class TextRecipe(
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
 
-        return Encoder(self.processing_class(), self.max_length, self.truncation)
+        options = (self.max_length, self.truncation, self.end_token())
+        return Encoder(self.processing_class(), *options)
 
     @property
     def windows(self) -> Windows | None:
@@ -317,7 +318,7 @@ class TextRecipe(
 
         if self.long_texts == "cut":
             return None
-        return Windows(self.processing_class(), self.max_length, self.stride)
+        return Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data import parts, sources
@@ -335,15 +336,10 @@ class TextRecipe(
         )
 
     def check_prepared(self, prepared: DatasetDict) -> None:
-        from finetune.data import lengths
         from finetune.models import families
 
         for remark in families.remarks(self.model_config) if self.model_config is not None else ():
             self.note(remark)
-        if (end := self.end_token()) is not None:
-            raw = vars(self).get("splits", {})
-            source = vars(self).get("source", raw)
-            lengths.refuse_ends_inside(prepared, raw, source, end, self.report)
 
     def training_targets(self) -> np.ndarray:
         """Return the targets of training, of each window where texts are read in windows."""
