@@ -167,9 +167,9 @@ MUTATIONS = (
     ),
     Mutation(
         "doctor leaves out the first line to export",
-        "finetune/doctor/network.py",
-        "return [line for each in advice for line in each.lines]",
-        "return [line for each in advice[1:] for line in each.lines]",
+        "finetune/pipeline/doctor.py",
+        "    return lines",
+        "    return lines[1:]",
         ("E10",),
     ),
     Mutation(

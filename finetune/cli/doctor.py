@@ -1,4 +1,4 @@
-"""``python -m finetune doctor``: check devices, network, threads and versions before a job.
+"""``python -m finetune doctor``: show devices, network and versions before a job.
 
 Under a launcher the ranks also connect to each other and time an all-reduce:
 
@@ -9,13 +9,12 @@ Under a launcher the ranks also connect to each other and time an all-reduce:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from finetune.cli import console
 from finetune.cli.parser import Parser
-from finetune.doctor import machine
-from finetune.doctor.network import Network, lines
-from finetune.errors import UserError
+from finetune.errors import RunError, UserError
 from finetune.runtime import distributed
 
 
@@ -29,67 +28,49 @@ def main(words: Sequence[str]) -> int:
         metavar="SECONDS",
         help="how long the ranks of a job wait for each other (default: 60)",
     )
-    given = parser.parse_args(words)
-    if given.timeout < 1:
-        raise UserError(f"--timeout {given.timeout}: expected 1 second or more")
-    me = distributed.ranks()
-    network = Network.here() if me.local_rank == 0 else None
-    if me.rank == 0 and network is not None:
-        describe(network)
-    if me.world_size > 1:
-        from finetune.cli import meeting  # it imports torch, which --help can do without
+    timeout = parser.parse_args(words).timeout
+    if timeout < 1:
+        raise UserError(f"--timeout {timeout}: expected 1 second or more")
+    from finetune.pipeline import doctor
 
-        meeting.meet(network, given.timeout)
+    if distributed.ranks().rank == 0:
+        for title, facts in doctor.describe_machine().items():
+            console.block(title, facts)
+        console.say()
+    lines = doctor.recommend(doctor.list_interfaces())
+    if lines:
+        console.say("for a job on several machines, on each with its own interface:\n")
+    for line in lines:
+        console.say(f"    {line}")  # unfolded, however narrow the terminal: it will be copied
+    if not lines:
+        console.say("nothing needs to be set")
+    if distributed.ranks().world_size > 1:
+        _time_all_reduces(timeout)
     return 0
 
 
-def describe(network: Network) -> None:
-    """Print what this machine knows without the other ranks."""
-    console.block("this machine", machine.host())
-    console.block("devices", machine.devices())
-    console.block("backends", machine.backends())
-    console.block("network", _network(network))
-    console.block("threads", machine.computing())
-    console.block("versions", _versions(machine.versions()))
-    console.block("Hub", machine.reach())
-    console.block("caches", machine.caches())
-    console.say()
-    _say_what_to_set(network)
+def _time_all_reduces(timeout: int) -> None:
+    from finetune.pipeline import doctor
 
-
-def _network(network: Network) -> machine.Facts:
-    return {
-        "route": f"other machines are reached over {network.route}",
-        "interfaces": ", ".join(network.interfaces) or "none",
-        "variables": machine.variables() or "no relevant variable is set",
-    }
-
-
-def _versions(found: dict[str, str]) -> machine.Facts:
-    beneath = [f"{name} {found[name]}" for name in ("CUDA", "HIP", "NCCL") if name in found]
-    others = ["finetune", *(name for name in machine.LIBRARIES if name != "torch")]
-    return {
-        "torch": found["torch"] + (f" with {', '.join(beneath)}" if beneath else ""),
-        "libraries": ", ".join(f"{name} {found[name]}" for name in others),
-    }
-
-
-def _say_what_to_set(network: Network) -> None:
-    if not network.advice:
-        console.say(
-            "nothing needs to be set"
-            if network.interface
-            else "nothing to recommend: this machine has no route to other machines"
-        )
-        return
-    console.block(
-        "recommended" if network.urgent else "recommended for a job on several machines",
-        {
-            "why": [each.reason for each in network.advice],
-            "where": "on this machine, and on every other machine of the job with the interface "
-            "name that python -m finetune doctor shows there",
-        },
-    )
-    console.say()
-    for line in lines(network.advice):
-        console.say(f"    {line}")  # unfolded, however narrow the terminal: it will be copied
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        distributed.join_process_group(None, timeout, use_cpu=False)
+        hosts = distributed.gather(os.uname().nodename)
+    except RuntimeError as error:
+        raise RunError(
+            f"the ranks did not connect within {timeout} s ({str(error).splitlines()[0]}): is "
+            f"{place} reached from every machine, and was each started with the same command?"
+        ) from error
+    total = distributed.ranks().world_size
+    console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")
+    rows = [
+        [
+            f"{result.size / 1e6:.0f} MB",
+            f"{result.seconds * 1e3:.2f}",
+            f"{result.bandwidth:.2f}",
+            f"{result.bus_bandwidth:.2f}",
+        ]
+        for result in doctor.time_all_reduces()
+    ]
+    console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
+    distributed.leave()

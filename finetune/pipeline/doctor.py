@@ -1,0 +1,178 @@
+"""Look at this machine before a job: devices, network, versions; time an all-reduce between ranks.
+
+Nothing here prints. Under a launcher every rank calls :func:`time_all_reduces`, inside the process
+group.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from finetune.runtime import distributed
+from finetune.runtime.version import __version__
+
+Facts = dict[str, str | list[str]]
+#: Variables that decide which interface a backend uses.
+_INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "gloo", "NCCL_SOCKET_IFNAME": "nccl"}
+#: Shown where they are set: an allowlist, so that no token is ever shown.
+_VARIABLES = (
+    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", *_INTERFACE_VARIABLES),
+    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_DEBUG", "OMP_NUM_THREADS"),
+)
+#: RFC 5737: the address of no machine, so that the default route is the one asked for.
+_OTHER_MACHINE = "198.51.100.1"
+#: DDP sends gradients in buckets, the first of 1 and the others of 25 MB; MiniLM-L6 has 91 MB.
+_MEGABYTES = (1, 25, 91)
+_REPETITIONS = 5
+
+
+def describe_machine() -> dict[str, Facts]:
+    """Return what is worth knowing about this machine, by title and name."""
+    import torch
+    import torch.distributed as dist
+
+    kind = torch.accelerator.current_accelerator() or torch.device("cpu")
+    devices: Facts = {"training": f"runs on {kind.type}"}
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        devices[f"cuda {index}"] = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
+    names = ("nccl", "gloo", "mpi", "ucc", "xccl")
+    built = [name for name in names if dist.is_available() and dist.is_backend_available(name)]
+    missing = [name for name in names if name not in built]
+    settings = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    return {
+        "machine": {
+            "host": platform.node(),
+            "cores": f"{psutil.cpu_count(logical=False)} physical, {os.cpu_count()} logical",
+            "versions": f"python {platform.python_version()}, torch {torch.__version__}, "
+            f"finetune {__version__}",
+        },
+        "devices": devices,
+        "network": {
+            "backends": f"available {', '.join(built)}; missing {', '.join(missing)}",
+            "interfaces": ", ".join(list_interfaces()) or "none",
+            "variables": settings or "none is set",
+        },
+    }
+
+
+def list_interfaces() -> dict[str, list[str]]:
+    """Return the addresses of each interface that is up, in the order of ``getifaddrs``."""
+    states, families = psutil.net_if_stats(), (socket.AF_INET, socket.AF_INET6)
+    addresses = {
+        name: [entry.address for entry in entries if entry.family in families]
+        for name, entries in psutil.net_if_addrs().items()
+        if name in states and states[name].isup
+    }
+    return {name: values for name, values in addresses.items() if values}
+
+
+def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the lines to type so that backends use an interface that reaches other machines."""
+    outer = [name for name, addresses in interfaces.items() if not _is_local(addresses)]
+    route = _route_address()
+    best = next((name for name in outer if route in interfaces[name]), next(iter(outer), None))
+    lines = []
+    for variable, backend in _INTERFACE_VARIABLES.items():
+        if not _has_backend(backend):
+            continue
+        value = os.environ.get(variable, "")
+        chosen = _match_interfaces(variable, value, interfaces)
+        if value and chosen and (not outer or set(chosen) & set(outer)):
+            continue  # the user's choice stands
+        if best is None:
+            lines += [f"unset {variable}"] if value else []
+        elif value or len(outer) > 1:
+            lines.append(f"export {variable}={best}")
+    return lines
+
+
+def _has_backend(name: str) -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_backend_available(name)
+
+
+def _match_interfaces(variable: str, value: str, interfaces: Mapping[str, object]) -> list[str]:
+    """Return the interfaces that a variable names: gloo takes names, NCCL prefixes."""
+    words = [word.partition(":")[0] for word in value.removeprefix("=").split(",") if word]
+    if value.startswith("^"):
+        return list(interfaces)
+    if variable.startswith("GLOO") or value.startswith("="):
+        return [name for name in interfaces if name in words]
+    return [name for name in interfaces if name.startswith(tuple(words))]
+
+
+def _is_local(addresses: Sequence[str]) -> bool:
+    """Return whether no address reaches another machine."""
+    parsed = [ipaddress.ip_address(address.partition("%")[0]) for address in addresses]
+    return all(address.is_loopback or address.is_link_local for address in parsed)
+
+
+def _route_address() -> str | None:
+    """Return the address from which this machine reaches others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_OTHER_MACHINE, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The speed of all-reduces of one size.
+
+    Attributes:
+        size: Bytes on each rank.
+        seconds: Median of five, on rank 0.
+        world_size: Ranks.
+    """
+
+    size: int
+    seconds: float
+    world_size: int
+
+    @property
+    def bandwidth(self) -> float:
+        """Size over time, GB/s."""
+        return self.size / self.seconds / 1e9
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """What each link carries, GB/s, comparable with the peak of the hardware.
+
+        As nccl-tests define it (doc/PERFORMANCE.md there): bandwidth x 2 (n - 1) / n.
+        """
+        return self.bandwidth * 2 * (self.world_size - 1) / self.world_size
+
+
+def time_all_reduces() -> Iterator[AllReduce]:
+    """Time all-reduces of the sizes that occur in training, each verified on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    kind, world_size = torch.accelerator.current_accelerator(), dist.get_world_size()
+    device = torch.device("cpu")
+    if kind is not None and dist.get_default_backend_for_device(kind) != "gloo":
+        device = torch.device(kind.type, distributed.ranks().local_rank)
+    for megabytes in _MEGABYTES:
+        seconds = []
+        for _ in range(_REPETITIONS + 1):  # the first one connects
+            values = torch.ones(megabytes * 250_000, device=device)
+            started = time.perf_counter()
+            dist.all_reduce(values)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            seconds.append(time.perf_counter() - started)
+            assert bool((values == world_size).all())
+        yield AllReduce(values.nbytes, statistics.median(seconds[1:]), world_size)
