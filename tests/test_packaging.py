@@ -109,7 +109,7 @@ def test_version_and_metrics_need_no_installation(tmp_path: Path) -> None:
         text=True,
         check=True,
     ).stdout.split()
-    assert printed == [str(tmp_path / "finetune" / "__init__.py"), *[finetune.__version__] * 3]
+    assert printed == [str(tmp_path / "finetune" / "__init__.py"), *[finetune.__version__] * 2]
 
 
 def test_the_citation_agrees_with_the_package() -> None:
