@@ -1,7 +1,8 @@
-"""Whether a training that goes on is still the same, and what is said where it is not.
+"""Whether a resumed training is the one that was interrupted, and what is printed where it is not.
 
-What makes the result (data, seed, model, batch, schedule, precision) is compared with what the
-checkpoint was made by, and refused where it differs; where and how fast it is trained may change.
+What decides the result (data, seed, model, batch, schedule) is its configuration. Every checkpoint
+has it; on resume it is compared, and refused where it differs. What decides only where and how fast
+a training runs may change.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
-#: Training arguments that may change: they say where, how fast and with which reports a training
-#: runs, not what it computes. Every other one is compared.
+#: Training arguments that may change; every other one is part of the configuration.
 _FREE = {
     *("output_dir", "resume", "resume_from_checkpoint", "allow_changed", "early_stopping_patience"),
     "grace_seconds",
@@ -44,251 +44,256 @@ _FREE = {
     *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
     *("ddp_static_graph", "ddp_backend", "ddp_timeout", "local_rank"),
 }
+#: Options of a recipe that may change: where rows are, which are compared, and how fast they are
+#: tokenized.
+_FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
 _LENGTH = ("num_train_epochs", "max_steps")
-#: What the configuration has of something, where its name does not tell.
-_OF = {
-    "data": "data of fingerprint",
-    "recipe_file": "a recipe file of sha256",
-    "metric_files": "metric files of sha256",
-    "tokenizer": "a tokenizer of fingerprint",
-    "image_processor": "an image processor of fingerprint",
-    "model_config": "a model configuration of fingerprint",
-}
-#: What runs did that were made before there were these options. A task of those had one class or
-#: one number, as the labels, which are compared, say.
-_BEFORE = {
+#: Values in the configuration that are hashes.
+_HASHES = ("data", "recipe_file", "metric_files", "tokenizer", "image_processor", "model_config")
+#: What options that runs of older releases did not have were in effect.
+_OLDER = {
     "class_weights": "none",
     "class_sampling": "none",
     "thresholds": "one",
     "long_texts": "cut",
     "pooling": "mean",
 }
-#: Options of a recipe that say where its rows lie, which are compared themselves, and how fast they
-#: are prepared.
-_PLACES = ("dataset", "dataset_revision", "preprocessing_num_workers")
 
 
-def configuration(chosen: Settings, values: ArgumentValues) -> dict[str, Any]:
-    """Return what makes the result of a training, by name; its data are loaded for it."""
-    recipe = chosen.recipe
-    options = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
+def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
+    """Return what decides the result of a training, by name, as JSON has it.
+
+    Args:
+        settings: Whose data are loaded.
+        values: The training arguments.
+    """
+    recipe = settings.recipe
+    options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
+    for name in _FREE_OPTIONS:
+        options.pop(name, None)
     model = options.get("model")
     if model and Path(str(model)).expanduser().exists():
         options["model"] = str(Path(str(model)).expanduser().resolve())
     if recipe.metrics:
         options["metrics"] = metric_modules.with_file_names(recipe.metrics)
-    scoring = recipe.known_scoring
-    facts = {
-        "recipe": chosen.name,
+    entries = {
+        "recipe": settings.name,
         "recipe_file": catalog.file_hash(type(recipe)),
-        **_files_of(recipe),
-        **({"metric_files": hashes} if (hashes := metric_modules.hashes(scoring)) else {}),
+        **_hash_model_files(recipe),
+        **(
+            {"metric_files": files}
+            if (files := metric_modules.hashes(recipe.known_scoring))
+            else {}
+        ),
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,
-        **{name: value for name, value in options.items() if name not in _PLACES},
+        **options,
         **{name: value for name, value in vars(values).items() if name not in _FREE},
     }
-    canonical: dict[str, Any] = json.loads(to_json(facts, default=_plain))
+    text = to_json(entries, default=lambda value: getattr(value, "value", None) or str(value))
+    canonical: dict[str, Any] = json.loads(text)
     return canonical
 
 
-def _files_of(recipe: Recipe) -> dict[str, str]:
-    """Return what a model directory says beside its weights, which a checkpoint has."""
+def _hash_model_files(recipe: Recipe) -> dict[str, str]:
+    """Return hashes of what a local model has beside its weights, which a checkpoint has."""
     from finetune.data.tokenize import identity
     from finetune.models import pretrained
 
-    known = (TextRecipe.build_model, ImageRecipe.build_model)
-    if type(recipe).build_model not in known:
+    if type(recipe).build_model not in (TextRecipe.build_model, ImageRecipe.build_model):
         return {}
     assert isinstance(recipe, (TextRecipe, ImageRecipe))
     if not Path(recipe.model).expanduser().is_dir():
         return {}
-    if isinstance(recipe, ImageRecipe):
-        content = to_json(recipe.processing_class().to_dict(), sort_keys=True)
-        own = {"image_processor": hashlib.sha256(content.encode()).hexdigest()[:16]}
-    else:
-        own = {"tokenizer": identity(recipe.processing_class())}
-    return {**own, "model_config": pretrained.identity(recipe.model)}
+    hashes = {"model_config": pretrained.identity(recipe.model)}
+    if isinstance(recipe, TextRecipe):
+        return {"tokenizer": identity(recipe.processing_class()), **hashes}
+    content = to_json(recipe.processing_class().to_dict(), sort_keys=True)
+    return {"image_processor": hashlib.sha256(content.encode()).hexdigest()[:16], **hashes}
 
 
-def _plain(value: Any) -> Any:
-    return getattr(value, "value", None) or str(value)
+def changed_entries(
+    resumption: Resumption, current: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the entries of the configuration that differ: the values before and now, by name."""
+    if not resumption.configuration:
+        return {}
+    older = {name: value for name, value in _OLDER.items() if name in current}
+    before = {**older, "task": current.get("task"), **resumption.configuration}
+    return {
+        name: (before.get(name), current.get(name))
+        for name in dict.fromkeys([*current, *before])
+        if before.get(name) != current.get(name)
+    }
 
 
-def refuse_changes(found: Resumption, now: Mapping[str, Any], allowed: str | None) -> None:
-    """Refuse to continue another training than the one that was interrupted.
+def refuse_changes(
+    resumption: Resumption, current: Mapping[str, Any], allow_changed: str | None
+) -> None:
+    """Refuse to resume another training than the one that was interrupted.
 
     Args:
-        found: What to go on from.
-        now: The :func:`configuration` of this training.
-        allowed: The names of ``--allow_changed``, separated by commas.
+        resumption: What to continue from.
+        current: The :func:`configuration` of this training.
+        allow_changed: Names that may differ, separated by commas.
 
     Raises:
-        UserError: a line for each thing that differs.
+        UserError: One line for each entry that differs.
     """
-    names = {name.strip() for name in (allowed or "").split(",") if name.strip()}
-    known = {*found.configuration, *now}
-    if unknown := sorted(names - known):
+    allowed = {name.strip() for name in (allow_changed or "").split(",") if name.strip()}
+    names = {*resumption.configuration, *current}
+    if unknown := sorted(allowed - names):
         raise UserError(
-            *(
-                f"--allow_changed: unknown name '{name}'{suggestion(name, known)}"
-                for name in unknown
-            )
+            *(f"--allow_changed: unknown name '{n}'{suggestion(n, names)}" for n in unknown)
         )
-    before, after = (_outputs(each) for each in (found.configuration, now))
-    fits = before in (None, after)  # else no allowance can help
-    changed = {
-        name: each
-        for name, each in between(found, now).items()
-        if name not in names or (name == "labels" and not fits)
-    }
-    if goes_further(found, now):
-        changed = {name: each for name, each in changed.items() if name not in _LENGTH}
-    if changed:
-        place = found.path or found.directory
-        *others, last = (
-            f"{place} was trained with {_OF.get(name, name)} {_shown(old)}, now it is {_shown(new)}"
-            for name, (old, new) in changed.items()
-        )
+    before, after = _count_outputs(resumption.configuration), _count_outputs(current)
+    same_outputs = before in (None, after)
+    changed = changed_entries(resumption, current)
+    for name in [*allowed, *(_LENGTH if extends(resumption, current) else ())]:
+        if name != "labels" or same_outputs:
+            changed.pop(name, None)
+    if not changed:
+        return
+    place = resumption.path or resumption.directory
+    *lines, last = (
+        f"{place} was trained with {name}{' of hash' * (name in _HASHES)} {_shorten(old)}, now it "
+        f"is {_shorten(new)}"
+        for name, (old, new) in changed.items()
+    )
+    hint = (
+        "hint: to resume, restore them, or accept a result that is that of neither: "
+        f"--allow_changed {','.join(changed)}"
+    )
+    if not same_outputs:
         hint = (
-            "hint: to resume, restore them, or accept a result that is that of neither: "
-            f"--allow_changed {','.join(changed)}"
-            if fits
-            else f"hint: a model of {counted(before or 0, 'output')} cannot go on with {after}: to "
+            f"hint: a model of {counted(before or 0, 'output')} cannot go on with {after}: to "
             "resume, restore the labels; for these, start a new run in another --output_dir"
         )
-        raise UserError(*others, f"{last}\n{hint}")
+    raise UserError(*lines, f"{last}\n{hint}")
 
 
-def _outputs(configuration: Mapping[str, Any]) -> int | None:
-    """Return how many numbers a model puts out for a row; None if its labels are not known."""
+def _count_outputs(configuration: Mapping[str, Any]) -> int | None:
+    """Return the outputs of a model for a row; None if its labels are not in the configuration."""
     labels = configuration.get("labels")
     return None if labels is None else max(1, len(labels))
 
 
-def goes_further(found: Resumption, now: Mapping[str, Any]) -> bool:
-    """Return whether a finished run is given more epochs, or more steps, than it had."""
-    (epochs, steps), (more_epochs, more_steps) = (
-        [known.get(name, 0) for name in _LENGTH] for known in (found.configuration, now)
-    )
-    begun = found.manifest.configuration if found.manifest is not None else {}
-    goes_on = [begun.get(name) for name in _LENGTH] == [more_epochs, more_steps]
-    if not (found.finished or goes_on) or not found.configuration:
+def extends(resumption: Resumption, current: Mapping[str, Any]) -> bool:
+    """Return whether a finished run is to be trained for more epochs, or steps, than it was."""
+    if not resumption.configuration:
         return False
+    lengths = [current.get(name, 0) for name in _LENGTH]
+    started = resumption.manifest.configuration if resumption.manifest is not None else {}
+    was_extended = [started.get(name) for name in _LENGTH] == lengths  # and interrupted since
+    if not (resumption.finished or was_extended):
+        return False
+    epochs, steps = (resumption.configuration.get(name, 0) for name in _LENGTH)
+    more_epochs, more_steps = lengths
     if steps > 0:
         return bool(more_steps > steps)
     return bool(more_steps <= 0 and more_epochs > epochs)
 
 
-def nothing_left(found: Resumption, now: Mapping[str, Any], patience: int | None) -> bool:
-    """Return whether the run is finished, and these settings do not ask for more.
+def is_complete(resumption: Resumption, current: Mapping[str, Any], patience: int | None) -> bool:
+    """Return whether the run is finished, and these settings ask for no more training.
 
     Args:
-        found: The run that is resumed.
-        now: The configuration of this start, see :func:`configuration`.
+        resumption: The run that is resumed.
+        current: The :func:`configuration` of this start.
         patience: Of early stopping; None without.
     """
-    if not found.finished or goes_further(found, now):
+    if not resumption.finished or extends(resumption, current):
         return False
-    assert found.manifest is not None
-    before = found.manifest.arguments.get("early_stopping_patience")
-    if found.manifest.stopped_early is None or found.path is None or before is None:
+    assert resumption.manifest is not None
+    earlier_patience = resumption.manifest.arguments.get("early_stopping_patience")
+    stopped_early = resumption.manifest.stopped_early is not None and resumption.path is not None
+    if not stopped_early or earlier_patience is None:
         return True
-    return patience is not None and patience <= before
+    return patience is not None and patience <= earlier_patience
 
 
 def record(
-    found: Resumption, now: Mapping[str, Any], arguments: FinetuneArguments
+    resumption: Resumption, current: Mapping[str, Any], arguments: FinetuneArguments
 ) -> dict[str, Any]:
-    """Return what ``run.json`` says of going on: from which step, and what changed.
+    """Return the entry of ``run.json`` about a resume: from which step, and what has changed.
 
     Args:
-        found: The run that is resumed.
-        now: The configuration of this start.
+        resumption: The run that is resumed.
+        current: The :func:`configuration` of this start.
         arguments: The training arguments of this start.
     """
-    before = found.manifest.arguments if found.manifest is not None else {}
-    current = arguments.to_sanitized_dict()
-    free = {
-        name: [before[name], current[name]]
-        for name in sorted(_FREE & before.keys() & current.keys())
-        if before[name] != current[name] and name not in ("resume", "resume_from_checkpoint")
-    }
+    before = resumption.manifest.arguments if resumption.manifest is not None else {}
+    now = arguments.to_sanitized_dict()
+    names = (_FREE - {"resume", "resume_from_checkpoint"}) & before.keys() & now.keys()
     return {
-        "step": found.step,
-        "from": str(found.path) if found.path else None,
-        "allowed": {name: list(each) for name, each in between(found, now).items()},
-        "changed": free,
-        "world_size": [found.world_size, arguments.world_size],
+        "step": resumption.step,
+        "from": str(resumption.path) if resumption.path else None,
+        "allowed": {
+            name: list(pair) for name, pair in changed_entries(resumption, current).items()
+        },
+        "changed": {n: [before[n], now[n]] for n in sorted(names) if before[n] != now[n]},
+        "world_size": [resumption.world_size, arguments.world_size],
     }
 
 
-def differences(
-    found: Resumption,
-    now: Mapping[str, Any],
+def describe(
+    resumption: Resumption,
+    current: Mapping[str, Any],
     arguments: FinetuneArguments,
     versions: Mapping[str, str],
     model_revision: str | None,
 ) -> list[str]:
-    """Return a sentence for each thing that is not as it was and matters.
+    """Return a sentence for each change that can move the result.
 
     Args:
-        found: The run that is resumed.
-        now: The configuration of this start.
+        resumption: The run that is resumed.
+        current: The :func:`configuration` of this start.
         arguments: The training arguments of this start.
         versions: Of the libraries.
         model_revision: The commit of the base model; None where there is none.
     """
     sentences = []
-    if found.path is not None and goes_further(found, now):
+    manifest, is_extended = resumption.manifest, extends(resumption, current)
+    if resumption.path is not None and is_extended:
         sentences.append(
-            f"continues a finished run at step {found.step:,}: from there the learning rate "
+            f"continues a finished run at step {resumption.step:,}: from there the learning rate "
             "follows the longer schedule, so the result differs from training as long from scratch"
         )
-    further = _LENGTH if goes_further(found, now) else ()
-    if changed := ", ".join(name for name in between(found, now) if name not in further):
+    ignored = _LENGTH if is_extended else ()
+    if names := [name for name in changed_entries(resumption, current) if name not in ignored]:
         sentences.append(
-            f"continues at step {found.step:,} with other settings than before: {changed}"
+            f"continues at step {resumption.step:,} with other settings than before: "
+            f"{', '.join(names)}"
         )
-    before, processes = found.world_size, arguments.world_size
-    old = found.manifest.arguments if found.manifest is not None else {}
-    accumulation = old.get("gradient_accumulation_steps", arguments.gradient_accumulation_steps)
-    if before is not None and before != processes:
-        sentences.append(
-            f"resumed with {counted(processes, 'process')} instead of {before}: the rows of each "
-            "step are the same, dropout masks differ"
-        )
-    elif accumulation != arguments.gradient_accumulation_steps:
-        sentences.append(
-            f"resumed with {arguments.gradient_accumulation_steps} accumulation steps instead of "
-            f"{accumulation}: the rows of each step are the same, dropout masks differ"
-        )
-    if found.manifest is not None:
-        known = found.manifest.model_revision
-        if known and model_revision and known != model_revision:
-            sentences.append(f"resumed with the model at {model_revision} instead of {known}")
+    earlier = manifest.arguments if manifest is not None else {}
+    for what, before, now in (
+        ("process", resumption.world_size, arguments.world_size),
+        (
+            "accumulation step",
+            earlier.get("gradient_accumulation_steps"),
+            arguments.gradient_accumulation_steps,
+        ),
+    ):
+        if before not in (None, now):
+            sentences.append(
+                f"resumed with {counted(now, what)} instead of {before}: the rows of each step are "
+                "the same, dropout masks differ"
+            )
+            break
+    if manifest is not None:
+        before_and_now: dict[str, tuple[str | None, str | None]] = {
+            n: (manifest.versions.get(n), versions[n]) for n in versions
+        }
+        before_and_now["the model at"] = (manifest.model_revision, model_revision)
         sentences += [
-            f"resumed with {name} {version} instead of {found.manifest.versions[name]}"
-            for name, version in versions.items()
-            if found.manifest.versions.get(name, version) != version
+            f"resumed with {name} {now} instead of {before}"
+            for name, (before, now) in before_and_now.items()
+            if before and now and before != now
         ]
     return sentences
 
 
-def between(found: Resumption, now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what makes the result and has changed: the value before and now, by name."""
-    if not found.configuration:
-        return {}
-    then = {name: value for name, value in _BEFORE.items() if name in now}
-    before = {**then, "task": now.get("task"), **found.configuration}
-    return {
-        name: (before.get(name), now.get(name))
-        for name in dict.fromkeys([*now, *before])
-        if before.get(name) != now.get(name)
-    }
-
-
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value) if not isinstance(value, str) else f"'{value}'"
     return text if len(text) <= 60 else f"{text[:57]}..."

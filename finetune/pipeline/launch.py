@@ -62,7 +62,7 @@ def launch(
     if num_processes == 1:
         return run_training(chosen, progress)
     port = _free_port(port)
-    prepare(chosen, progress, rehearsal=True)
+    prepare(chosen, progress, trains=False)
     chosen = dataclasses.replace(chosen)  # the workers divide the batch anew, among themselves
     screen = sys.stdout
     screen.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,21 +19,17 @@ from finetune.runtime import distributed, hub, lock
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
 
-#: Log entries of the loss that a run has, unless ``--logging_steps`` says how many.
-MOST_LOGGED = 500
+#: Log entries of the loss in a run, unless ``--logging_steps`` is given.
+_MOST_LOGGED = 500
 #: Seconds of ``--ddp_timeout`` where the training arguments cannot be read.
 _DDP_TIMEOUT = 1800
-#: Schedules of the learning rate that do not read ``warmup_steps``.
-_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 #: Flags that may differ from one machine to the next.
-_OWN_TO_EACH = (
+_MACHINE_FLAGS = {
     *("output_dir", "resume_from_checkpoint", "resume", "num_threads"),
     "preprocessing_num_workers",
-)
-#: Optimizer steps below which a pretrained encoder was seen to be undertrained.
+}
+#: Steps below which a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
 _FEWEST_STEPS = 50
-#: Outputs of a head that a note names.
-_SHOWN_OUTPUTS = 5
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,8 @@ class Prepared:
 
     Attributes:
         settings: The settings.
-        resumption: What to go on from; None for a new run.
-        configuration: What a training that goes on from this one has to share.
+        resumption: What to resume; None for a new run.
+        configuration: What decides the result, see :func:`finetune.pipeline.changes.configuration`.
         steps: The optimizer steps of the training.
         is_done: Whether the run is finished already, and is only to be shown; with
             ``--save_on_each_node`` only if it is on every machine.
@@ -58,7 +53,7 @@ class Prepared:
 
     @property
     def checkpoint(self) -> str | None:
-        """The checkpoint to go on from, if any."""
+        """The checkpoint to resume from, if any."""
         path = self.resumption.path if self.resumption is not None else None
         return None if path is None else str(path)
 
@@ -78,165 +73,159 @@ def prepare_job(settings: Settings, progress: Progress = ignore) -> Prepared:
     return distributed.main_process_first(lambda: prepare(settings, progress))
 
 
-def prepare(
-    chosen: Settings,
-    progress: Progress = ignore,
-    *,
-    rehearsal: bool = False,
-) -> Prepared:
+def prepare(settings: Settings, progress: Progress = ignore, *, trains: bool = True) -> Prepared:
     """Refuse everything that can be refused, and tokenize, before any model is loaded.
 
     Args:
-        chosen: The settings.
-        progress: Is told how far reading and tokenizing are.
-        rehearsal: Leave the output directory to another process, which trains.
+        settings: The settings.
+        progress: Called while files are read and tokenized.
+        trains: Whether this process trains, and so needs the output directory for itself.
 
     Raises:
         UserError: All errors in the report: options, data, directory and Hub.
     """
     try:
-        return _prepare(chosen, progress, rehearsal)
+        with telling(progress) as report_event:
+            found = _check_options(settings, trains=trains)
+            _check_sources(settings)
+            settings.report.raise_errors()
+            for note in found.notes if found is not None else ():
+                report_event(Noted(note))
+            return _tokenize(settings, found)
     except BaseException:
-        lock.release(chosen.output_dir)
+        lock.release(settings.output_dir)
         raise
 
 
-def _prepare(chosen: Settings, progress: Progress, rehearsal: bool) -> Prepared:
-    from finetune.pipeline import provenance
-    from finetune.training.directory import occupy, refuse_foreign
-    from finetune.training.pickles import refuse_code
-    from finetune.training.speed import WARMUP_STEPS
-
-    recipe, report = chosen.recipe, chosen.report
-    values: ArgumentValues | None = None
-    found: Resumption | None = None
-    done = False
-    with report.collect():
-        values = chosen.values
-    touch = not (rehearsal or chosen.dry_run) and leads(values)
-    with report.collect():
-        if leads(values):  # who has locked it for the others
-            refuse_foreign(chosen.output_dir)
-        if values is not None and (request := resumption.requested(values, chosen.output_dir)):
-            if touch and chosen.output_dir.is_dir():
-                occupy(chosen.output_dir)  # or a living run might be writing what is verified
-            found = resumption.find(
-                request, chosen.output_dir, verifies=leads(values), renames=touch
-            )
-            if found is not None and found.path is not None and leads(values):
-                refuse_code(found.path)
-    if values is not None:
-        _refuse_unknown_metric(values, recipe)
-    _refuse_corrections_inside(recipe, chosen.output_dir)
-    with telling(progress) as tell:
-        _look_at_sources(recipe, values)
-        report.raise_errors()
-        chosen = replace(chosen)  # the task, which the data decides, has defaults too
-        values = chosen.values
-        _refuse_unknown_metric(values, recipe)
-        report.raise_errors()
-        configuration = changes.configuration(chosen, values)
-        if found is not None:
-            for sentence in found.notes:
-                tell(Noted(sentence))
-            changes.refuse_changes(found, configuration, values.allow_changed)
-            done = changes.nothing_left(found, configuration, values.early_stopping_patience)
-            if done and not values.save_on_each_node:  # another machine may have to go on
-                return Prepared(chosen, found, configuration, found.step, is_done=True)
-        rows = recipe.prepared["train"]
-    steps = provenance.steps(values, rows)
-    if values.profile and found is None and steps < values.profile + WARMUP_STEPS:
-        raise UserError(
-            f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
-            f"{WARMUP_STEPS} are not profiled"
-        )
-    if "logging_steps" not in chosen.given and steps > MOST_LOGGED * values.logging_steps:
-        chosen = replace(chosen, training={**chosen.training, "logging_steps": 1 / MOST_LOGGED})
-    for remark in remarks(recipe, values, steps):
-        if remark:
-            report.warning(remark)
-    vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
-    return Prepared(chosen, found, configuration, steps, is_done=done)
-
-
-def look(chosen: Settings) -> ArgumentValues | None:
-    """Load the data and look at it, tokenizing and writing nothing.
+def look(settings: Settings) -> ArgumentValues | None:
+    """Load the data and check it; nothing is tokenized or written.
 
     Args:
-        chosen: The settings; their report takes what training would refuse.
+        settings: Their report takes what training would refuse.
 
     Returns:
         The training arguments; None if they contradict each other.
     """
-    values: ArgumentValues | None = None
-    report = chosen.report
-    with report.collect():
-        values = chosen.values
-        _refuse_unknown_metric(values, chosen.recipe)
-    _look_at_sources(chosen.recipe, values)
-    if report.has_errors or "splits" not in vars(chosen.recipe):
+    report, recipe = settings.report, settings.recipe
+    _check_values(settings)
+    _check_sources(settings)
+    values = _values(settings)
+    if report.has_errors or "splits" not in vars(recipe):
         return values
     with report.collect():
-        chosen.recipe.kind.refuse_metrics(chosen.recipe.known_scoring)
-    with report.collect():
-        values = replace(chosen).values  # the task, which the data decides, has defaults too
-        _refuse_unknown_metric(values, chosen.recipe)
-    return values
+        recipe.kind.refuse_metrics(recipe.known_scoring)
+    return _check_values(replace(settings))  # the task, which the data decides, has defaults too
 
 
 def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
-    """Return the optimizer steps of a training; None of one over windows of texts."""
+    """Return the optimizer steps of a training; None where they depend on the token counts."""
     from finetune.pipeline import provenance
 
     if isinstance(recipe, TextRecipe) and recipe.long_texts == "windows":
         return None
     if values.max_tokens_per_batch or values.train_sampling_strategy == "group_by_length":
-        return None  # which depends on the lengths of all rows
+        return None
     return provenance.steps(values, recipe.splits["train"])
 
 
 def remarks(recipe: Recipe, values: ArgumentValues, steps: int) -> list[str]:
-    """Return what the user should know of a training of so many optimizer steps.
+    """Return what the user should know of a training of so many optimizer steps."""
+    sentences = list(recipe.kind.remarks(recipe.splits))
+    if steps < _FEWEST_STEPS and isinstance(recipe, TextRecipe):
+        flag = f"--max_steps {_FEWEST_STEPS} or more"
+        if values.max_steps <= 0:
+            epochs = math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)
+            flag = f"--num_train_epochs {epochs}"
+        sentences.insert(
+            0,
+            f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained "
+            f"model is often undertrained; try {flag}",
+        )
+    return sentences
 
-    Args:
-        recipe: With its splits.
-        values: The training arguments.
-        steps: Optimizer steps of the training.
-    """
-    told = (
-        too_few_steps(recipe, values, steps),
-        _endless_warmup(values, steps),
-        _repeated_rows(recipe, values),
-        *recipe.kind.remarks(recipe.splits),
-    )
-    return [each for each in told if each]
 
-
-def leads(values: ArgumentValues | None) -> bool:
+def writes_run(values: ArgumentValues | None) -> bool:
     """Return whether this process writes: rank 0, or one of each machine that shares no disk."""
-    me = distributed.ranks()
-    return (me.local_rank if values is not None and values.save_on_each_node else me.rank) == 0
+    ranks = distributed.ranks()
+    per_machine = values is not None and values.save_on_each_node
+    return (ranks.local_rank if per_machine else ranks.rank) == 0
 
 
-def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
-    """Refuse files of corrections that will be moved aside with the run that suspected the rows."""
-    for flag, names in correction_files(recipe).items():
-        for name in names:
-            path = Path(name).expanduser().resolve()
-            if path.is_relative_to(directory.resolve()):
-                recipe.report.error(
-                    f"--{flag} {name}: is in the directory of the run, which is moved aside; copy "
-                    "it to where it stays, and name the copy"
-                )
+def refuse_different_machines(prepared: Prepared) -> None:
+    """Refuse what torchrun does not compare: flags, data and disk of each machine.
+
+    Raises:
+        UserError: On every rank, one line for each that differs.
+    """
+    from finetune.pipeline.provenance import versions
+    from finetune.runtime.agreement import agree, refuse_half_directories
+
+    if distributed.machines() == 1:
+        return
+    settings, configuration = prepared.settings, prepared.configuration
+    recipe, checkpoint = settings.recipe, prepared.checkpoint
+    options = {option.name: getattr(recipe, option.name) for option in fields(recipe)}
+    flags = {**options, **settings.training, "metrics": configuration.get("metrics")}
+    for name in ("dataset", "model"):  # a path may be another on each machine
+        if Path(str(flags.get(name) or "-")).expanduser().exists():
+            flags[name] = "a local path"
+    agree(
+        {
+            "the recipe": type(recipe).__name__,
+            **{f"--{name}": flags[name] for name in flags if name not in _MACHINE_FLAGS},
+            "the metric files (sha256)": configuration.get("metric_files"),
+            "the data (fingerprint)": configuration["data"],
+            "the checkpoint to resume": Path(checkpoint).name if checkpoint else None,
+            "versions": versions(),
+        }
+    )
+    if not settings.dry_run:
+        refuse_half_directories(settings.output_dir, settings.values.save_on_each_node)
 
 
-def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
+def _values(settings: Settings) -> ArgumentValues | None:
+    """Return the training arguments; None if they contradict each other, which is reported."""
+    try:
+        return settings.values
+    except UserError:
+        return None
+
+
+def _check_values(settings: Settings) -> ArgumentValues | None:
+    """Return the training arguments, whose errors are added to the report."""
+    with settings.report.collect():
+        _refuse_unknown_metric(settings.values, settings.recipe)
+    return _values(settings)
+
+
+def _check_options(settings: Settings, *, trains: bool) -> Resumption | None:
+    """Check the training arguments and the directory, and return what is to be resumed."""
+    from finetune.training.directory import occupy, refuse_foreign
+    from finetune.training.pickles import refuse_code
+
+    values, directory = _check_values(settings), settings.output_dir
+    is_writer, found = writes_run(values), None
+    is_locked = is_writer and trains and not settings.dry_run
+    with settings.report.collect():
+        if is_writer:
+            refuse_foreign(directory)
+        request = resumption.requested(values, directory) if values is not None else None
+        if request and is_locked and directory.is_dir():
+            occupy(directory)  # or a running training might be writing what is verified
+        found = resumption.find(request, directory, verifies=is_writer, renames=is_locked)
+        if found is not None and found.path is not None and is_writer:
+            refuse_code(found.path)
+    _refuse_corrections_inside(settings.recipe, directory)
+    return found
+
+
+def _check_sources(settings: Settings) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     from finetune.data import targets
     from finetune.pipeline import lengths
     from finetune.training import sampler
 
-    report = recipe.report
+    recipe, report, values = settings.recipe, settings.report, _values(settings)
     # an unknown option may be meant to say where data and model are
     has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
     missing = [] if has_unknown else hub.missing(vars(recipe))
@@ -251,8 +240,7 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
     with report.collect():
         rows = recipe.splits["train"]
         if values is not None:
-            is_cut = not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut"
-            if is_cut:  # or a text is several rows
+            if not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut":
                 sampler.require_a_step(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
@@ -261,139 +249,98 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
                 )
             if values.class_sampling == "balanced":
                 sampler.require_classes(recipe.kind.targets(targets.values(rows)))
+            if recipe.weights is not None:
+                sampler.refuse_weights(values)
         if isinstance(recipe, TextRecipe):
             lengths.check_tokens(recipe)
-        if recipe.weights is not None and values is not None:
-            sampler.refuse_weights(values)
-        if told := _trained_head(recipe):
-            recipe.note(told)
+            _note_trained_head(recipe)
 
 
-def _trained_head(recipe: Recipe) -> str | None:
-    """Return what becomes of the head that a model was trained with, if it had other outputs."""
-    from finetune.data.label_columns import list_names
-    from finetune.models.families import outputs_of_head
+def _tokenize(settings: Settings, found: Resumption | None) -> Prepared:
+    """Return the settings with tokenized rows, or a run that is finished already."""
+    from finetune.pipeline import provenance
+    from finetune.training.speed import WARMUP_STEPS
 
-    if not isinstance(recipe, TextRecipe) or recipe.model_config is None:
-        return None
-    before, now = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
-    unnamed = [f"LABEL_{number}" for number in range(len(before))]
-    if not before:
-        return None
-    if len(before) != len(now):
-        return (
-            f"the head of {recipe.model} has {counted(len(before), 'output')} "
-            f"({list_names(before)}), and {len(now)} {'is' if len(now) == 1 else 'are'} needed: it "
-            "is replaced by a new one"
+    settings = replace(settings)  # the task, which the data decides, has defaults too
+    recipe, values = settings.recipe, settings.values
+    _refuse_unknown_metric(values, recipe)
+    configuration, is_done = changes.configuration(settings, values), False
+    if found is not None:
+        changes.refuse_changes(found, configuration, values.allow_changed)
+        is_done = changes.is_complete(found, configuration, values.early_stopping_patience)
+        if is_done and not values.save_on_each_node:  # another machine may have to go on
+            return Prepared(settings, found, configuration, found.step, is_done=True)
+    steps = provenance.steps(values, recipe.prepared["train"])
+    if values.profile and found is None and steps < values.profile + WARMUP_STEPS:
+        raise UserError(
+            f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
+            f"{WARMUP_STEPS} are not profiled"
         )
-    if before in (now, unnamed) or now == unnamed:
-        return None
-    others = [
-        f"'{old}' becomes '{new}'" for old, new in zip(before, now, strict=True) if old != new
-    ]
-    return (
-        f"the head of {recipe.model} goes on from what it was trained for, output by output: "
-        f"{', '.join(others[:_SHOWN_OUTPUTS])}{', ...' * (len(others) > _SHOWN_OUTPUTS)}"
-    )
+    if "logging_steps" not in settings.given and steps > _MOST_LOGGED * values.logging_steps:
+        settings = replace(
+            settings, training={**settings.training, "logging_steps": 1 / _MOST_LOGGED}
+        )
+    for remark in remarks(recipe, values, steps):
+        recipe.report.warning(remark)
+    vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
+    return Prepared(settings, found, configuration, steps, is_done=is_done)
 
 
-def too_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> str | None:
-    """Return what to type if a pretrained encoder is likely undertrained by so few steps.
-
-    Where the limit comes from: docs/decisions/too-few-steps.md.
-
-    Args:
-        recipe: Other recipes than those of text are never told.
-        values: The training arguments.
-        steps: Optimizer steps of the training.
-    """
-    if steps >= _FEWEST_STEPS or not isinstance(recipe, TextRecipe):
-        return None
-    if values.max_steps > 0:
-        instead = f"--max_steps {_FEWEST_STEPS} or more"
-    else:
-        epochs = math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)
-        instead = f"--num_train_epochs {epochs}"
-    return (
-        f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained model "
-        f"is often undertrained; try {instead}"
-    )
-
-
-def _endless_warmup(values: ArgumentValues, steps: int) -> str | None:
-    """Return a sentence if the learning rate only rises; below 1 it is a share of the steps."""
-    if values.warmup_steps < max(1, steps) or values.lr_scheduler_type in _NO_WARMUP:
-        return None
-    return (
-        f"--warmup_steps {values.warmup_steps:g}: the run has {counted(steps, 'step')}, so the "
-        "learning rate never reaches its maximum; try --warmup_steps 0.1, a share of the steps"
-    )
-
-
-def _repeated_rows(recipe: Recipe, values: ArgumentValues) -> str | None:
-    """Return how often rows come in an epoch whose classes are balanced."""
-    from finetune.data.targets import labels_of
-
-    if values.class_sampling != "balanced":
-        return None
-    rows = Counter(labels_of(recipe.splits["train"])).most_common()
-    alike = sum(count for _, count in rows) / len(rows)
-    often, rare = (
-        f"{alike / count:.2g} times a row of '{recipe.labels[label]}'"
-        for label, count in (rows[0], rows[-1])
-    )
-    return (
-        f"class sampling: each of {len(rows)} classes is {1 / len(rows):.0%} of an epoch, which "
-        f"has {often}, {rare}"
-    )
-
-
-def _refuse_unknown_metric(values: Any, recipe: Recipe) -> None:
-    """Refuse a metric that is not computed, which the library does after the first epoch.
+def _refuse_unknown_metric(values: ArgumentValues, recipe: Recipe) -> None:
+    """Raise for a metric that is not computed; the library would after the first epoch.
 
     Before the data is loaded, which may decide the task, the metrics of the task are not known.
     """
     name = (values.metric_for_best_model or "loss").removeprefix("eval_")
     is_loaded = "splits" in vars(recipe)
-    if not (recipe.own_metrics or recipe.metrics or is_loaded):
+    if not values.load_best_model_at_end or not (recipe.own_metrics or recipe.metrics or is_loaded):
         return
     if not is_loaded and metric_modules.paths_in(recipe.known_scoring):
-        return  # what these compute is not known before the task is
+        return  # what these compute depends on the task
     names = recipe.metric_names if is_loaded else recipe.own_metrics or recipe.known_scoring
-    known = ["loss", *names]
-    if values.load_best_model_at_end and name not in known:
-        recipe.report.error(
-            f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, known)} "
-            f"(it computes: {', '.join(known)})"
+    computed = ["loss", *names]
+    if name not in computed:
+        raise UserError(
+            f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, computed)} "
+            f"(it computes: {', '.join(computed)})"
         )
 
 
-def refuse_different_machines(prepared: Prepared) -> None:
-    """Refuse what torchrun does not compare: flags, data and disk of each machine."""
-    from finetune.pipeline.provenance import versions
-    from finetune.runtime.agreement import agree, refuse_half_directories
+def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
+    """Refuse files of corrections that would be moved aside with the run."""
+    for flag, names in correction_files(recipe).items():
+        for name in names:
+            if Path(name).expanduser().resolve().is_relative_to(directory.resolve()):
+                recipe.report.error(
+                    f"--{flag} {name}: is in the directory of the run, which is moved aside; copy "
+                    "it to where it stays, and name the copy"
+                )
 
-    if distributed.machines() == 1:
+
+def _note_trained_head(recipe: TextRecipe) -> None:
+    """Note what becomes of the head that a model was trained with, if it had other outputs."""
+    from finetune.data.label_columns import list_names
+    from finetune.models.families import outputs_of_head
+
+    if recipe.model_config is None:
         return
-    chosen, checkpoint = prepared.settings, prepared.checkpoint
-    own = {each.name: getattr(chosen.recipe, each.name) for each in fields(chosen.recipe)}
-    given = {**own, **chosen.training}
-    for own_to_each in _OWN_TO_EACH:
-        given.pop(own_to_each, None)
-    for place in ("dataset", "model"):  # a path may be another on each machine
-        if Path(str(given.get(place) or "-")).expanduser().exists():
-            given[place] = "a local path"
-    if chosen.recipe.metrics:
-        given["metrics"] = metric_modules.with_file_names(chosen.recipe.metrics)
-    agree(
-        {
-            "the recipe": type(chosen.recipe).__name__,
-            **{f"--{name}": value for name, value in given.items()},
-            "the metric files (sha256)": metric_modules.hashes(chosen.recipe.known_scoring),
-            "the data (fingerprint)": prepared.configuration["data"],
-            "the checkpoint to resume": Path(checkpoint).name if checkpoint else None,
-            "versions": versions(),
-        }
+    before, now = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
+    unnamed = [f"LABEL_{number}" for number in range(len(before))]
+    if not before:
+        return
+    if len(before) != len(now):
+        recipe.note(
+            f"the head of {recipe.model} has {counted(len(before), 'output')} "
+            f"({list_names(before)}), and {len(now)} {'is' if len(now) == 1 else 'are'} needed: it "
+            "is replaced by a new one"
+        )
+        return
+    if before in (now, unnamed) or now == unnamed:
+        return
+    renamed = [
+        f"'{old}' becomes '{new}'" for old, new in zip(before, now, strict=True) if old != new
+    ]
+    recipe.note(
+        f"the head of {recipe.model} goes on from what it was trained for, output by output: "
+        f"{', '.join(renamed[:5])}{', ...' * (len(renamed) > 5)}"
     )
-    if not chosen.dry_run:
-        refuse_half_directories(chosen.output_dir, chosen.values.save_on_each_node)

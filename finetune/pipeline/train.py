@@ -35,9 +35,9 @@ from finetune.pipeline.events import (
 )
 from finetune.pipeline.preparation import (
     Prepared,
-    leads,
     prepare_job,
     refuse_different_machines,
+    writes_run,
 )
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
@@ -159,7 +159,7 @@ def _train_and_write(prepared: Prepared, progress: Progress) -> Run:
         assert trainer.model is not None
         if no_bias := thresholds.without_place(recipe, trainer.model):
             recipe.note(no_bias)
-        if leads(settings.values):
+        if writes_run(settings.values):
             progress(Started(settings, arguments, prepared.steps, trainer.model))
             with explain_full_disk(settings.output_dir, "writing run.json"):
                 recording.run = _start_run(prepared, progress)
@@ -208,7 +208,7 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
     if prepared.resumption is not None:
-        differences = changes.between(prepared.resumption, prepared.configuration)
+        differences = changes.changed_entries(prepared.resumption, prepared.configuration)
         trainer.reschedules = bool(differences)
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
@@ -300,7 +300,7 @@ class _Recording:
                 self.run.update(status="interrupted", stopped_by=str(stop) or None)
                 stop.args = (f"interrupted{reason}; {how_to_resume(self.settings)}",)
                 self.progress(Interrupted(*stop.args))
-            elif leads(self.settings.values):
+            elif writes_run(self.settings.values):
                 before = "interrupted before the training began: start it again"
                 self.progress(Interrupted(before))
             raise
@@ -351,7 +351,7 @@ def _start_run(prepared: Prepared, progress: Progress) -> Run:
                 Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
             )
         configuration, revision = prepared.configuration, manifest.model_revision
-        for sentence in changes.differences(
+        for sentence in changes.describe(
             resumed, configuration, arguments, manifest.versions, revision
         ):
             progress(Noted(sentence))
