@@ -220,8 +220,11 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
                 results.append(prepare())
             except (UserError, RunError) as error:
                 failure = error
-        for first_failure in filter(None, _gather(failure, waiting)):
-            raise failure or first_failure
+        for rank, other in enumerate(_gather(failure, waiting)):
+            if failure is None and isinstance(other, UserError):
+                raise UserError(*(f"rank {rank}: {mistake}" for mistake in other.mistakes))
+            if failure or other:
+                raise failure or other
     if share:
         copies = _gather(_pickled(results[0]) if results else None, waiting)
         copy: bytes | None = copies[me.rank - me.local_rank]
