@@ -288,7 +288,7 @@ def test_a_text_with_the_end_that_a_tokenizer_finds_in_it_is_refused(
     lines[7] = "the food </s> was fine,1"
     data = tmp_path / "reviews.csv"
     data.write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    words = "the text 'the </s> food was fine' spells out '</s>', the token that ends a text"
+    words = "the text 'the food </s> was fine' spells out '</s>', the token that ends a text"
     options = dict(dataset=str(data), train_samples=None, eval_samples=None)
     with pytest.raises(UserError, match=words):
         _ = Reviews(model=str(models / "t5"), **options).prepared
