@@ -42,7 +42,7 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety", "statisti
 #: tests hold what users rely on, and each goes with the code that it tests.
 QUICK = {
     *("class_weights", "cpu", "encoding", "exchange", "head", "kappa", "kernels"),
-    *("losses", "multi_label_statistics", "number_losses", "number_metrics"),
+    *("losses", "multi_label_statistics", "number_losses", "number_metrics", "recipe"),
     *("rooms", "statistics", "threshold", "trend", "versions", "words"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -141,10 +141,10 @@ def test_the_verb_of_the_page(
     assert module(checkout / "cli" / "hyperparameters.py").main([str(run.path)]) == 0
     assert re.search(r"global_batch_size +16\n", capsys.readouterr().out)
     assert Run.load(run.path).manifest == run.manifest
-    lines = re.findall(r'^    ("hyperparameters": .*)$', PAGE, re.MULTILINE)
-    for registry, line in zip((dispatch.VERBS, vars(finetune)["_HOME"]), lines, strict=True):
-        (entry,) = ast.literal_eval("{" + line + "}").items()
-        monkeypatch.setitem(registry, *entry)
+    lines = re.findall(r'^    ("(?:pipeline.)?hyperparameters": .*)$', PAGE, re.MULTILINE)
+    (verb,), (home,) = (ast.literal_eval("{" + line + "}").items() for line in lines)
+    monkeypatch.setitem(dispatch.VERBS, *verb)
+    monkeypatch.setitem(vars(finetune)["_HOME"], *reversed(home))
     name = "finetune.cli.hyperparameters"
     monkeypatch.setitem(sys.modules, name, module(checkout / "cli" / "hyperparameters.py"))
     assert cli.main(["hyperparameters", str(run.path)]) == 0

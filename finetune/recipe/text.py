@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data.comma_list import split_values
-from finetune.errors import UserError
+from finetune.errors import UserError, counted
 from finetune.recipe import options
 from finetune.recipe.base import Recipe
 from finetune.runtime import extras
@@ -167,8 +167,9 @@ class TextRecipe(
         if len(others) not in (0, len(columns)) or (is_pair and text_column is not None):
             typed = f"s {text_columns}" if others else f" {text_column}"
             raise UserError(
-                f"--text_column{typed}: {reader} reads {len(columns)} ({', '.join(columns)}); name "
-                f"as many by --text_column{'s' * is_pair}"
+                f"--text_column{typed}: {reader} reads {counted(len(columns), 'column')} "
+                f"({', '.join(columns)}), found {len(others) or 1}; name as many by "
+                f"--text_column{'s' * is_pair}"
             )
 
     def is_ordinal(self, rows: Dataset) -> bool:
