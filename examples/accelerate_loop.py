@@ -29,7 +29,7 @@ def main(recipe: str = "", *flags: str) -> int:
     try:
         chosen = Settings.from_command_line(recipe, flags)
         chosen.report.raise_errors()
-        if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
+        if "output_dir" not in chosen.user_options:  # `python -m finetune` uses runs/RECIPE
             chosen.training["output_dir"] += "-accelerate"
         values = chosen.values  # Accelerate's own group ignores --ddp_timeout on a CPU
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)

@@ -32,7 +32,7 @@ def main(recipe: str = "", *flags: str) -> int:
     try:
         chosen = Settings.from_command_line(recipe, flags)
         chosen.report.raise_errors()
-        if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
+        if "output_dir" not in chosen.user_options:  # `python -m finetune` uses runs/RECIPE
             chosen.training["output_dir"] += "-native"
         values = chosen.values
         if distributed.ranks().world_size > 1:  # meet at MASTER_ADDR:MASTER_PORT

@@ -196,8 +196,8 @@ class Report:
 
 def row_numbers(split: str, rows: Sequence[int]) -> str:
     """Return where rows are if no file is known: ``rows 1, 5`` of the split, counted from 1."""
-    shown = ", ".join(str(row + 1) for row in rows[:SHOWN_PLACES])
-    return f"row{'s' * (len(rows) > 1)} {shown}{', ...' * (len(rows) > SHOWN_PLACES)}"
+    numbers = ", ".join(str(row + 1) for row in rows[:SHOWN_PLACES])
+    return f"row{'s' * (len(rows) > 1)} {numbers}{', ...' * (len(rows) > SHOWN_PLACES)}"
 
 
 def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:

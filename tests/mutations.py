@@ -126,8 +126,8 @@ MUTATIONS = (
     Mutation(
         "the config file wins over flags",
         "finetune/config/settings.py",
-        'given = {**_read_config(parser, typed.get("config"), report), **typed}',
-        'given = {**typed, **_read_config(parser, typed.get("config"), report)}',
+        'user_options = {**_read_config(parser, typed.get("config"), report), **typed}',
+        'user_options = {**typed, **_read_config(parser, typed.get("config"), report)}',
         ("A5",),
     ),
     Mutation(
@@ -343,8 +343,8 @@ MUTATIONS = (
     Mutation(
         "--dry_run trains",
         "finetune/config/settings.py",
-        'dry_run=bool(given.get("dry_run")),',
-        'dry_run=given.get("dry_run") == "true",',
+        'dry_run=bool(user_options.get("dry_run")),',
+        'dry_run=user_options.get("dry_run") == "true",',
         ("A7",),
     ),
     Mutation(

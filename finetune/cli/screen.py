@@ -89,7 +89,7 @@ def _start(event: events.Started) -> None:
     facts["directory"] = str(settings.output_dir)
     if notes := settings.without_effect:
         facts["note"] = notes
-    title = catalog.shown(type(recipe))
+    title = catalog.display_name(type(recipe))
     if not _has_other_data(recipe):  # which the docstring is about
         title += f": {(recipe.__doc__ or type(recipe).__name__).partition(chr(10))[0]}"
     console.block(title, facts)

@@ -61,7 +61,7 @@ class RecipeParser(HfArgumentParser):
             [recipe, FinetuneArguments],  # type: ignore[list-item]
             allow_abbrev=False,
             add_help=False,
-            prog=f"python -m finetune {catalog.shown(recipe)}",
+            prog=f"python -m finetune {catalog.display_name(recipe)}",
         )
         for name, (_, help) in RUN_OPTIONS.items():
             flags = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
@@ -122,13 +122,15 @@ class RecipeParser(HfArgumentParser):
             hidden |= {field.name for field in dataclasses.fields(DataOptions)}
         defaults = {**self.defaults, **self.recipe.defaults()}
         defaults |= {name: self.defaults[name] for name in names}
-        own = f"options of {catalog.shown(self.recipe)}"
-        groups: dict[str, list[argparse.Action]] = {name: [] for name in (own, *GROUPS, _REST)}
+        own_group = f"options of {catalog.display_name(self.recipe)}"
+        groups: dict[str, list[argparse.Action]] = {
+            name: [] for name in (own_group, *GROUPS, _REST)
+        }
         order = {name: position for position, name in enumerate(USED, start=1)}
         for action in sorted(self._actions, key=lambda action: order.get(action.dest, 0)):
             name, group = action.dest, _REST
             if name in names:
-                group = help_group(self.recipe, name) or own
+                group = help_group(self.recipe, name) or own_group
             elif name in RUN_OPTIONS or name in USED:
                 group = RUN_OPTIONS.get(name, ("training",))[0]
             if name not in hidden and action.const is not False:
@@ -172,7 +174,7 @@ def report_unknown(
     """
     name = written.strip("'")
     message = f"unknown option {written}{option_suggestion(name, names)}"
-    message += f" (all options: python -m finetune {catalog.shown(recipe)} --help)"
+    message += f" (all options: python -m finetune {catalog.display_name(recipe)} --help)"
     if renamed := successor(name.lstrip("-")):
         message = f"{written}{renamed}"
     report.error(f"{place}{message}", name="unknown_option")
@@ -202,7 +204,7 @@ def refuse_clashes(recipe: type[Recipe]) -> None:
         )
     allowed = {"training": training_names(), "embedded": training_names() | options}
     mistakes = [
-        f"{catalog.shown(recipe)}: `{attribute}` names the unknown argument '{name}'"
+        f"{catalog.display_name(recipe)}: `{attribute}` names the unknown argument '{name}'"
         f"{option_suggestion(name, names)}"
         for attribute, names in allowed.items()
         for name in getattr(recipe, attribute)

@@ -43,7 +43,7 @@ class Settings:
         recipe: The recipe, with its options; its report has the mistakes in what was typed.
         training: The training arguments that are not the library's defaults, by name.
         overrides: What ``--embedded`` changed, by name.
-        given: What the config file and the flags set, by name.
+        user_options: What the config file and the flags set, by name.
         dry_run: Whether to stop after one collated batch.
         command: The command that says the same again, for people.
         resuming: The command that resumes this run where it was interrupted.
@@ -53,7 +53,7 @@ class Settings:
     recipe: Recipe
     training: dict[str, Any]
     overrides: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)
+    user_options: dict[str, Any] = field(default_factory=dict)
     dry_run: bool = False
     command: str = ""
     resuming: str = ""
@@ -78,12 +78,12 @@ class Settings:
         recipe_class, report = catalog.find(recipe), Report()
         parser = RecipeParser(recipe_class, more_flags)
         typed = parser.read(flags, report)
-        given = {**_read_config(parser, typed.get("config"), report), **typed}
+        user_options = {**_read_config(parser, typed.get("config"), report), **typed}
         words = "\0".join([*distributed.launcher(), "-m", "finetune", recipe, *flags])
         words = _TOKEN.sub("***", words)
         lines = words, _RESUME.sub("", words) + "\0--resume"
         command, resuming = (masked(shlex.join(line.split("\0"))) for line in lines)
-        return cls._resolve(recipe_class, given, command, resuming, report)
+        return cls._resolve(recipe_class, user_options, command, resuming, report)
 
     @classmethod
     def from_keywords(
@@ -92,7 +92,7 @@ class Settings:
         """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values.
 
         Args:
-            recipe: A name, a class, or an instance whose options count as given.
+            recipe: A name, a class, or an instance whose options count, too.
             options: Options of the recipe, training arguments, ``embedded`` and ``config``.
 
         Raises:
@@ -115,40 +115,42 @@ class Settings:
 
             options["dataset"] = memory.store(options["dataset"])
         config = _read_config(RecipeParser(recipe_class), options.get("config"), report)
-        given = {**config, **changed, **options}
-        shown = {name: "***" if name == "hub_token" else value for name, value in given.items()}
-        again = {**shown, "resume": True}
+        user_options = {**config, **changed, **options}
+        written = {
+            name: "***" if name == "hub_token" else value for name, value in user_options.items()
+        }
+        again = {**written, "resume": True}
         again.pop("resume_from_checkpoint", None)
         name = repr(catalog.origin(recipe_class))
         command, resuming = (
             f"finetune.train({', '.join([name, *(f'{key}={line[key]!r}' for key in line)])})"
-            for line in (shown, again)
+            for line in (written, again)
         )
-        return cls._resolve(recipe_class, given, command, resuming, report)
+        return cls._resolve(recipe_class, user_options, command, resuming, report)
 
     @classmethod
     def _resolve(
         cls,
         recipe: type[Recipe],
-        given: Mapping[str, Any],
+        user_options: Mapping[str, Any],
         command: str,
         resuming: str,
         report: Report,
     ) -> Settings:
         from finetune.config.parser import RUN_OPTIONS, reads_dataset
 
-        shown = catalog.shown(recipe)
-        if given.get("embedded") and not recipe.embedded:
-            report.error(f"--embedded: the recipe '{shown}' has no embedded data")
+        recipe_name = catalog.display_name(recipe)
+        if user_options.get("embedded") and not recipe.embedded:
+            report.error(f"--embedded: the recipe '{recipe_name}' has no embedded data")
         names_of_data = {option.name for option in dataclasses.fields(DataOptions)}
-        for name in [] if reads_dataset(recipe) else sorted(names_of_data & given.keys()):
+        for name in [] if reads_dataset(recipe) else sorted(names_of_data & user_options.keys()):
             report.error(
-                f"--{name}: the recipe '{shown}' loads its own data; if its load() reads "
+                f"--{name}: the recipe '{recipe_name}' loads its own data; if its load() reads "
                 "self.dataset, write `dataset: str = ...` in the class"
             )
-        embedded = recipe.embedded if given.get("embedded") else {}
-        overrides = {name: value for name, value in embedded.items() if name not in given}
-        merged = {**overrides, **given}
+        embedded = recipe.embedded if user_options.get("embedded") else {}
+        overrides = {name: value for name, value in embedded.items() if name not in user_options}
+        merged = {**overrides, **user_options}
         names = {option.name for option in dataclasses.fields(recipe)}
         training = {name: merged[name] for name in merged if name not in {*names, *RUN_OPTIONS}}
         hub_token = training.pop("hub_token", None)
@@ -160,8 +162,10 @@ class Settings:
             recipe=built,
             training=training,
             overrides=overrides,
-            given={name: value for name, value in given.items() if name != "hub_token"},
-            dry_run=bool(given.get("dry_run")),
+            user_options={
+                name: value for name, value in user_options.items() if name != "hub_token"
+            },
+            dry_run=bool(user_options.get("dry_run")),
             command=command,
             resuming=resuming,
             hub_token=hub_token,
@@ -196,7 +200,7 @@ class Settings:
     @property
     def without_effect(self) -> list[str]:
         """A sentence for each option of the recipe that has no effect beside the others."""
-        return self.recipe.without_effect(self.given)
+        return self.recipe.without_effect(self.user_options)
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
@@ -220,17 +224,18 @@ def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bo
         name, has_value, value = flag.lstrip("-").partition("=")
         typed[name.replace("-", "_")] = value if has_value else " ".join(values)
     try:
-        given = {**(_load_yaml(typed["config"]) if "config" in typed else {}), **typed}
+        config = _load_yaml(typed["config"]) if "config" in typed else {}
     except UserError:
         return None
+    user_options = {**{name: value for name, value in config.items() if value}, **typed}
     is_on = {
-        name: str(given.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
+        name: str(user_options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
         for name in ("embedded", "push_to_hub")
     }
-    if is_on["push_to_hub"] or "" in (given.get(name) for name in _SOURCES):
+    if is_on["push_to_hub"] or "" in (user_options.get(name) for name in _SOURCES):
         return None
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    merged = {**defaults, **(recipe.embedded if is_on["embedded"] else {}), **given}
+    merged = {**defaults, **(recipe.embedded if is_on["embedded"] else {}), **user_options}
     sources = {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
     is_local = bool(sources.get("dataset")) and not hub.names_repository(sources["dataset"])
     return sources, is_local or bool(typed.keys() - {*_SOURCES})

@@ -44,7 +44,7 @@ class Started(Event):
 
     def __str__(self) -> str:
         rows = len(self.settings.recipe.splits["train"])
-        name = catalog.shown(type(self.settings.recipe))
+        name = catalog.display_name(type(self.settings.recipe))
         return f"training {name}: {rows:,} rows, {self.steps:,} steps"
 
 

@@ -125,7 +125,7 @@ def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Prog
         )
     # the class of a recipe file has no importable name: the worker finds it again by the file
     origin = catalog.origin(type(chosen.recipe))
-    given = {**chosen.given}
+    given = {**chosen.user_options}
     if chosen.hub_token is not None:
         given["hub_token"] = chosen.hub_token
     in_fresh_processes(num_processes, _work_fresh, origin, given, progress, port=port)

@@ -276,7 +276,7 @@ def _tokenize(settings: Settings, found: Resumption | None) -> Prepared:
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{WARMUP_STEPS} are not profiled"
         )
-    if "logging_steps" not in settings.given and steps > _MOST_LOGGED * values.logging_steps:
+    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
         settings = replace(
             settings, training={**settings.training, "logging_steps": 1 / _MOST_LOGGED}
         )

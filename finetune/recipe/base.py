@@ -130,8 +130,8 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
     def check(self) -> None:
         """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""
 
-    def without_effect(self, given: Mapping[str, Any]) -> list[str]:
-        """Return a sentence for each option in ``given`` that has no effect beside the others."""
+    def without_effect(self, user_options: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each of the user's options that has no effect beside others."""
         return []
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
@@ -386,13 +386,13 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         self.kind.refuse_metrics(self.known_scoring)
         return self._scoring.names(self.kind)
 
-    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return :meth:`defaults`, over which ``given`` will go, with the metric that chooses the
-        best model.
+    def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return :meth:`defaults`, over which those of the user go, with the metric that chooses
+        the best model.
         """
         from finetune.recipe.scoring import choose_best
 
-        return choose_best(self, given or {})
+        return choose_best(self, user_options or {})
 
 
 alias_parts(Recipe)

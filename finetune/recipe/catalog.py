@@ -128,7 +128,7 @@ def file_hash(recipe: type[Recipe]) -> str | None:
     return read_source(Path(name), "recipe")[1] if _is_file(name) else None
 
 
-def shown(recipe: type[Recipe]) -> str:
+def display_name(recipe: type[Recipe]) -> str:
     """Return the name for people: the relative path of a file below the current directory."""
     name = origin(recipe)
     return path_below_cwd(Path(name)).removeprefix("./") if _is_file(name) else name

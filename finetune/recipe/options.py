@@ -15,16 +15,16 @@ from finetune.errors import Report, UserError
 from finetune.training.option_types import find_type_mistake
 
 
-def option(default: Any, help: str, several: str | None = None) -> Any:
+def option(default: Any, help: str, form: str | None = None) -> Any:
     """Return a field of a recipe: an option with its default and its help.
 
     Args:
         default: Its value where nothing is given.
         help: One line without the default, which the command line adds.
-        several: How several values are written, ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``, where
+        form: How several values are written, ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``, where
             the option takes them; in Python and YAML they may be a list, or a mapping.
     """
-    metadata = {"help": help} | ({} if several is None else {"metavar": several})
+    metadata = {"help": help} | ({} if form is None else {"metavar": form})
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -343,9 +343,9 @@ def _find_contradictions(recipe: Any, values: Mapping[str, Any]) -> list[str]:
         )
     if values.get("label_order") is not None:
         names = split_values(values["label_order"])
-        shown = f"--label_order {values['label_order']}"
+        typed = f"--label_order {values['label_order']}"
         if (task := values.get("task")) not in ("auto", "ordinal"):
-            mistakes.append(f"{shown}: the classes of --task {task} have no order")
+            mistakes.append(f"{typed}: the classes of --task {task} have no order")
         elif len(names) < 3 or len(set(names)) < len(names):
-            mistakes.append(f"{shown}: expected three different classes or more, with commas")
+            mistakes.append(f"{typed}: expected three different classes or more, with commas")
     return mistakes

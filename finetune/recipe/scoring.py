@@ -136,10 +136,10 @@ class Scoring:
                 metric = _Metric(name, options, task, refresh=True)
                 for score in metric.compute(*task.made_up(), is_trial=True):
                     is_taken = score in reserved or score.startswith(("eval_", "test_"))
-                    owner = owners.setdefault(score, metric.shown)
-                    if (metric.is_custom and is_taken) or owner != metric.shown:
+                    owner = owners.setdefault(score, metric.title)
+                    if (metric.is_custom and is_taken) or owner != metric.title:
                         raise UserError(
-                            f"{metric.shown} computes '{score}', which is a name of the toolkit "
+                            f"{metric.title} computes '{score}', which is a name of the toolkit "
                             "or of another metric: return it by another name"
                         )
         report.raise_errors()
@@ -151,7 +151,7 @@ class _Metric:
 
     Attributes:
         is_custom: Whether it is a module of the user's.
-        shown: Its name in messages.
+        title: Its name in messages.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class _Metric:
         module, self._arguments = module_of(name, options)
         self._name, self._task, self.is_custom = name, task, is_path(module)
         self._path = Path(module) if self.is_custom else metric_modules.shipped()[module]
-        self.shown = path_below_cwd(self._path) if self.is_custom else f"'{name}'"
+        self.title = path_below_cwd(self._path) if self.is_custom else f"'{name}'"
         is_refreshed = refresh and self.is_custom
         self._module = metric_modules.load(self._path, task.metric_config, refresh=is_refreshed)
 
@@ -180,13 +180,13 @@ class _Metric:
             scores = self._module.compute(**inputs, **self._arguments)
         except (Exception, SystemExit) as error:
             if self.is_custom and not isinstance(error, UserError):
-                raise UserError(describe_error(error, self._path, self.shown)) from error
+                raise UserError(describe_error(error, self._path, self.title)) from error
             if is_trial and isinstance(error, TypeError | ValueError):
                 reason = str(error).partition("\n")[0]
-                raise UserError(f"{self.shown} cannot be computed: {reason}") from error
+                raise UserError(f"{self.title} cannot be computed: {reason}") from error
             raise
         if self.is_custom:
-            scores = _numbers(scores, self.shown)
+            scores = _numbers(scores, self.title)
         is_named = len(scores) == 1 and not (self.is_custom and self._name == self._path.stem)
         return {self._name: next(iter(scores.values()))} if is_named else dict(scores)
 
@@ -201,7 +201,7 @@ class _Metric:
             features = features[0]
         if unknown := [name for name in features if name not in _INPUTS]:
             raise UserError(
-                f"{self.shown} takes {' and '.join(map(repr, unknown))}: a metric gets "
+                f"{self.title} takes {' and '.join(map(repr, unknown))}: a metric gets "
                 "'predictions' or 'prediction_scores', and 'references'"
             )
         decided = self._task.decided(outputs)
@@ -209,38 +209,38 @@ class _Metric:
         if "prediction_scores" in features:
             if not self._task.has_probabilities:
                 raise UserError(
-                    f"{self.shown} takes 'prediction_scores', and a task of {self._task.name} has "
+                    f"{self.title} takes 'prediction_scores', and a task of {self._task.name} has "
                     "no probabilities"
                 )
             inputs["prediction_scores"] = self._task.probabilities(outputs)
         for name in features if is_trial else ():
             if inputs[name].dtype.kind == "f" and "int" in str(features[name]):
                 raise UserError(
-                    f"{self.shown} takes {name} as {features[name]}, and a task of "
+                    f"{self.title} takes {name} as {features[name]}, and a task of "
                     f"{self._task.name} gives {inputs[name].dtype}"
                 )
         return {name: inputs[name] for name in features}
 
 
-def _numbers(scores: Any, shown: str) -> dict[str, float]:
+def _numbers(scores: Any, title: str) -> dict[str, float]:
     """Return what a module computed as numbers by name, or refuse it."""
     if not isinstance(scores, Mapping) or not scores:
-        raise UserError(f"{shown} returns {scores!r:.60}: expected a dict of numbers by name")
+        raise UserError(f"{title} returns {scores!r:.60}: expected a dict of numbers by name")
     for name, value in scores.items():
         is_number = np.ndim(value) == 0 and isinstance(np.asarray(value).item(), Real)
         if not isinstance(name, str) or not name or not is_number:
-            raise UserError(f"{shown} returns {value!r:.60} as {name!r}: expected a number by name")
+            raise UserError(f"{title} returns {value!r:.60} as {name!r}: expected a number by name")
     return {name: float(value) for name, value in scores.items()}
 
 
-def choose_best(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the training defaults of a recipe, whose best model is chosen by one of its metrics.
 
     That is the first of the metrics if a user names them, or if they lack that of the recipe.
 
     Args:
         recipe: Before its data is loaded its metrics may still change.
-        given: The training arguments of the user.
+        user_options: The training arguments of the user.
 
     Raises:
         UserError: If it is not clear whether more of the metric is better, or if
@@ -254,7 +254,7 @@ def choose_best(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     names = recipe.metric_names if is_loaded else [*recipe.known_scoring]
     if str(defaults.get("metric_for_best_model")) not in (*names, "loss"):
         defaults["metric_for_best_model"] = names[0]
-    merged = {**defaults, **given}
+    merged = {**defaults, **user_options}
     metric = str(merged.get("metric_for_best_model")).removeprefix("eval_")
     is_greater, direction = merged.get("greater_is_better"), {**DIRECTIONS, "loss": -1}.get(metric)
     if not is_loaded or metric not in (*names, "loss"):
@@ -283,8 +283,8 @@ def without_counted(
         task: Of the labels.
     """
     counted = task.counted(scoring)
-    others = {name: options for name, options in scoring.items() if name not in counted}
-    return functools.partial(Scoring(**others), task=task) if others else compute
+    uncounted = {name: options for name, options in scoring.items() if name not in counted}
+    return functools.partial(Scoring(**uncounted), task=task) if uncounted else compute
 
 
 def load(name: str, config: str | None = None) -> EvaluationModule:

@@ -60,13 +60,15 @@ class TextRecipe(
             if getattr(self, name) == "near":
                 extras.require(f"--{name} near", extras.NEAR)
 
-    def without_effect(self, given: Mapping[str, Any]) -> list[str]:
+    def without_effect(self, user_options: Mapping[str, Any]) -> list[str]:
         reasons = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
         if self.long_texts == "windows":
             reasons = {"truncation": "with --long_texts windows nothing is truncated"}
         if self.task not in ("auto", "multi_label"):
             reasons["thresholds"] = "only a task of several labels a row has any"
-        return [f"--{name} has no effect: {reasons[name]}" for name in reasons if name in given]
+        return [
+            f"--{name} has no effect: {reasons[name]}" for name in reasons if name in user_options
+        ]
 
     # ---- columns ---------------------------------------------------------------------------------
 
@@ -162,13 +164,13 @@ class TextRecipe(
         """
         from finetune.data.columns import parse_names
 
-        columns, others = self.columns_read(), parse_names("--text_columns", text_columns)
+        columns, named = self.columns_read(), parse_names("--text_columns", text_columns)
         is_pair = self.text_columns is not None
-        if len(others) not in (0, len(columns)) or (is_pair and text_column is not None):
-            typed = f"s {text_columns}" if others else f" {text_column}"
+        if len(named) not in (0, len(columns)) or (is_pair and text_column is not None):
+            typed = f"s {text_columns}" if named else f" {text_column}"
             raise UserError(
                 f"--text_column{typed}: {reader} reads {counted(len(columns), 'column')} "
-                f"({', '.join(columns)}), found {len(others) or 1}; name as many by "
+                f"({', '.join(columns)}), found {len(named) or 1}; name as many by "
                 f"--text_column{'s' * is_pair}"
             )
 
@@ -266,10 +268,10 @@ class TextRecipe(
 
         return load_classifier(str(directory), labels)
 
-    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
         from finetune.models import families
 
-        defaults = super().training_defaults(given)
+        defaults = super().training_defaults(user_options)
         if not self.model or "splits" not in vars(self):  # the model may still be out of reach
             return defaults
         overflows = self.model_config is not None and families.overflows(self.model_config)
@@ -376,5 +378,5 @@ class TextRecipe(
         """Return a function from row numbers of a split to these rows, as the model reads them."""
         from finetune.data import parts
 
-        rows, several = self.splits[split], self.text_columns is not None
-        return lambda numbers: parts.read_by_model(rows.select(numbers), several=several)
+        rows, has_parts = self.splits[split], self.text_columns is not None
+        return lambda numbers: parts.read_by_model(rows.select(numbers), several=has_parts)

@@ -42,5 +42,7 @@ def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     if is_right or not set(kinds) <= _TYPES.keys():
         return ""
     expected = " or ".join(typed_as(kind) for kind in kinds if kind is not NoneType)
-    shown = repr(value) if "\n" not in repr(value) else f"an object of type {type(value).__name__}"
-    return f"{flag}: expected {expected}, found {shown}"
+    value_text = (
+        repr(value) if "\n" not in repr(value) else f"an object of type {type(value).__name__}"
+    )
+    return f"{flag}: expected {expected}, found {value_text}"
