@@ -121,6 +121,11 @@ def existing(name: str) -> Path:
     return path
 
 
+#: Keeps `datasets` from replacing `open` and `Path` here by versions that open URLs, as it does in
+#: the module of each builder (5.2, `streaming.extend_module_for_streaming`).
+_patched_for_streaming = True
+
+
 class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # datasets is not typed
     """Copies one file into the cache; its description holds what was detected, as JSON."""
 
