@@ -537,7 +537,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "INPUT is missing: name a file"),
+        ([], "expected a file, a folder of images"),
         (["in.csv", "--text", "a"], '--text "one sentence" stands for INPUT'),
         (["nowhere.csv"], "no such file or directory: nowhere.csv"),
         (["in.csv", "--text_column", "txt"], "no column 'txt' in in.csv; did you mean 'text'? "
@@ -548,7 +548,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["in.csv", "--output", "soft.csv"], "--output soft.csv is the input"),
         (["in.csv", "--output", "no/out.csv"], "no such directory: no"),
         (["in.csv", "--resume"], "--resume: needs --output"),
-        (["-", "--resume", "--output", "a.csv"], "--resume: the standard input cannot be read"),
+        (["-", "--resume", "--output", "a.csv"], "an INPUT that can be read again"),
         (["in.csv", "--batch_tokens", "0"], "--batch_tokens 0: expected 1 or more"),
         (["in.csv", "--outptu", "a.csv"], "unknown option --outptu; did you mean '--output'?"),
         (["ragged.csv"], "ragged.csv, line 3: expected 2 fields as in the first line, found 1"),
@@ -561,7 +561,7 @@ def test_what_is_no_longer_the_same_is_not_gone_on_with(
         (["--text", "caf\udce9"], r"--text: \udce9 is half of a character"),
         (["in.csv", "--output", "."], "--output . is a directory: name a file in it"),
         (["in.csv", "--output", "run/predictions.parquet"], "holds the test predictions of a run"),
-        ([""], "INPUT is empty"),
+        ([""], "expected a file, a folder"),
         (["in.csv.xz"], "expected a file ending in .csv, .tsv, .jsonl"),
         (["in.csv.xz"], "it is compressed: unxz -k in.csv.xz"),
         (["in.csv", "--encoding", "utf9"], "did you mean 'utf-8'"),

@@ -23,7 +23,6 @@ VERBS = {
     "predict": "label new rows with the model of a run: predict RUN INPUT",
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
-    "cache": "list what was cached, and remove it: cache --remove",
     "doctor": "devices, network, versions; under torchrun, whether and how fast ranks connect",
     "list": "list the recipes, one line each",
 }

@@ -11,15 +11,17 @@ Hub the test split is evaluated, without one the validation split, else train.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finetune.cli import console, imports
 from finetune.cli.parser import Parser, load_run
 from finetune.errors import UserError, counted
 from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
+from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.runtime import distributed, hub
 from finetune.runtime.formats import QUOTING
 
@@ -39,65 +41,19 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("evaluate", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
-    parser.add_argument(
-        "--text_column", metavar="NAME", help="column of FILE with the text (default: the run's)"
-    )
-    parser.add_argument(
-        "--text_columns",
-        metavar="NAME,NAME",
-        help="columns of FILE with the texts, where the run reads several (default: the run's)",
-    )
-    parser.add_argument(
-        "--image_column", metavar="NAME", help="column of FILE with the image or its path"
-    )
-    parser.add_argument(
-        "--label_column", metavar="NAME", help="column of FILE with the label (default: the run's)"
-    )
-    parser.add_argument(
-        "--label_columns",
-        metavar="NAME,NAME",
-        help="several columns instead, matched with the run's by name (default: the run's)",
-    )
-    parser.add_argument(
-        "--label_separator",
-        metavar="TEXT",
-        help="what stands between the labels in a cell (default: the run's)",
-    )
-    parser.add_argument(
-        "--label_map",
-        metavar="LABEL=NAME,LABEL=NAME",
-        help="names that the run has for labels of FILE (default: the run's)",
-    )
-    parser.add_argument(
-        "--csv_quoting",
-        choices=QUOTING,
-        help="quotation marks in FILE: minimal, around fields; none, text (default: the run's)",
-    )
-    parser.add_argument(
-        "--csv_separator",
-        metavar="CHARACTER",
-        help="what separates the fields of a .csv or .tsv, ';' or tab (default: detected)",
-    )
-    parser.add_argument(
-        "--encoding", metavar="NAME", help="encoding of FILE, such as cp1252 (default: detected)"
-    )
-    parser.add_argument(
-        "--sheet", metavar="NAME", help="sheet of a spreadsheet (default: the first with rows)"
-    )
-    parser.add_argument(
-        "--dataset_config", metavar="NAME", help="configuration of a data set on the Hub"
-    )
-    parser.add_argument(
-        "--dataset_splits",
-        metavar="test=NAME",
-        help="what the splits of FILE are called, where it is not that",
-    )
-    parser.add_argument(
-        "--drop_invalid",
-        action="store_const",
-        const=True,
-        help="drop rows of FILE without a text, a readable image or a label",
-    )
+    options = {
+        option.name: option
+        for recipe in (ImageRecipe, TextRecipe)
+        for option in dataclasses.fields(recipe)
+    }
+    for name in _READING:
+        description = options[name].metadata["help"].partition(" (unset")[0]
+        kind: dict[str, Any] = {"metavar": options[name].metadata.get("metavar", "VALUE")}
+        if name == "csv_quoting":
+            kind = {"choices": QUOTING}
+        elif name == "drop_invalid":
+            kind = {"action": "store_const", "const": True}
+        parser.add_argument(f"--{name}", help=f"{description} (default: the run's)", **kind)
     parser.add_argument(
         "--per_device_eval_batch_size",
         type=int,

@@ -52,6 +52,11 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 
 _SHOWN_CLASSES = 5
+#: Options about the file that is read.
+_READING = (
+    *("text_column", "text_columns", "image_column"),
+    *("csv_quoting", "csv_separator", "encoding", "sheet"),
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -102,30 +107,21 @@ def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -
     """Refuse what can be refused before anything is read, all at once."""
     from finetune.pipeline.predict import input_mistakes, output_mistakes
 
-    several, with_text = distributed.ranks().world_size > 1, given.text is not None
+    has_text, has_file = given.text is not None, given.input not in (None, "", "-")
     wrong = {
-        "INPUT is missing: name a file, a folder of images, or - for the standard input, or give "
-        '--text "one sentence"': given.input is None and not with_text,
-        '--text "one sentence" stands for INPUT: give one of the two': given.input is not None
-        and with_text,
-        "--output: not with --text": with_text and given.output,
-        "--text_column: not with --text": with_text and given.text_column,
-        "--text_columns: not with --text": with_text and given.text_columns,
-        "--image_column: not with --text": with_text and given.image_column,
-        "--csv_quoting: not with --text": with_text and given.csv_quoting,
-        "--csv_separator: not with --text": with_text and given.csv_separator,
-        "--encoding: not with --text": with_text and given.encoding,
-        "--sheet: not with --text": with_text and given.sheet,
-        "--csv_safe: not with --text": with_text and given.csv_safe,
-        "--resume: needs --output": given.resume and given.output is None,
-        "INPUT is empty: expected a file, a folder of images, or -": given.input == "",
-        "--resume: the standard input cannot be read again, write it to a file": given.resume
-        and given.input == "-",
+        "expected a file, a folder of images, - for the standard input, or --text": not given.input
+        and not has_text,
+        '--text "one sentence" stands for INPUT: give one of the two': has_text and given.input,
+        "--resume: needs --output, and an INPUT that can be read again": given.resume
+        and not (given.output and has_file),
         "several processes share a file and write a file: name INPUT and --output, or start one "
-        "process": several and (given.output is None or given.input == "-"),
+        "process": distributed.ranks().world_size > 1 and not (given.output and has_file),
     }
+    if has_text:
+        names = ("output", *_READING, "csv_safe")
+        wrong |= {f"--{name}: not with --text": getattr(given, name) for name in names}
     mistakes = [message for message, is_so in wrong.items() if is_so]
-    if given.input not in (None, "", "-"):
+    if has_file:
         mistakes += input_mistakes(given.input, given.run)
     if given.output is not None:
         mistakes += output_mistakes(given.input or "", given.output)

@@ -74,7 +74,7 @@ def store(data: Any) -> str:
         entry.mkdir(exist_ok=True)
         for path in Path(directory).glob("*.arrow"):
             os.replace(path, entry / path.name)
-    caches.use(entry, source=describe(name))
+    caches.make(entry)
     return name
 
 
@@ -94,7 +94,6 @@ def read(name: str) -> dict[str, Dataset]:
             f"{name}: rows that were passed in Python and are no longer in the cache; pass them "
             "again, as dataset=FRAME (for an evaluation data=FRAME)"
         )
-    caches.use(entry, source=describe(name))
     return splits
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,6 @@ def tokenize(
     windows: Windows | None = None,
     *,
     processes: int | None = None,
-    about: Mapping[str, str] | None = None,
 ) -> DatasetDict:
     """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
 
@@ -63,7 +62,6 @@ def tokenize(
         windows: Cuts longer texts into several rows instead, with the number of the text in a
             column :data:`~finetune.data.windows.COLUMN`.
         processes: How many tokenize at once; None for as many as there are cores.
-        about: What ``finetune cache`` shows of them: ``source`` and ``tokenizer``.
 
     Raises:
         RunError: If a process that tokenizes was killed.
@@ -77,7 +75,7 @@ def tokenize(
             tokenized[split] = _map(rows, encode, work, new_fingerprint=key, keep_in_memory=True)
             continue
         directory = caches.place(caches.TOKENIZED, key)
-        caches.use(directory, **(about or {}), split=split, rows=len(rows))
+        caches.make(directory)
         cached = _load(directory, len(rows))
         if cached is None:
             with _lock(directory):

@@ -324,7 +324,7 @@ class TextRecipe(
         return Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data import parts, sources
+        from finetune.data import parts
         from finetune.data.tokenize import tokenize
         from finetune.tasks import kinds
 
@@ -335,7 +335,6 @@ class TextRecipe(
             kinds.of_rows(dataset["test"]).targets,
             self.windows,
             processes=self.preprocessing_num_workers,
-            about={"source": sources.Source(self.dataset).describe(), "tokenizer": self.model},
         )
 
     def check_prepared(self, prepared: DatasetDict) -> None:

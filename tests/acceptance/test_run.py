@@ -967,7 +967,6 @@ VERB_OPTIONS = {
     "check": "deep json suspects",
     "compare": "trust_recipe",
     "report": "trust_recipe",
-    "cache": "remove",
 }
 
 
