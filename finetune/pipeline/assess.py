@@ -15,7 +15,6 @@ from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from finetune.errors import UserError
-from finetune.pipeline import corrected
 from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.recipe.scoring import without_counted
@@ -70,10 +69,6 @@ def assess(
     statistics = replace(statistics, threshold=best, thresholds=thresholds)
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
-    if change := corrected.measured(run):
-        metrics = replace(metrics, statistics=replace(statistics, corrected=change))
-        metrics.write(run.path)
-        progress(Noted(change["sentence"]))
     run.update(temperature=temperature)
     started = time.perf_counter()
     metrics = _with_baselines(metrics, run, recipe, assessment, fit=baseline)

@@ -13,7 +13,6 @@ from finetune.data.correction_files import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted
 from finetune.data.row_findings import MOST_SUSPECTS
 from finetune.errors import Finding, UserError
-from finetune.pipeline import corrected
 from finetune.reporting import sections
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
@@ -65,7 +64,7 @@ def of_run(run: Run) -> Path | None:
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
                 "digest": f"x{row[DIGEST]}" if text is None else correction_files.text_digest(text),
-                "run": corrected.named(run),
+                "run": str(run.path),
                 "user": data.iloc[number],
             }
         )

@@ -137,7 +137,6 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         + f" rows (fingerprint `{data.fingerprint}`).",
         *([f"{data.split_how[0].upper()}{data.split_how[1:]}."] if data.split_how else []),
         *(f"{note[0].upper()}{note[1:]}." for note in [*data.notes, *statistics.notes]),
-        *([statistics.corrected["sentence"]] if statistics.corrected else []),
         "",
         "## Use",
         "",

@@ -178,9 +178,6 @@ class Statistics(Record):
     threshold: dict[str, Any] | None = None  # of two classes: see ``statistics.threshold.chosen``
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
     together: list[list[int]] | None = None  # rows that have both of two labels; up to 100 labels
-    #: What corrections of the data changed, against the run before them: see
-    #: ``pipeline.corrected.measured``.
-    corrected: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong
 
 
