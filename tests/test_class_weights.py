@@ -68,7 +68,6 @@ HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
     ("text", "messages"),
     [
         ("balance", [f"--class_weights balance: {HOW} 'balance'; did you mean 'balanced'?"]),
-        ("bad=2,", [f"--class_weights bad=2,: {HOW} ''"]),
         ("bad", [f"--class_weights bad: {HOW} 'bad'"]),
         (
             "balanced,bad=2",

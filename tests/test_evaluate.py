@@ -116,16 +116,6 @@ def test_rows_that_are_there_twice_are_told(run: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_labels_that_predict_wrote_are_told(run: Run, tmp_path: Path) -> None:
-    predicted = finetune.predict(
-        run, pd.Series(["fine food", "bad food", "so so"], index=[7, 3, 5])
-    )
-    assert predicted.index.tolist() == [7, 3, 5]
-    predicted.to_csv(path := tmp_path / "predicted.csv", index=False)
-    (note,) = (each for each in evaluate(run, str(path)).notes if "what predict writes" in each)
-    assert "are labels predictions?" in note
-
-
 def test_one_row_has_no_interval(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,10 +271,6 @@ def test_rows_of_one_class_only_can_be_evaluated(run: Run, tmp_path: Path) -> No
         (
             {"text": ["a", None], "label": ["good", "bad"]},
             "1 of 2 rows without a text in 'text': line 3; --drop_invalid leaves them out",
-        ),
-        (
-            {"text": ["a", "b"], "label": ["1", "0.5"]},
-            "'label' holds numbers with a fraction, such as 0.5: line 3; ",
         ),
     ],
 )

@@ -73,28 +73,6 @@ def test_a_recipe_says_that_its_classes_have_an_order(tmp_path: Path) -> None:
     ("labels", "options", "message"),
     [
         (
-            [each / 10 for each in range(30)],
-            dict(task="ordinal"),
-            "--task ordinal: 'label' holds 30 different numbers, some with a fraction; use --task "
-            "regression for more than 20 such numbers",
-        ),
-        (
-            WORDS,
-            dict(task="ordinal"),
-            "--task ordinal: the order of the classes 'high', 'low', 'middle' in 'label' is not "
-            "known; add --label_order LOWEST,...,HIGHEST with all of them",
-        ),
-        (
-            WORDS,
-            dict(label_order="low,middle,hihg"),
-            "--label_order low,middle,hihg: the classes are 'high', 'low', 'middle'",
-        ),
-        (
-            ["a", "b"],
-            dict(task="ordinal"),
-            "--task ordinal: the labels are 2 classes; expected 3 or more; use --task single_label",
-        ),
-        (
             WORDS,
             dict(label_order="low,high"),
             "--label_order low,high: expected three classes or more, separated by commas",

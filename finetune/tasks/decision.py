@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from finetune.data import labels, numbers, targets
 from finetune.data.columns import find_valid_rows
-from finetune.data.comma_list import join_values
 from finetune.data.label_columns import (
     Encoded,
     LabelColumn,
@@ -134,21 +133,16 @@ def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[Nam
     """Return the task of several columns: sets of labels if all are 0 and 1, else numbers."""
     title = f"the columns {', '.join(column.name for column in columns)}"
     strays = [
-        (column, place)
+        (column, place, numbers.parse_number(value) is None)
         for column in columns
         for place, value in enumerate(column.values)
         if labels.parse_truth(value) is None
     ]
-    words = [
-        (column, place)
-        for column, place in strays
-        if numbers.parse_number(column.values[place]) is None
-    ]
     if not strays:
         return "multi_label", f"{title} hold 0 and 1"
-    if not words and {column.name for column, _ in strays} == {column.name for column in columns}:
+    column, place, is_word = max(strays, key=lambda stray: stray[2])
+    if not is_word and len({column.name for column, _, _ in strays}) == len(columns):
         return "regression", f"{title} hold numbers"
-    column, place = (words or strays)[0]
     _ask(column, place, report, " beside columns of other values")
 
 
@@ -241,18 +235,12 @@ def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> 
         report: Where the error is added.
     """
     names = targets.class_names(dataset["train"])
-    if len(names) < FEWEST_ORDERED:
+    has_order = numbers.have_order(names, options.names)
+    if options.is_ordered:
+        has_order = set(names) == set(options.names)
+    if len(names) < FEWEST_ORDERED or not has_order:
         report.error(
-            f"--task ordinal: the labels are {counted(len(names), 'class')}; expected "
-            f"{FEWEST_ORDERED} or more",
-            fix="use --task single_label",
-        )
-    elif options.is_ordered and set(names) != set(options.names):
-        flag = f"--label_order {join_values(options.names)}"
-        report.error(f"{flag}: the classes are {list_names(names)}")
-    elif not numbers.have_order(names, options.names):
-        report.error(
-            f"--task ordinal: the order of the classes {list_names(names)} in "
-            f"'{options.columns[0]}' is not known",
-            fix="add --label_order LOWEST,...,HIGHEST with all of them",
+            f"--task ordinal: the classes in '{options.columns[0]}' are {list_names(names)}; "
+            f"expected {FEWEST_ORDERED} or more whose order is known",
+            fix="add --label_order LOWEST,...,HIGHEST with all of them, or use --task single_label",
         )

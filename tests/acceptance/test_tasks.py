@@ -492,6 +492,29 @@ def test_the_task_is_printed_with_its_reason(
         assert reason in printed[2]
 
 
+#: Labels in turn, flags, the names of the classes and those of each row.
+CELLS: dict[str, tuple[list[Any], Row, list[str], list[list[str]]]] = {
+    "python-lists": (["['b', 'a']", "[]"], {}, ["a", "b"], [["a", "b"], []]),
+    "whole-numbers": ([[10, 2], [], [1]], {}, ["1", "2", "10"], [["2", "10"], [], ["1"]]),
+    "blanks": (["b; a", "[]", "c;;c"], {"label_separator": ";"}, [*"abc"], [["a", "b"], [], ["c"]]),
+    "merged": ([["b", "a"], ["c"]], {"label_map": "a=x,b=x"}, ["c", "x"], [["x"], ["c"]]),
+}
+
+
+@pytest.mark.contract("B1")
+@pytest.mark.parametrize("case", CELLS)
+def test_cells_of_several_labels_are_read(case: str, tmp_path: Path) -> None:
+    """Lists in JSON and in Python syntax, numbers in their order, empty cells, merged labels."""
+    labels, options, names, expected = CELLS[case]
+    (tmp_path / "rows.jsonl").write_text(lines_of(labels), encoding="utf-8")
+    place: Row = dict(dataset=str(tmp_path / "rows.jsonl"), model="none")
+    recipe = Text(**place, text_column="text", label_column="label", **options)
+    rows = recipe.load()["train"]
+    assert (recipe.task, rows.features["label"].feature.names) == ("multi_label", names)
+    decoded = [[names[number] for number in numbers] for numbers in rows["label"]]
+    assert decoded == [expected[number % len(labels)] for number in range(120)]
+
+
 GAPS, NAMES = [4 * i for i in range(21)], ["bad", "good"]
 #: Labels in turn, flags, and what the message names.
 REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
@@ -509,8 +532,17 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     ),
     "words-as-regression": (NAMES, ["--task", "regression"], ["'bad'", "single_label"]),
     "no-order": (["low", "mid", "high"], ["--task", "ordinal"], ["'mid'", "--label_order"]),
+    "order-of-others": (
+        ["low", "mid", "high"],
+        ["--label_order", "low,mid,hihg"],
+        ["'high'", "--label_order"],
+    ),
+    "order-of-two": (NAMES, ["--task", "ordinal"], ["'good'", "3 or more"]),
     "words-as-sets": (NAMES, ["--task", "multi_label"], ["'label'", "--label_separator"]),
     "one-number-in-lists": ([["bad"], ["good"], 5], [], ["line 3", "5", "JSON list"]),
+    "words-among-number-lists": ([["1"], [], [1]], [], ["[1]", "line 3", "JSON list"]),
+    "fractions-in-lists": ([["a"], [1.5]], ["--task", "multi_label"], ["[1.5]", "line 2"]),
+    "one-label-in-python-lists": (["['a']", "['a', 'b']", "b"], [], ["'b'", "line 3"]),
     "words-among-numbers": ([1, 2, 3, "n/a"], [], ["'n/a'", "line 4", "--task single_label"]),
     "printed-list": (["bad", "good", "['bad' 'good']"], [], ["line 3", "JSON list"]),
     "separator-of-all": (
