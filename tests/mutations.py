@@ -140,8 +140,8 @@ MUTATIONS = (
     Mutation(
         "predict --calibrated does not apply the temperature",
         "finetune/predicting/request.py",
-        "self.temperature = float(temperature or 1.0)",
-        "self.temperature = 1.0",
+        "self._temperature = float(temperature or 1.0)",
+        "self._temperature = 1.0",
         ("E4",),
     ),
     Mutation(
@@ -166,10 +166,10 @@ MUTATIONS = (
         ("A12", "E4"),
     ),
     Mutation(
-        "doctor leaves out the first line to export",
-        "finetune/doctor/network.py",
-        "return [line for each in advice for line in each.lines]",
-        "return [line for each in advice[1:] for line in each.lines]",
+        "doctor recommends the first interface instead of the one that leads to others",
+        "finetune/pipeline/doctor.py",
+        "best = next((name for name, addresses in names.items() if address in addresses), None)",
+        "best = next(iter(names), None)",
         ("E10",),
     ),
     Mutation(
@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "[escape_formula(cell) for cell in row] if csv_safe else row for row in cells",
-        "row for row in cells",
+        "[escape(_cell(value)) for value in row] for row in rows(chunk, added)",
+        "[_cell(value) for value in row] for row in rows(chunk, added)",
         ("F5",),
     ),
     Mutation(

@@ -25,7 +25,7 @@ VERBS = {
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
     "cache": "list what was cached, and remove it: cache --remove",
-    "doctor": "devices, network, threads, caches; under torchrun, whether and how fast ranks meet",
+    "doctor": "devices and network; under torchrun, whether and how fast ranks meet",
     "list": "list the recipes, one line each",
 }
 

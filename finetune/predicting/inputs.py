@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from finetune.data import image_files, images, read
-from finetune.data.read_json import parse_line
 from finetune.data.read_text import ReadOptions
 from finetune.errors import Report, UserError
 from finetune.runtime import formats
@@ -101,8 +100,8 @@ class Input:
             names = image_files.below(path) if path.is_dir() else [path.name]
             if not names:
                 raise UserError(
-                    f"{name}: expected a file, or a folder with images "
-                    f"({', '.join(images.SUFFIXES)}); predict each file of a folder of tables"
+                    f"{name} holds no images ({', '.join(images.SUFFIXES)}); predict reads one "
+                    "table at a time"
                 )
             return cls(str(path), "folder", ["file"], pa.table({"file": pa.array(names)}))
         if formats.suffix(path) not in read.READABLE:
@@ -112,10 +111,9 @@ class Input:
                 "input"
             )
         report = Report()
-        rows = read.read_file(path, options, report)
+        table = read.read_file(path, options, report).data.table
         notes = report.sentences("info")
-        table = rows.data.table
-        return cls(str(path), formats.suffix(path), rows.column_names, table, options, notes)
+        return cls(str(path), formats.suffix(path), table.column_names, table, options, notes)
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> Input:
@@ -167,45 +165,25 @@ class Input:
 def _standard_input(columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
     """Yield the rows of lines as they arrive, so that an answer need not wait for a whole chunk."""
     descriptor, decoder = sys.stdin.buffer.fileno(), codecs.getincrementaldecoder("utf-8-sig")()
-    is_json: bool | None = None
-    rest, count = "", 0
-    while True:
+    rest, count, block = "", 0, b"-"
+    while block:
         block = os.read(descriptor, _LONGEST_READ)
         try:
             *lines, rest = (rest + decoder.decode(block, final=not block)).split("\n")
         except UnicodeDecodeError as error:
-            line = count + error.object[: error.start].count(b"\n") + 1
-            raise UserError(f"standard input, line {line}: not UTF-8 ({error.reason})") from error
+            number = count + error.object[: error.start].count(b"\n") + 1
+            raise UserError(f"standard input, line {number}: not UTF-8") from error
         if not block and rest:
             lines.append(rest)
-        if lines:
-            is_json = lines[0].startswith("{") if is_json is None else is_json
-            parse = _parse_object if is_json and len(columns) > 1 else _parse_texts
-            rows = [
-                parse(line.removesuffix("\r"), columns, f"standard input, line {number}")
-                for number, line in enumerate(lines, count + 1)
-            ]
-            count += len(lines)
-            values = [list(column) for column in zip(*rows, strict=True)]
-            yield dict(zip(columns, values, strict=True))
-        if not block:
-            return
-
-
-def _parse_texts(line: str, columns: Sequence[str], place: str) -> list[Any]:
-    """Return the texts of a line: a single one, or several separated by tabs."""
-    texts = [line] if len(columns) == 1 else line.split("\t")
-    if len(texts) != len(columns):
-        raise UserError(
-            f"{place}: expected {len(columns)} texts separated by tabs ({', '.join(columns)}), "
-            f"found {len(texts)}; or JSON lines with these keys"
-        )
-    return texts
-
-
-def _parse_object(line: str, columns: Sequence[str], place: str) -> list[Any]:
-    """Return the values of these keys of a JSON object."""
-    row = parse_line(line, place)
-    if missing := [name for name in columns if name not in row]:
-        raise UserError(f"{place}: no '{missing[0]}' (keys: {', '.join(row) or 'none'})")
-    return [row[name] for name in columns]
+        rows = [[line.removesuffix("\r")] for line in lines]
+        if len(columns) > 1:
+            rows = [line.split("\t") for (line,) in rows]
+        for number, row in enumerate(rows, count + 1):
+            if len(row) != len(columns):
+                raise UserError(
+                    f"standard input, line {number}: expected {len(columns)} texts separated by "
+                    f"tabs ({', '.join(columns)}), found {len(row)}"
+                )
+        count += len(rows)
+        if rows:
+            yield dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))

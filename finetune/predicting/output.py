@@ -12,6 +12,7 @@ import contextlib
 import csv
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from finetune.runtime.formats import SEPARATORS, escape_formula
 #: Writes a chunk with the columns that are added to it.
 Writer = Callable[[Chunk, pa.Table], object]
 _MANIFEST = "manifest.json"
-_CHUNKS_OF_A_ROW_GROUP = 16
+_CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
 
 
 class Parts:
@@ -103,7 +104,7 @@ class Parts:
             _flush(new)
 
     def join(self, source: Input, columns: Sequence[str], csv_safe: bool) -> int:
-        """Write the output, a chunk in memory at a time, and remove the parts.
+        """Write the output, some chunks in memory at a time, and remove the parts.
 
         Args:
             source: What was predicted; every chunk is done.
@@ -113,11 +114,14 @@ class Parts:
         Returns:
             The number of rows without a prediction.
         """
-        missing = 0
+        missing, rows, count = 0, source.rows, _CHUNKS_AT_ONCE
+        assert isinstance(rows, pa.Table)
         with open_writer(self.output, columns, csv_safe, self.directory) as write:
-            for chunk in source.chunks():
-                predictions = pq.read_table(self._path(chunk.number))
-                write(chunk, predictions)
+            for number in range(0, -(-len(rows) // CHUNK_ROWS), count):
+                start, end = number * CHUNK_ROWS, min((number + count) * CHUNK_ROWS, len(rows))
+                paths = [self._path(n // CHUNK_ROWS) for n in range(start, end, CHUNK_ROWS)]
+                predictions = pa.concat_tables(map(pq.read_table, paths))
+                write(Chunk(number, start, rows.slice(start, end - start)), predictions)
                 missing += predictions.column(0).null_count
         shutil.rmtree(self.directory)
         return missing
@@ -139,19 +143,13 @@ def open_writer(
         directory: Of the unfinished file, on the same disk; that of ``output`` if None.
     """
     with replacing(output, directory) as new:
-        if output.suffix == ".parquet":
-            with contextlib.closing(_ParquetFile(new)) as table:
-                yield table.write
-        else:
-            with new.open("w", encoding="utf-8", newline="") as file:
+        with contextlib.ExitStack() as stack:
+            if output.suffix == ".parquet":
+                yield _parquet_writer(new, stack)
+            else:
+                file = stack.enter_context(new.open("w", encoding="utf-8", newline=""))
                 yield text_writer(file, output.suffix, columns, csv_safe)
         _flush(new)
-
-
-def _flush(path: Path) -> None:
-    """Make sure that a file is on the disk before it gets its name."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def text_writer(
@@ -185,35 +183,23 @@ def text_writer(
     )
 
 
-class _ParquetFile:
-    """Writes rows as parquet, in which JSON is text."""
+def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
+    """Return what writes rows as parquet, in which JSON is text."""
+    file: pq.ParquetWriter | None = None
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._tables = path, list[pa.Table]()
-        self._file: pq.ParquetWriter | None = None
-
-    def write(self, chunk: Chunk, added: pa.Table) -> None:
+    def write(chunk: Chunk, added: pa.Table) -> None:
+        nonlocal file
         rows = chunk.rows if isinstance(chunk.rows, pa.Table) else pa.table(chunk.rows)
         columns = [
             column.cast(pa.string()) if column.type == pa.json_() else column
             for column in (*rows.columns, *added.columns)
         ]
-        # without the metadata of the input, which `datasets` would miss the new columns in
-        self._tables.append(pa.table(columns, names=[*rows.column_names, *added.column_names]))
-        if len(self._tables) == _CHUNKS_OF_A_ROW_GROUP:
-            self._write_row_group()
+        # without the metadata of the input, in which `datasets` would miss the new columns
+        table = pa.table(columns, names=[*rows.column_names, *added.column_names])
+        file = file or stack.enter_context(pq.ParquetWriter(path, table.schema))
+        file.write_table(table)
 
-    def _write_row_group(self) -> None:
-        if self._tables:
-            table = pa.concat_tables(self._tables)
-            self._file = self._file or pq.ParquetWriter(self._path, table.schema)
-            self._file.write_table(table)
-            self._tables.clear()
-
-    def close(self) -> None:
-        self._write_row_group()
-        if self._file is not None:
-            self._file.close()
+    return write
 
 
 def screen_format(kind: str) -> str:
@@ -231,19 +217,19 @@ def refuse_impossible(source: Input, suffix: str, csv_safe: bool) -> None:
     """
     if csv_safe and suffix not in SEPARATORS:
         raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
-    if suffix != ".parquet" and isinstance(source.rows, pa.Table):
-        for column in source.rows.schema:
-            if _has_bytes(column.type):
-                raise UserError(
-                    f"{source.name}: the column '{column.name}' holds bytes, which a text file "
-                    "cannot store: write parquet, e.g. --output predicted.parquet"
-                )
+    for column in source.rows.schema if isinstance(source.rows, pa.Table) else ():
+        # a field of a structure may have that name
+        if suffix != ".parquet" and re.search(r"binary(?!:)", str(column.type)):
+            raise UserError(
+                f"{source.name}: the column '{column.name}' holds bytes, which a text file cannot "
+                "store: write parquet, e.g. --output predicted.parquet"
+            )
 
 
-def _has_bytes(kind: pa.DataType) -> bool:
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return True
-    return any(_has_bytes(kind.field(number).type) for number in range(kind.num_fields))
+def _flush(path: Path) -> None:
+    """Put the content of a file on the disk before it gets its name."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _cell(value: Any) -> Any:

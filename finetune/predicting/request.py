@@ -215,27 +215,25 @@ class Request:
     def _values(self, chunk: Chunk) -> list[Any]:
         """Return what the model reads of each row: a value, or a tuple of several columns; None
         where it is missing.
+
+        Raises:
+            UserError: If a value is no text where texts are read, with its place.
         """
         columns = [chunk.values(name) for name in self.columns_read]
-        if isinstance(self._recipe, TextRecipe):
-            for name, values in zip(self.columns_read, columns, strict=True):
-                for number, value in enumerate(values):
-                    if value is not None:
-                        self._refuse_no_text(value, name, chunk.start + number)
         if self.input.kind == "folder" or isinstance(self._recipe, ImageRecipe):
             return [self._image(value) for value in columns[0]]
+        is_utf8 = self.input.kind != "frame"
+        for name, values in zip(self.columns_read, columns, strict=True):
+            for number, value in enumerate(values if isinstance(self._recipe, TextRecipe) else ()):
+                if value is None or (isinstance(value, str) and (is_utf8 or value.isascii())):
+                    continue
+                place = f"{self.input.name}, {self.input.place(chunk.start + number)}"
+                if not isinstance(value, str):
+                    raise UserError(f"{place}: expected a text in '{name}', found {value!r}")
+                refuse_half_characters(value, place)
         if len(columns) == 1:
             return columns[0]
         return [None if None in row else row for row in zip(*columns, strict=True)]
-
-    def _refuse_no_text(self, value: Any, column: str, row: int) -> None:
-        if not isinstance(value, str):
-            raise UserError(
-                f"{self.input.name}, {self.input.place(row)}: expected a text in '{column}', "
-                f"found {value!r}"
-            )
-        if not value.isascii() and self.input.kind == "frame":  # files are read as UTF-8
-            refuse_half_characters(value, f"{self.input.name}, {self.input.place(row)}")
 
     def _image(self, value: Any) -> Any:
         """Return an image as ``datasets`` takes it: of a path its bytes and its path."""
@@ -266,17 +264,14 @@ class Request:
         predictions = self._task.predicted(
             logits, self._temperature, every=self.options.all_probabilities
         )
-        places = np.flatnonzero(has_value)
         columns = []
         for values in predictions:
-            kind = pa.float64()
-            if not isinstance(values, np.ndarray):
-                kind = pa.string() if self._task.has_one_class else pa.list_(pa.string())
-            else:  # the digits of a float32: 0.9812, not 0.9811999797821045
+            kind = pa.string() if self._task.has_one_class else pa.list_(pa.string())
+            if isinstance(values, np.ndarray):  # as float32: 0.9812, not 0.9811999797821045
                 values = [float(str(value)) for value in values.astype(np.float32)]
+                kind = pa.float64()
             cells = np.full(len(has_value), None, object)
-            for place, value in zip(places, values, strict=True):
-                cells[place] = value
+            cells[has_value] = np.fromiter(values, object, len(logits))
             columns.append(pa.array(cells.tolist(), kind))
         return pa.table(columns, names=self.added)
 

@@ -1,1 +1,0 @@
-"""Diagnose a machine before a job runs on it: devices, network, speed of collectives."""
