@@ -24,8 +24,7 @@ line of a .txt or the standard input, are predicted. A blank line of a .csv or .
 column is a row without a text; other blank lines are no rows.
 
 A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
-texts of a line, separated by tabs, or, if the first line is a JSON object, JSON lines with these
-keys. A row is predicted if none of its texts is missing.
+texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
 """
 
 from __future__ import annotations

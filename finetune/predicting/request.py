@@ -15,13 +15,15 @@ from finetune.data.columns import parse_names
 from finetune.data.images import decode
 from finetune.data.read_json import refuse_half_characters
 from finetune.data.read_text import ReadOptions
-from finetune.errors import UserError, counted, suggestion
+from finetune.errors import Report, UserError, counted, suggestion
 from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Chunk, Input
 from finetune.predicting.options import Options, find_mistakes
 from finetune.predicting.predictor import Predictor, default_precision
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import formats
+
+_MOST_NAMED = 5
 
 
 def read_options(run: Run, source: str | Path, options: Mapping[str, Any]) -> ReadOptions:
@@ -203,14 +205,32 @@ class Request:
             for chunk in self.input.chunks(rank, world_size):
                 if chunk.number not in complete:
                     values = self._values(chunk)
+                    if self.input.kind == "folder" and not isinstance(self._recipe, ImageRecipe):
+                        for image in values:  # else Pillow's error would name no file
+                            decode(image, "an image")
                     has_value = np.array([value is not None for value in values], bool)
                     chunks.append((chunk, has_value))
                     yield [value for value in values if value is not None]
 
         reads_ahead = self.input.kind != STANDARD_INPUT  # a line is answered before the next comes
-        for logits in predictor.stream(rows(), progress, reads_ahead=reads_ahead):
-            chunk, has_value = chunks.popleft()
-            yield chunk, self._added_columns(logits, has_value)
+        try:
+            for logits in predictor.stream(rows(), progress, reads_ahead=reads_ahead):
+                chunk, has_value = chunks.popleft()
+                yield chunk, self._added_columns(logits, has_value)
+        except UserError as error:
+            raise UserError(*self._find_undecodable() or error.mistakes) from error
+
+    def _find_undecodable(self) -> list[str]:
+        """Return a line for each of the first images that cannot be decoded, and their number."""
+        report = Report()
+        for chunk in () if isinstance(self._recipe, TextRecipe) else self.input.chunks():
+            for value in self._values(chunk):
+                if isinstance(value, dict) and "bytes" in value:
+                    with report.collect():
+                        decode(value, "an image")
+        lines = report.sentences("error")
+        rest = [f"{len(lines):,} images cannot be decoded"] if len(lines) > _MOST_NAMED else []
+        return [*lines[:_MOST_NAMED], *rest]
 
     def _values(self, chunk: Chunk) -> list[Any]:
         """Return what the model reads of each row: a value, or a tuple of several columns; None
@@ -249,10 +269,7 @@ class Request:
             folder = Path.cwd()
         elif folder.is_file():
             folder = folder.parent
-        image = {"bytes": None, "path": str(folder / Path(value).expanduser())}
-        if not isinstance(self._recipe, ImageRecipe):  # which names a file that it cannot decode
-            decode(image, "an image")
-        return image
+        return {"bytes": None, "path": str(folder / Path(value).expanduser())}
 
     def _added_columns(self, logits: np.ndarray, has_value: np.ndarray) -> pa.Table:
         """Return the columns that are added to a chunk, null where a value is missing.
